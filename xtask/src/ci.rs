@@ -1,9 +1,9 @@
 //! All checks that must pass before a change is merged.
 //!
-//! The steps run one after the other, cheap ones first. If a step fails, the others still run, so
-//! that one run reports all failures. The task prints the time and the processor time of each step.
-//! It also prints how many steps passed, failed and were skipped. On two processors all steps take
-//! about 24 minutes.
+//! `cargo xtask ci` runs all steps one after the other, cheap ones first. If a step fails, the
+//! others still run, so that one run reports all failures. The command prints the time and the
+//! processor time of each step. It also prints how many steps passed, failed and were skipped. On
+//! two processors all steps take about 24 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
 //! `.ci/run`, a skipped step counts as failed.
@@ -40,7 +40,8 @@ pub(crate) enum Extent {
 pub(crate) enum Tests<'a> {
     /// From a step of this run.
     Run,
-    /// The caller of xtask has already run `cargo test --workspace`. The field is its exit status.
+    /// The tests of the workspace were run before the start of xtask. The string is the exit status
+    /// of that run.
     Ended(&'a str),
 }
 
@@ -66,13 +67,13 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     });
     tally.step("ipc-torture", || torture(root, 10_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // Trap X1: a million calls give paths to a back end, while other threads rename directories on
-    // these paths. No path may become invalid during a call.
+    // Trap X1: the test calls a back end by path a million times, while other threads rename
+    // directories on these paths. No path may become invalid during a call.
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
-        // Select the whole workspace, as the step `tests` does. With the same features of all
-        // crates, cargo need not build anything again.
+        // Select the whole workspace, like the step `tests` of this CI run. Cargo then enables the
+        // same features in all crates, and need not build them again.
         command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
@@ -89,11 +90,15 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.finish()
 }
 
-/// Builds the program in release mode, and runs the test suites with it.
+/// Builds the corewalk program in release mode, and runs the test suites with it.
 fn suites_after_build(tally: &mut Tally, root: &Path) {
     let mut is_built = false;
     tally.step("release build", || {
-        let outcome = cargo(root, &["build", "--release", "-p", "corewalk-cli"]);
+        let program = ["-p", "corewalk-cli", "--bins"];
+        // The suites of back ends by path and of asynchronous ones use these examples.
+        let examples = ["-p", "corewalk-fuse", "--example", "mirror", "--example", "async_memory"];
+        let words = [&["build", "--release"][..], &program, &examples].concat();
+        let outcome = cargo(root, &words);
         is_built = outcome == Outcome::Passed;
         outcome
     });
@@ -125,8 +130,8 @@ pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
-    // Select the whole workspace, as the step `tests` does. With the same features of all crates,
-    // cargo need not build anything again.
+    // Select the whole workspace, as the step `tests` does. Then cargo uses the same features of
+    // all crates, and need not build them again.
     command.args(["test", "--workspace", "--test", "hostile"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
@@ -169,8 +174,8 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Returns a tally (the outcomes of the steps of a run) without any steps. If
-    /// `COREWALK_REQUIRE` contains `all`, a skipped step will count as failed.
+    /// Returns an empty tally, which will count the outcomes of the steps of a run. If the
+    /// environment variable `COREWALK_REQUIRE` contains `all`, a skipped step counts as failed.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -224,8 +229,9 @@ impl Tally {
         }
     }
 
-    /// Ends the tally like [`Tally::finish`], but for a run that is one step of a larger run. If
-    /// one of its own steps was skipped, the whole run counts as skipped.
+    /// Prints all steps and the counts, like [`Tally::finish`]. The steps of this tally together
+    /// are only one step of a larger run. If one of them was skipped, the larger step counts as
+    /// skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -246,8 +252,9 @@ fn children_cpu() -> Duration {
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the processor time of ended child processes, in ticks of 10 ms. It is the sum of the
-/// fields `cutime` and `cstime` of `stat`, which is the text of `/proc/PID/stat`.
+/// Returns the processor time of a process's children that have ended, in clock ticks of 10 ms.
+/// `stat` is the text of `/proc/PID/stat` of the process. The time is the sum of its fields
+/// `cutime` and `cstime`.
 fn children_ticks(stat: &str) -> Option<u64> {
     // Skip the name of the program. It may contain spaces and parentheses, and ends at the last
     // parenthesis of the line.

@@ -1,5 +1,5 @@
-//! Test suites of other projects, and real programs. They run on a mount, or with the program's
-//! System V IPC.
+//! Test suites of other projects, and real programs. They run on a mount, or on the System V IPC of
+//! corewalk.
 //!
 //! Each suite runs in new mount and pid namespaces, so that its mounts and processes end with it.
 //! In the machine's own namespaces, a hung FUSE server would block `df`, `sync` and all programs
@@ -56,7 +56,7 @@ use std::{
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites of continuous integration, short ones first.
-pub(crate) const CI: [&str; 25] = [
+pub(crate) const CI: [&str; 28] = [
     "kill9",
     "hang",
     "fakeroot",
@@ -69,11 +69,14 @@ pub(crate) const CI: [&str; 25] = [
     "pjdfstest-writeback",
     "pjdfstest-host",
     "pjdfstest-store",
+    "pjdfstest-by-path",
+    "pjdfstest-async",
     "fsx",
     "fsx-server",
     "fsx-writeback",
     "fsx-host",
     "fsx-store",
+    "fsx-async",
     "sqlite",
     "git",
     "rsync",
@@ -84,13 +87,15 @@ pub(crate) const CI: [&str; 25] = [
     "ipc-postgres",
 ];
 
-/// The exit status by which the process in the namespaces reports a skipped suite, as in automake.
+/// The exit status that reports a skipped suite, as in automake. The process inside the namespaces
+/// reports to its parent in this way.
 const SKIPPED_STATUS: i32 = 77;
 
 /// Maximum number of attempts to download a tool.
 const INSTALL_TRIES: u32 = 3;
 
-/// The programs that pjdfstest needs to be built and run, with the names of their Debian packages.
+/// The programs that are needed to build and to run pjdfstest, with the names of their Debian
+/// packages.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
@@ -107,7 +112,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 25] = [
+const SUITES: [Suite; 28] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -133,6 +138,19 @@ const SUITES: [Suite; 25] = [
         limit: minutes(15),
         run: posix::pjdfstest_store,
     },
+    Suite {
+        name: "pjdfstest-by-path",
+        needs: PJDFSTEST_NEEDS,
+        limit: minutes(15),
+        run: posix::pjdfstest_by_path,
+    },
+    Suite {
+        name: "pjdfstest-async",
+        needs: PJDFSTEST_NEEDS,
+        limit: minutes(15),
+        run: posix::pjdfstest_async,
+    },
+    Suite { name: "fsx-async", needs: &[], limit: minutes(15), run: posix::fsx_async },
     Suite { name: "xattr-store", needs: XATTR_NEEDS, limit: minutes(10), run: xattr::xattr_store },
     Suite { name: "fsx-store", needs: &[], limit: minutes(15), run: posix::fsx_store },
     Suite { name: "xattr", needs: XATTR_NEEDS, limit: minutes(10), run: xattr::xattr },
@@ -264,8 +282,8 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// Returns the exit status by which the process in the namespaces reports an outcome to
-/// [`run_one`].
+/// Returns the exit status for an outcome. By this status, the process inside the namespaces
+/// reports the outcome to [`run_one`].
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,

@@ -5,9 +5,9 @@
 //! cargo run -p corewalk-fuse --example archive -- /tmp/docs.tar /tmp/archive
 //! ```
 //!
-//! The program reads all headers once. A later read of a file is a read of the archive at an
-//! offset. If several members have one name, the last of them is shown. A hard link is shown as a
-//! file of its own.
+//! The program reads all headers of the archive once, at the start. A later read of a file reads
+//! the archive at the offset of the file. If several members of the archive have the same name, the
+//! last of them is shown. A hard link is shown as a separate file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ struct Member {
 
 pub(crate) struct Tar {
     archive: File,
-    /// The members by directory and name. So the members of a directory are neighbours.
+    /// The members, sorted by directory and then by name. So those of one directory are adjacent.
     members: BTreeMap<(PathBuf, OsString), Member>,
 }
 
@@ -42,7 +42,7 @@ fn directory() -> Member {
     Member { attr: Attr::dir(0), content: 0, target: PathBuf::new() }
 }
 
-/// Returns the directory and the name of a path. The root has an empty name.
+/// Splits a path into its directory and its last name. The last name of the root is empty.
 fn split(path: &Path) -> (PathBuf, OsString) {
     let dir = path.parent().unwrap_or(Path::new(""));
     (dir.to_owned(), path.file_name().unwrap_or_default().to_owned())
@@ -94,7 +94,7 @@ impl Tar {
         Ok(())
     }
 
-    /// Adds a member, and the directories above it that the archive does not have.
+    /// Adds a member to the index, and each directory above it for which there is no member.
     fn insert(&mut self, path: &Path, member: Member) {
         for dir in path.ancestors().skip(1) {
             self.members.entry(split(dir)).or_insert_with(directory);

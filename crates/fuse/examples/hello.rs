@@ -5,14 +5,15 @@
 //! cargo run -p corewalk-fuse --example hello -- /tmp/hello
 //! ```
 //!
-//! The program serves until `umount /tmp/hello` or Ctrl-C. In a second terminal:
+//! The program serves until `umount /tmp/hello` or Ctrl-C. Read the file in a second terminal:
 //!
 //! ```console
 //! cat /tmp/hello/hello.txt
 //! ```
 //!
-//! A method returns its answer, where a method of fuser calls a reply object. `corewalk-fuse`
-//! counts lookups, opens files, lists `.` and `..`, and tells the kernel how long it may cache.
+//! A method of [`FileSystem`] returns the answer as its result. With fuser, the method calls a
+//! reply object instead. `corewalk-fuse` counts lookups, opens files, lists `.` and `..`, and tells
+//! the kernel how long it may cache.
 
 use std::path::PathBuf;
 use std::sync::Arc;

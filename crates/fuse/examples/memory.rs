@@ -1,7 +1,7 @@
 //! A writable file system in memory, which finds its files by path and has no inode numbers. Mount
 //! it with `mkdir /tmp/memory; cargo run -p corewalk-fuse --example memory -- /tmp/memory`.
 //!
-//! The library numbers the files, checks permissions, and keeps a removed file until it is closed.
+//! The library numbers inodes, checks permissions, and keeps a removed file until it is closed.
 
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 const CAPACITY: u64 = 1 << 30;
 /// The attributes and the content of a file. The content of a symbolic link is its target.
 type File = (Attr, Vec<u8>);
-/// All files by path. The files below a directory follow directly after it.
+/// All files, sorted by path. So the files below a directory follow directly after it.
 type Files = BTreeMap<PathBuf, File>;
 
 pub(crate) struct Memory(Mutex<Files>);
@@ -27,7 +27,7 @@ pub(crate) fn memory() -> Arc<ByPath<Memory>> {
     Arc::new(ByPath::new(Memory(Mutex::new(Files::from([(PathBuf::new(), root)])))))
 }
 
-/// Returns a file and all files below it, also those in deeper directories.
+/// Returns the file at a path and, if it is a directory, all files below it at any depth.
 fn subtree<'f>(files: &'f Files, path: &Path) -> impl Iterator<Item = (&'f PathBuf, &'f File)> {
     files.range(path.to_owned()..).take_while(move |(below, _)| below.starts_with(path))
 }
@@ -36,7 +36,7 @@ fn free_bytes(files: &Files) -> u64 {
     CAPACITY.saturating_sub(files.values().map(|(attr, _)| attr.size).sum())
 }
 
-/// Makes the changes of `set` to the file at `path`, and sets its change time.
+/// Changes the attributes of the file at `path` as `set` requests, and sets the file's change time.
 fn change<'f>(files: &'f mut Files, path: &Path, set: &SetAttr) -> Result<&'f mut File, Errno> {
     let free = set.size.map_or(0, |_| free_bytes(files));
     let file = files.get_mut(path).ok_or(Errno::NOENT)?;

@@ -1,12 +1,10 @@
-//! Shows a directory of the host at a second place, writable. It finds its files by path.
+//! Mounts a directory of the host at a second place, with write access. Files are found by path.
 //!
 //! ```console
-//! mkdir /tmp/mirror
-//! cargo run -p corewalk-fuse --example mirror -- $HOME /tmp/mirror
+//! mkdir /tmp/mirror; cargo run -p corewalk-fuse --example mirror -- $HOME /tmp/mirror
 //! ```
 //!
-//! With `--allow-other` before the directory, all users may use the mount, as far as permissions
-//! allow. `corewalk-hostfs` does the same with descriptors, and is safe against other programs.
+//! If other programs change the directory, use `corewalk-hostfs`, which finds files by descriptors.
 
 use std::fs::{File, read_dir, read_link, symlink_metadata};
 use std::os::unix::fs::{DirEntryExt as _, FileExt as _};
@@ -35,7 +33,6 @@ impl PathFileSystem for Mirror {
     type File = File;
 
     fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
-        // With the inode numbers of the host, two hard links are one file in the mount, too.
         symlink_metadata(self.at(path)).map(|found| Attr::from(&found)).map_err(errno_of)
     }
 
@@ -116,10 +113,11 @@ impl PathFileSystem for Mirror {
     fn read(&self, _: &Path, file: &File, at: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let mut done = 0;
         while done < buf.len() {
-            match file.read_at(&mut buf[done..], at + done as u64).map_err(errno_of)? {
-                0 => break,
-                count => done += count,
+            let count = file.read_at(&mut buf[done..], at + done as u64).map_err(errno_of)?;
+            if count == 0 {
+                break;
             }
+            done += count;
         }
         Ok(done)
     }
@@ -144,7 +142,9 @@ fn main() -> anyhow::Result<()> {
         [from, to] => (AllowedUsers::Owner, from, to),
         _ => anyhow::bail!("usage: mirror [--allow-other] DIRECTORY MOUNTPOINT"),
     };
+    let point = std::path::absolute(point)?;
+    std::env::set_current_dir(from)?;
     println!("serving on {}; end it with umount or Ctrl-C", point.display());
-    let fs = Arc::new(ByPath::new(Mirror(from.clone())));
-    Ok(serve(fs, point, Options::shared(), &MountOptions::default().with_users(users))?)
+    let fs = Arc::new(ByPath::new(Mirror(".".into())));
+    Ok(serve(fs, &point, Options::shared(), &MountOptions::default().with_users(users))?)
 }

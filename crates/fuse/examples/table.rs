@@ -1,12 +1,12 @@
-//! A server that uses the crate fuser directly, and an [`InodeTable`] for its inodes. It shows a
-//! directory of the host, read-only.
+//! A server that uses the crate fuser directly, with an [`InodeTable`] for the inode numbers. It
+//! shows a directory of the host, read-only.
 //!
 //! ```console
-//! mkdir /tmp/table
-//! cargo run -p corewalk-fuse --example table -- /usr /tmp/table
+//! mkdir /tmp/table; cargo run -p corewalk-fuse --example table -- /usr /tmp/table
 //! ```
 //!
-//! The table keeps the inode numbers, the names, the paths and the lookups that the kernel holds.
+//! The table keeps the inode numbers, the names and the paths, and counts the lookups that the
+//! kernel holds.
 
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{DirEntryExt as _, FileExt as _, MetadataExt as _};
@@ -22,7 +22,7 @@ const TTL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shown {
     from: PathBuf,
-    /// The user data of each node is its inode number on the host.
+    /// The user data of each node in the table is the inode number of its file on the host.
     table: InodeTable<u64>,
 }
 
@@ -47,8 +47,8 @@ impl Shown {
         }
         let found = found?;
         let (kind, host) = (found.file_type().into(), found.ino());
-        // Compare the inode number that the table has for this name with the host's, because
-        // another program may have replaced the file.
+        // Compare the inode number that the table has for this name with that of the file on the
+        // host, because another program may have replaced the file.
         let node = self.table.entered_if(&dir, named, kind, host, |it| *it == host)?;
         Ok(attr(node.into_lookups(), &found))
     }

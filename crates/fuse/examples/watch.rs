@@ -1,13 +1,13 @@
-//! Shows a directory of the host, read-only. The kernel caches for a day, and learns of changes on
-//! the host by inotify(7).
+//! Mounts a directory of the host at a second place, read-only. The kernel may cache for a day,
+//! because the program watches the host with inotify(7) and tells the kernel of each change.
 //!
 //! ```console
-//! mkdir /tmp/watch
-//! cargo run -p corewalk-fuse --example watch -- $HOME /tmp/watch
+//! mkdir /tmp/watch; cargo run -p corewalk-fuse --example watch -- $HOME /tmp/watch
 //! ```
 //!
-//! A back end with notifications of its own, such as one for an object store, works the same way: a
-//! thread receives them and calls a [`KernelCache`]. inotify(7) reports no writes through mmap(2).
+//! A back end with its own notifications of changes can work in the same way: a thread passes each
+//! change to a [`KernelCache`]. inotify(7) does not report writes through mmap(2), so they are
+//! missed.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -65,7 +65,7 @@ impl PathFileSystem for Shown {
 pub(crate) struct Watch {
     inotify: OwnedFd,
     root: PathBuf,
-    /// The path of each watched directory, relative to `root`, by the number of its watch.
+    /// The path of each watched directory, relative to `root`, by its inotify(7) descriptor.
     directories: HashMap<i32, PathBuf>,
 }
 
@@ -78,7 +78,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches a directory and those below it. Leaves out a directory that cannot be read.
+    /// Watches a directory and all directories below it, except those that cannot be read.
     fn add(&mut self, directory: &Path) {
         let no_changes = WatchFlags::ACCESS | WatchFlags::OPEN | WatchFlags::CLOSE;
         let flags = (WatchFlags::ALL_EVENTS - no_changes) | WatchFlags::ONLYDIR;
@@ -96,7 +96,8 @@ impl Watch {
 
     /// Reports changes to the kernel until reading them fails.
     pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
-        // Make one reader for the whole loop, because its buffer may hold several events.
+        // Make one reader before the loop. Its buffer may hold several events, and a new reader
+        // would lose them.
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let inotify = self.inotify.try_clone().map_err(errno_of)?;
         let mut reader = Reader::new(inotify, &mut buffer);
@@ -104,8 +105,8 @@ impl Watch {
             let event = reader.next()?;
             let what = event.events();
             if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-                // Events were lost. So watch new directories, and drop each name that the root has
-                // now, with everything below it.
+                // The queue of inotify(7) has overflowed, so events were lost. Watch all
+                // directories again. Make the kernel drop each name in the root and all below it.
                 self.add(Path::new(""));
                 for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {
                     tell(kernel.invalidate_entry_at(Path::new(&entry.file_name())));
@@ -137,7 +138,7 @@ fn main() -> anyhow::Result<()> {
     let words: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [from, point] = &words[..] else { anyhow::bail!("usage: watch DIRECTORY MOUNTPOINT") };
     let signals = EndSignals::watch()?;
-    // Watch first, so that no change is missed between the first answer and the first watch.
+    // Watch before the mount exists. Otherwise a change could be missed after an answer is cached.
     let watch = Watch::new(from.clone())?;
     let fs = Arc::new(ByPath::new(Shown(from.clone())));
     let mount = Mount::new(fs, point, Options::exclusive(), &MountOptions::default())?;

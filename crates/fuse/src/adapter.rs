@@ -12,11 +12,14 @@
 //!   `flush` with `ENOSYS`. After that the kernel does not send it.
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
-//! - If the kernel checks permissions, it also clears the set-user-ID bit of a changed file. It
-//!   clears the set-group-ID bit if the group may execute the file. But it does not do so in an
-//!   open that truncates. If the server checks permissions, the adapter requests that the kernel
-//!   leaves both bits to the server (`FUSE_HANDLE_KILLPRIV`). If the group may not execute the
-//!   file, the server always decides about set-group-ID (`Server::change`).
+//!
+//! # The set-user-ID and set-group-ID bits of a changed file
+//! - If the kernel checks permissions, it clears the set-user-ID bit. It clears the set-group-ID
+//!   bit only if the group may execute the file. In an open that truncates, it clears neither bit.
+//! - If the server checks permissions, the adapter requests that the kernel leaves both bits to the
+//!   server (`FUSE_HANDLE_KILLPRIV`).
+//! - In both cases the server decides about the set-group-ID bit of a file that the group may not
+//!   execute (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
@@ -24,8 +27,8 @@
 //!
 //! # Guarantees
 //! - D.1: every request gets exactly one answer, except a forget, which gets none.
-//! - D.2: the server counts exactly the entries that an answer contains. If a listing fails half
-//!   way, the answer contains the entries before the failure.
+//! - D.2: the server counts one lookup for each entry that an answer contains, and no other lookup.
+//!   If a listing fails half way, the answer contains the entries before the failure.
 //!
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -72,8 +75,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The field contains flags for the answer, which
-    /// tell the kernel whether it may keep its cached pages of the file.
+    /// The kernel sends a request for each open. The answer to it contains these flags, which tell
+    /// the kernel whether it may keep its cached pages of the file.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,

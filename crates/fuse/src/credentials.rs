@@ -1,9 +1,9 @@
 //! Credentials for a request.
 //!
-//! A request carries `fsuid`, `fsgid` and a process number. It carries neither supplementary groups
-//! nor capabilities. If the kernel checks permissions, the server needs neither. Otherwise the
-//! server reads both from `/proc/PID/status`, on the thread that serves the request. The process
-//! that sent the request waits for the answer, so it still exists.
+//! A request carries `fsuid`, `fsgid` and a process number, but no supplementary groups and no
+//! capabilities. If the kernel checks permissions, the server does not need groups or capabilities.
+//! If the server checks permissions, it reads them from `/proc/PID/status`, on the thread that
+//! serves the request. The process that sent the request waits for the answer, so it still exists.
 //!
 //! # Which capabilities count
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
@@ -79,8 +79,8 @@ impl Caller {
         Cred::prechecked(self.uid, self.gid)
     }
 
-    /// Returns the current credentials of the caller. Its capabilities count only if the caller is
-    /// in the user namespace `ours`.
+    /// Returns the current credentials of the caller. `ours` is the user namespace of the server.
+    /// The result contains the caller's capabilities only if the caller is in this namespace too.
     pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
         let nobody = Cred::user(self.uid, self.gid, &[]).with_caps(Caps::empty());
         let status = match self.pid {
@@ -210,8 +210,7 @@ mod tests {
         let mut found = cred.groups.clone();
         found.sort_unstable();
         assert_eq!(found, groups);
-        // The user ID in the request differs from the fsuid of the process, so the caller has no
-        // capability.
+        // A caller whose user ID differs from the fsuid in `/proc` must get no capabilities.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());
     }

@@ -13,8 +13,9 @@
 //!   `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a pause
 //!   before each time.
 //!
-//! A thread in a system call waits for the answer, so the system calls of one thread keep their
-//! order.
+//! A request that the server queues, and runs later, does not change the order of system calls. The
+//! thread that made the system call waits for the answer. So the system calls of one thread keep
+//! their order.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
@@ -38,6 +39,9 @@ mod attributes;
 mod files;
 mod names;
 
+pub(crate) use attributes::{GETATTR_HANDLE, attributes_to_set};
+pub(crate) use files::{FSYNC_DATA, Range, UNKNOWN_INO, offset};
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,25 +52,28 @@ use corewalk_base::primitives::thread;
 use crate::offload::Offload;
 use crate::options::Ownership;
 use crate::server::Server;
+use crate::service::{Dispatch, Outcome, Reply};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
 /// The pauses before the retries, during which forgets can arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
-/// The longest body of an answer to a request that runs later, in bytes. The longest one is the
-/// answer to a creation.
+/// The size in bytes of the buffer for the body of an answer to a request that runs later. The
+/// longest such body is the answer to a request that creates a file.
 const LATER_BODY_BYTES: usize = 256;
 /// The first error number that the kernel does not accept in an answer.
 const ERRNO_END: i32 = 512;
-/// The flag of an answer to an opendir: the kernel caches the entries of the directory.
+/// A flag in the answer to opendir: the kernel may cache the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
-/// Serves requests. When it is dropped, it waits until all requests that run later have run.
+/// Serves requests, some of them on offload threads. The drop of a `Dispatcher` waits until the
+/// offload threads have run all their requests.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    /// The offload threads share this part. They must not share the whole dispatcher, because a
-    /// thread that drops the last reference waits for all offload threads.
+    /// The part of the dispatcher that the offload threads share. They must not share the whole
+    /// dispatcher. Its drop waits for all offload threads, and an offload thread that drops the
+    /// last reference would wait for itself.
     requests: Arc<Requests>,
     payload_bytes: usize,
     offload: Offload,
@@ -83,40 +90,29 @@ struct Requests {
     keeps_cache: bool,
 }
 
-/// The result of serving a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// The answer: the length of the body in bytes, or an error.
-    Answer(Result<usize, Errno>),
-    /// The request gets no answer.
-    Silent,
-    /// The request has to run on an offload thread.
-    Later,
-}
-
 impl Dispatcher {
     /// Returns a dispatcher for a connection that `init` has opened.
     pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
         let payload_bytes = init.payload_bytes(server.options());
         let requests = Requests {
-            timeouts: Timeouts::of(&server),
+            timeouts: Timeouts::of(server.options()),
             opens_are_free: Features::opens_are_free(&server, init.offered),
             keeps_cache: server.options().ownership == Ownership::Exclusive,
             server,
         };
         Dispatcher { requests: Arc::new(requests), payload_bytes, offload: Offload::default() }
     }
+}
 
-    /// Returns the length in bytes of the longest data of a request or an answer.
-    pub(crate) fn payload_bytes(&self) -> usize {
+impl Dispatch for Dispatcher {
+    fn payload_bytes(&self) -> usize {
         self.payload_bytes
     }
 
-    /// Serves a request. The body of the answer is written into `buffer`.
-    pub(crate) fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {
+    fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
-                // Ignore the result: a forget has no answer, and `run` has counted a panic.
+                // Ignore the result: a forget has no answer, and `run` has already counted a panic.
                 let _ = self.requests.run(message, &mut Body::new(&mut []));
                 Outcome::Silent
             }
@@ -134,12 +130,8 @@ impl Dispatcher {
         }
     }
 
-    /// Serves a request on an offload thread, and passes the body of the answer to `reply`.
-    pub(crate) fn serve_later(
-        &self,
-        message: OwnedMessage,
-        reply: impl FnOnce(Result<&[u8], Errno>) + Send + 'static,
-    ) {
+    /// Serves a request on an offload thread.
+    fn serve_later(&self, message: OwnedMessage, reply: Reply) {
         let requests = Arc::clone(&self.requests);
         self.offload.run(Box::new(move || {
             let mut buffer = [0; LATER_BODY_BYTES];
@@ -151,7 +143,7 @@ impl Dispatcher {
     }
 }
 
-/// Returns true if the operation may need space in the file system.
+/// Returns true if the operation may fail with `ENOSPC`, because it needs space in the file system.
 fn needs_space(opcode: Opcode) -> bool {
     matches!(
         opcode,
@@ -190,8 +182,8 @@ impl Requests {
         last
     }
 
-    /// Runs a request. If it panics, returns `EIO`. Also returns `EIO` for an error number that the
-    /// kernel does not accept.
+    /// Runs a request. Returns `EIO` if the request panics, or if it fails with an error number
+    /// that the kernel does not accept.
     fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let run = AssertUnwindSafe(|| self.dispatch(message, &mut *body));
         catch_unwind(run)
@@ -199,7 +191,9 @@ impl Requests {
                 // The panic hook has already printed the message.
                 self.server.count_panic();
                 let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
-                // The server has counted the entries that are in the answer (D.2).
+                // If a request for a listing panics after the first entry, it succeeds: the answer
+                // contains the entries before the panic. The server has counted the lookups of
+                // these entries (D.2).
                 if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
             })
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })

@@ -47,9 +47,11 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod asynchronous;
 mod credentials;
 mod dispatch;
-/// The tmpfs with hooks of the tests on a real mount. Unit tests use only a part of it.
+/// A tmpfs into which tests can inject delays and failures. The tests on a real mount use this file
+/// too. The unit tests use only some of its functions.
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../tests/real/hooked.rs"]
@@ -59,6 +61,7 @@ mod notify;
 mod offload;
 mod options;
 mod server;
+mod service;
 mod shrinker;
 mod timeouts;
 mod transport;
@@ -69,7 +72,7 @@ mod wire;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Runs the program in the guide for back ends by path as a test.
+/// Runs the program in the guide `by-path.md`, for back ends that find files by path, as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/by-path.md")]
 struct ByPathGuide;
@@ -80,6 +83,10 @@ struct ByPathGuide;
 struct WritingGuide;
 
 pub use adapter::Adapter;
+pub use asynchronous::{
+    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, FileLock, LockKind, OwnedDirEntry, Spawn,
+    serve_async,
+};
 pub use credentials::Caller;
 pub use mount::{
     AllowedUsers, EndSignals, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted,

@@ -9,8 +9,8 @@
 //! was moved.
 //!
 //! # Mounting without root
-//! Only root may mount. For any other user fusermount3(1), which is set-user-ID root, mounts. It
-//! sends the open device over a socket.
+//! Only root may mount. For any other user, the set-user-ID root program fusermount3(1) mounts the
+//! file system. It sends the open `/dev/fuse` back over a socket.
 //!
 //! # Unmounting a mount in use
 //! A mount in use cannot be unmounted, so it is detached. Its path is gone at once, and the mount
@@ -18,7 +18,7 @@
 //! of the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads that serve requests end when the connection ends. The shrinker thread is joined
+//! The threads that serve requests end when the FUSE connection ends. The shrinker thread is joined
 //! after them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
@@ -40,9 +40,10 @@ use std::sync::Arc;
 use corewalk::{Errno, FileSystem, errno_of};
 use corewalk_base::primitives::thread::JoinHandle;
 
-use crate::notify::KernelCache;
+use crate::notify::{KernelCache, Notifier};
 use crate::options::Options;
 use crate::server::Server;
+use crate::service::Service;
 use crate::shrinker::Shrinker;
 use crate::transport::{self, Transport};
 
@@ -61,8 +62,8 @@ use crate::transport::{self, Transport};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Mount {
-    server: Arc<Server>,
+pub struct Mount<S = Server> {
+    server: Arc<S>,
     point: Mountpoint,
     kernel: KernelCache,
     transport: Transport,
@@ -75,7 +76,7 @@ pub struct Mount {
 pub struct Mountpoint {
     /// The path at the time of the mount.
     path: PathBuf,
-    /// The number of the mount and the number of its device. After the mount is gone, a later mount
+    /// The mount number and the device number of the mount. After the mount is gone, a later mount
     /// may get both numbers.
     identity: table::Identity,
     /// The device, which shows whether the connection still exists.
@@ -119,37 +120,13 @@ impl Mount {
         path: &Path,
         mount: &MountOptions,
     ) -> Result<Mount, MountError> {
-        let path = table::checked_mountpoint(path)?;
-        let lock = table::lock_mountpoint(&path)?;
-        let device = Arc::new(device::mount(&path, server.options(), mount)?);
-        let Some(entry) = table::mounted_on(&path)?.filter(|entry| entry.is_fuse) else {
-            return Err(MountError::System("reading the mount table", Errno::NOENT));
-        };
-        drop(lock);
-        let point = Mountpoint { path, identity: entry.identity, device };
-        match start(&server, &point.device, mount) {
-            Ok(session) => {
-                let device = &point.device;
-                let kernel = KernelCache::new(Arc::clone(&server), Arc::clone(device));
-                let shrinker = Shrinker::start(Arc::clone(&server), Arc::clone(device));
-                Ok(Mount {
-                    server,
-                    point,
-                    kernel,
-                    transport: session.transport,
-                    session: Some(session.thread),
-                    shrinker: Some(shrinker),
-                })
-            }
-            Err(error) => {
-                let _ = point.unmount();
-                Err(error)
-            }
-        }
+        mount_server(server, path, mount)
     }
+}
 
+impl<S> Mount<S> {
     /// Returns the server.
-    pub fn server(&self) -> &Arc<Server> {
+    pub fn server(&self) -> &Arc<S> {
         &self.server
     }
 
@@ -163,7 +140,7 @@ impl Mount {
         self.transport
     }
 
-    /// Returns a handle of the kernel's cache of the mount. Use it to report changes that were not
+    /// Returns the [`KernelCache`] of the mount. Use it to tell the kernel of changes that were not
     /// made through the mount.
     pub fn kernel_cache(&self) -> &KernelCache {
         &self.kernel
@@ -171,8 +148,9 @@ impl Mount {
 
     /// Waits until the mount has ended.
     ///
-    /// A signal that ends the process leaves a mount without a server. Until it is unmounted, every
-    /// use of the mount fails with `ENOTCONN`. [`Mount::wait_or_unmount`] unmounts it first.
+    /// A signal that ends the process leaves a mount without a server. Until that mount is
+    /// unmounted, every use of it fails with `ENOTCONN`. [`Mount::wait_or_unmount`] avoids that: it
+    /// unmounts the mount before the process ends.
     ///
     /// # Errors
     /// [`MountError::System`] if a thread that serves requests has failed.
@@ -195,8 +173,8 @@ impl Mount {
 }
 
 impl Mountpoint {
-    /// Returns the path of the mount when it was made, without symbolic links. A rename of a
-    /// directory above does not change this path.
+    /// Returns the path at which the file system was mounted, without symbolic links. If a
+    /// directory in this path is renamed later, this method still returns the old path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -212,8 +190,8 @@ impl Mountpoint {
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // The unmount has failed, because the mount is in use, or because its path has changed
-        // meanwhile. So look for the path again.
+        // The unmount has failed. Either the mount is in use, or its path has changed since `find`
+        // read the mount table. So read the path from the mount table again.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
@@ -232,31 +210,58 @@ impl Mountpoint {
             return Err(Errno::BUSY);
         }
         // The mount table has a mount with the numbers in `identity`. While the FUSE connection of
-        // this `Mountpoint` exists, that is the mount of this `Mountpoint`. After the connection
-        // has ended, there are two cases. If the mount has no server, it is still the same mount,
-        // whose connection was aborted. If it has a server, it is a later mount with the same
-        // numbers.
+        // this `Mountpoint` exists, no other mount has these numbers. After its end, a later mount
+        // may have got the same numbers. A later mount has a server. The mount of this `Mountpoint`
+        // has none, since its connection has ended.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
 }
 
+/// Mounts `server` on the directory `path`, and starts to serve it.
+pub(crate) fn mount_server<S: Service>(
+    server: Arc<S>,
+    path: &Path,
+    mount: &MountOptions,
+) -> Result<Mount<S>, MountError> {
+    let service: Arc<dyn Service> = Arc::clone(&server) as _;
+    let path = table::checked_mountpoint(path)?;
+    let lock = table::lock_mountpoint(&path)?;
+    let device = Arc::new(device::mount(&path, server.options(), mount)?);
+    let Some(entry) = table::mounted_on(&path)?.filter(|entry| entry.is_fuse) else {
+        return Err(MountError::System("reading the mount table", Errno::NOENT));
+    };
+    drop(lock);
+    let point = Mountpoint { path, identity: entry.identity, device };
+    match start(&service, &point.device, mount) {
+        Ok(session) => {
+            let device = &point.device;
+            let kernel = KernelCache::new(Arc::clone(&service), Arc::clone(device));
+            let shrinker = Shrinker::start(service, Arc::clone(device));
+            Ok(Mount {
+                server,
+                point,
+                kernel,
+                transport: session.transport,
+                session: Some(session.thread),
+                shrinker: Some(shrinker),
+            })
+        }
+        Err(error) => {
+            let _ = point.unmount();
+            Err(error)
+        }
+    }
+}
+
 /// Starts the threads that serve requests.
 fn start(
-    server: &Arc<Server>,
+    server: &Arc<dyn Service>,
     device: &Arc<Device>,
     mount: &MountOptions,
 ) -> Result<transport::Session, MountError> {
-    // The server may live longer than the mount, so it must not keep the device open.
-    let notified = Arc::downgrade(device);
-    let drop_attributes = Box::new(move |node| {
-        let Some(device) = notified.upgrade() else { return };
-        // To drop attributes, the kernel does not lock the inode.
-        if let Err(error) = device.notify_inval_inode(node, Pages::Keep) {
-            log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
-        }
-    });
-    transport::start(server, device, mount, || server.set_drop_attributes(drop_attributes))
+    let notifier = Notifier::new(device);
+    transport::start(server, device, mount, || server.set_notifier(notifier))
 }
 
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
@@ -267,7 +272,7 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
     }
 }
 
-impl Drop for Mount {
+impl<S> Drop for Mount<S> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
             // The session has already ended, so there is nothing to unmount. Dropping the field

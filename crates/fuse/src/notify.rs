@@ -1,28 +1,29 @@
 //! Notifications that make the kernel drop cached names and inodes after another program has
 //! changed them.
 //!
-//! To drop a name, the kernel locks the directory. A process that waits for the answer to a request
-//! in that directory may hold the lock of the directory. If the thread that serves the request
-//! tried to drop the name, it would wait for itself. So a back end must not call these functions
-//! while it serves a request. The module [`shrinker`](crate::shrinker) sends the notifications that
-//! keep the cache in its budget.
+//! A back end must not call the functions of this module while it serves a request. The reason is
+//! that the kernel locks a directory to drop a name in it. The process that has made the request
+//! may hold that lock until it gets the answer. So the thread that serves the request would wait
+//! for its own answer. The module [`shrinker`](crate::shrinker) sends the notifications that keep
+//! the cache in its budget.
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use corewalk::{Cred, Errno, Name};
+use corewalk::{Errno, Name};
 
 use crate::mount::{Device, Pages};
-use crate::server::Server;
+use crate::service::Service;
 
 /// The kernel's cache of a mount.
 ///
-/// Call its methods after a change that was not made through the mount. Each method drops the
-/// cached answer from corewalk's cache, and then from the kernel's cache. The methods wait for the
-/// kernel, so a [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
+/// Call the methods of a `KernelCache` after a change that was not made through the mount. Each
+/// method drops the cached answer from corewalk's cache, and then from the kernel's cache. The
+/// methods wait for the kernel, so a [`FileSystem`](corewalk::FileSystem) must not call them while
+/// it serves a request.
 ///
 /// # Examples
 /// ```no_run
@@ -39,12 +40,12 @@ use crate::server::Server;
 /// ```
 #[derive(Clone, Debug)]
 pub struct KernelCache {
-    server: Arc<Server>,
+    server: Arc<dyn Service>,
     device: Arc<Device>,
 }
 
 impl KernelCache {
-    pub(crate) fn new(server: Arc<Server>, device: Arc<Device>) -> KernelCache {
+    pub(crate) fn new(server: Arc<dyn Service>, device: Arc<Device>) -> KernelCache {
         KernelCache { server, device }
     }
 
@@ -54,17 +55,19 @@ impl KernelCache {
     /// The errors of the kernel, such as `ENOTDIR`. If the kernel has nothing cached, that is no
     /// error.
     pub fn invalidate_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
-        match self.server.vfs().inode(parent) {
-            Ok(dir) => match self.server.vfs().invalidate(&dir, name) {
-                // A removed directory has no names.
-                Err(Errno::NOENT) => {}
-                result => result?,
-            },
+        self.server.nodes_of(parent).into_iter().try_for_each(|node| self.drop_entry(node, name))
+    }
+
+    /// Drops the cached answer for `name` in the directory with the node number `parent`.
+    fn drop_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
+        match self.server.invalidate_name(parent, name) {
+            // A removed directory has no names.
+            Ok(()) | Err(Errno::NOENT) => {}
             // The kernel holds no lookup of the directory, so it cannot have cached a name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
-        self.device.notify_inval_entry(self.server.translate(parent), name.as_bytes())
+        self.device.notify_inval_entry(parent, name.as_bytes())
     }
 
     /// Drops the cached answer for the name at `path`, for example because a file was made, renamed
@@ -87,9 +90,12 @@ impl KernelCache {
             };
             match child {
                 Ok(child) => dir = child,
-                // If the cache does not have a directory on the path, the kernel may still have it.
-                // So drop that directory's name from the kernel, with everything below it.
-                Err(Errno::NOENT) => return self.invalidate_entry(dir.ino(), name),
+                // A directory on the path may be missing in corewalk's cache, but the kernel may
+                // still have it. So make the kernel drop the name of that directory, with
+                // everything below it.
+                Err(Errno::NOENT) => {
+                    return self.drop_entry(self.server.translate(dir.ino()), name);
+                }
                 Err(Errno::NOTDIR) => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -98,19 +104,18 @@ impl KernelCache {
     }
 
     /// Drops the cached attributes and pages of the file at `path`, because its content or its
-    /// attributes have changed. `path` is as in [`KernelCache::invalidate_entry_at`]. The call
-    /// looks the path up, so it may ask the back end. If there is no such file, drops its name.
+    /// attributes have changed. `path` is relative to the root of the mount, as in
+    /// [`KernelCache::invalidate_entry_at`]. The call looks the path up, so it may ask the back
+    /// end. If no file exists at `path`, the call drops the cached answer for the name.
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.
     pub fn invalidate_inode_at(&self, path: &Path) -> Result<(), Errno> {
-        let (vfs, cred) = (self.server.vfs(), Cred::root());
         let bytes = path.as_os_str().as_bytes();
-        let mut names = bytes.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
-        let found =
-            names.try_fold(vfs.root(), |dir, name| vfs.lookup(&cred, &dir, Name::new(name)?));
-        match found {
-            Ok(inode) => self.invalidate_inode(inode.ino()),
+        let names = bytes.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+        let names: Vec<Name<'_>> = names.map(Name::new).collect::<Result<_, _>>()?;
+        match self.server.resolve(&mut names.into_iter()) {
+            Ok(node) => self.drop_inode(node),
             Err(Errno::NOENT | Errno::NOTDIR) => self.invalidate_entry_at(path),
             Err(error) => Err(error),
         }
@@ -121,12 +126,57 @@ impl KernelCache {
     /// # Errors
     /// The errors of the kernel. If the kernel has nothing cached, that is no error.
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
-        match self.server.vfs().inode(ino) {
-            Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
+        self.server.nodes_of(ino).into_iter().try_for_each(|node| self.drop_inode(node))
+    }
+
+    /// Drops the cached attributes and pages of a node.
+    fn drop_inode(&self, node: u64) -> Result<(), Errno> {
+        match self.server.invalidate_attributes(node) {
+            Ok(()) => {}
             // The kernel holds no lookup of the inode, so it cannot have cached anything of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
-        self.device.notify_inval_inode(self.server.translate(ino), Pages::Drop)
+        self.device.notify_inval_inode(node, Pages::Drop)
+    }
+}
+
+/// Makes the kernel drop cached answers that a request has made wrong, and that the answer to the
+/// request cannot correct. Does nothing after the mount has ended.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    /// Weak, because the server may live longer than the mount. A strong reference would then keep
+    /// `/dev/fuse` open.
+    device: Weak<Device>,
+}
+
+impl Notifier {
+    pub(crate) fn new(device: &Arc<Device>) -> Notifier {
+        Notifier { device: Arc::downgrade(device) }
+    }
+
+    /// Makes the kernel drop its cached attributes of a node. A thread that serves requests may
+    /// call this method, because the kernel does not lock the inode for it.
+    pub(crate) fn drop_attributes(&self, node: u64) {
+        self.drop_inode(node, Pages::Keep);
+    }
+
+    /// Makes the kernel drop its cached attributes of a node, and with `Pages::Drop` also its
+    /// pages. In that case, a thread that serves requests must not call this method, because the
+    /// kernel may first have to write pages.
+    pub(crate) fn drop_inode(&self, node: u64, pages: Pages) {
+        let Some(device) = self.device.upgrade() else { return };
+        if let Err(error) = device.notify_inval_inode(node, pages) {
+            log::debug!("cannot make the kernel drop node {node}: {error}");
+        }
+    }
+
+    /// Makes the kernel drop a name in the directory `parent`. A thread that serves requests must
+    /// not call this method, because the kernel locks the directory.
+    pub(crate) fn drop_entry(&self, parent: u64, name: &[u8]) {
+        let Some(device) = self.device.upgrade() else { return };
+        if let Err(error) = device.notify_inval_entry(parent, name) {
+            log::debug!("cannot make the kernel drop a name in node {parent}: {error}");
+        }
     }
 }

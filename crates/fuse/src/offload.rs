@@ -1,15 +1,16 @@
-//! Offload threads. They serve fsync(2), and repeat requests that found no space.
+//! Offload threads. They serve fsync(2), and retry requests that have failed with `ENOSPC`.
 //!
 //! A mount should have as many threads that read requests as there are processors. The kernel wakes
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
-//! different processors each time. Then the request takes up to three times as long. But a thread
-//! that waits for a disk reads no requests. So a reading thread passes such a request to an
-//! offload thread, which also sends the answer. Other requests run on the reading thread, even if
-//! the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
+//! different processors each time. Then the request takes up to three times as long. But a reading
+//! thread that waits for a disk reads no requests. So it passes a request that waits for a disk to
+//! an offload thread, which also sends the answer. Other requests run on the reading thread, even
+//! if the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
 //!
-//! If no thread of the pool is idle, the pool starts another one, up to a limit. Threads stay until
-//! the pool is dropped. If all are busy, requests wait in a queue. A thread in a system call
-//! waits for the answer, so the system calls of one thread keep their order.
+//! If all threads of the pool are busy, the pool starts another one, up to a limit. At the limit,
+//! requests wait in a queue. Threads stay until the pool is dropped. The calling thread of the
+//! client waits in its system call for the answer. So the system calls of one client thread keep
+//! their order.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 
@@ -31,15 +32,16 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors on which the threads run: those of the thread that has made the pool. A
-    /// thread that adds a job may be bound to fewer processors.
+    /// The processors on which the offload threads run. They are those of the thread that has made
+    /// the pool. The thread that adds a job starts an offload thread, and may be bound to fewer
+    /// processors.
     cpus: Option<CpuSet>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
-/// The state that the threads of a pool share with the pool.
+/// The state that the offload threads share with their pool, the `Offload` value.
 #[derive(Default)]
 struct Shared {
     /// The queue of jobs. Protected by its own mutex, which is unlocked while a job runs.
@@ -126,8 +128,9 @@ impl Shared {
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Ignore a panic of a job, whose message the panic hook has printed. Jobs of the
-                // dispatcher do not panic, and a dropped reply of fuser answers `EIO`.
+                // Ignore a panic of a job: the panic hook has already printed the message. Jobs of
+                // the dispatcher do not panic. If a job of the adapter panics, fuser's reply is
+                // dropped, which answers `EIO`.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -139,7 +142,8 @@ impl Drop for Offload {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.get_mut().drain(..) {
-            // Ignore the result: a panic of a job does not end the thread, so the join succeeds.
+            // Ignore the result: a panic of a job does not end the offload thread, so the join
+            // succeeds.
             let _ = thread.join();
         }
     }

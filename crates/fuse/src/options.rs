@@ -1,10 +1,11 @@
 //! The options of a server: for how long the kernel may cache answers, and which features are used.
 //!
-//! The time for which the kernel may cache depends on which programs change the files.
-//! [`Options::exclusive`] is for a back end that is changed only through this mount. The kernel
-//! keeps names and attributes for a day, and keeps pages when a file is opened. It sends no open if
-//! the back end needs none. [`Options::shared`] is for every other back end. The kernel keeps names
-//! and attributes for a second, and drops pages when a file is opened.
+//! For how long the kernel may cache names, attributes and pages depends on which programs change
+//! the files. [`Options::exclusive`] is for a back end that is changed only through this mount. The
+//! kernel keeps names and attributes for a day, and keeps pages when a file is opened. If the back
+//! end does not need open requests, the kernel sends none. [`Options::shared`] is for every other
+//! back end. The kernel keeps names and attributes for a second, and drops pages when a file is
+//! opened.
 //!
 //! # Permission checks
 //! With [`Permissions::Kernel`], the default, the kernel checks permissions and ACLs. A request
@@ -15,8 +16,8 @@
 //!
 //! # Why writes are not collected by default
 //! With [`WriteCache::Back`] the kernel collects small writes and changes of times before it sends
-//! them, which is fast. But if the store is full, write(2) succeeds, and only fsync(2) reports the
-//! error, or no call does.
+//! them, which is fast. But if the store is full, write(2) succeeds. Only fsync(2) reports the
+//! error, and a program that does not call fsync(2) may never learn of it.
 //!
 //! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
 
@@ -65,6 +66,11 @@ pub struct Options {
     /// Maximum number of background requests (read-ahead, writeback, release) that the kernel sends
     /// before it waits for an answer.
     pub background_max: u16,
+    /// Maximum number of requests of an [`AsyncServer`](crate::AsyncServer) whose futures run at
+    /// the same time. Further requests wait in a queue, which holds at most one request of each
+    /// client thread, and the kernel's background requests. At least 1. A
+    /// [`Server`](crate::Server) ignores this option.
+    pub requests_max: usize,
     /// Whether statx(2) shows the time of creation. By default it does not, because the kernel does
     /// not get this time with the other attributes. It sends one more request for each file whose
     /// time of creation a program asks for. Rust's `std::fs::metadata` always asks for it.
@@ -110,7 +116,7 @@ pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
     /// The kernel requests attributes in a listing if it expects that the program reads them. If
-    /// names have no timeout, the kernel requests none.
+    /// the entry timeout is zero, the kernel never requests attributes in a listing.
     Auto,
     /// Always.
     Always,
@@ -120,13 +126,15 @@ pub enum ReaddirPlus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conflict {
-    /// The server checks permissions, but a timeout is not 0. Then the kernel would answer from its
-    /// cache without a permission check.
+    /// The options combine permission checks by the server with a timeout that is not 0. The kernel
+    /// would then answer from its cache without a permission check.
     CachedNames,
-    /// The server checks permissions, but the kernel collects writes. Collected writes do not name
-    /// the user, so the server could not check them.
+    /// The options combine permission checks by the server with the write-back cache of the kernel.
+    /// The requests that write back cached data do not name the user. So the server could not check
+    /// the user's permission.
     CachedWrites,
-    /// The longest write is shorter than 4096 bytes or longer than 16 MiB.
+    /// The option `write_bytes_max`, the size of the longest write request, is below 4096 bytes or
+    /// above 16 MiB.
     WriteSize,
 }
 
@@ -141,6 +149,7 @@ impl Options {
         with_negative_timeout: negative_timeout = Duration;
         with_write_bytes_max: write_bytes_max = u32;
         with_background_max: background_max = u16;
+        with_requests_max: requests_max = usize;
         with_birth_times: birth_times = bool;
         with_vfs: vfs = VfsOptions;
     }
@@ -174,6 +183,7 @@ impl Options {
             negative_timeout: Duration::ZERO,
             write_bytes_max: 1 << 20,
             background_max: 64,
+            requests_max: 1024,
             birth_times: false,
             vfs: VfsOptions::default(),
         }

@@ -21,7 +21,8 @@
 //! # Guarantees
 //! - A.1: the cookies of a directory are those of the back end plus 2. Cookies 1 and 2 are the
 //!   positions behind `.` and behind `..`.
-//! - A.2: `readdirplus` counts an entry only after its sink has taken the entry.
+//! - A.2: `readdirplus` counts a lookup of an entry only if the callback `sink`, which receives the
+//!   entries, takes the entry.
 //!
 //! # Locks
 //! The server has no lock of its own.
@@ -32,6 +33,7 @@ mod counters;
 mod files;
 mod listing;
 mod names;
+mod service;
 mod xattrs;
 
 pub use counters::Counters;
@@ -49,8 +51,8 @@ use corewalk::{
 };
 
 use crate::credentials::{Caller, UserNamespace};
+use crate::notify::Notifier;
 use crate::options::{Options, Ownership, Permissions};
-use crate::transport::{NoRings, Transport};
 use counters::Tallies;
 
 /// The node number of the root in the protocol.
@@ -58,10 +60,11 @@ pub(crate) const ROOT_NODE: u64 = 1;
 
 /// The node number that a listing with attributes reports for an entry whose lookup failed.
 ///
-/// Such an entry should have node number 0, which means no node. But fuser sends one number for
-/// both the node and the directory entry, and the C library skips directory entries with number 0.
-/// The entry has a timeout of 0, so the kernel never uses this node. Before the kernel uses the
-/// name, it looks the name up and gets the error.
+/// The server gives an entry whose lookup failed node number 0, which means no node. But fuser
+/// sends one number for both the node and the directory entry, and the C library skips directory
+/// entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0, so that the
+/// kernel never uses this node. Before the kernel uses the name, it looks the name up and gets the
+/// error.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.
@@ -92,16 +95,14 @@ pub struct Server {
     fsync_waits: bool,
     waits: bool,
     tallies: Tallies,
-    drop_attributes: OnceLock<DropAttributes>,
-    /// The transport of the mount. If it is not the one that was preferred, the text says why.
+    notifier: OnceLock<Notifier>,
+    /// The name of the transport of the mount. If the preferred transport is not used, the text
+    /// also says why.
     transport: OnceLock<Box<str>>,
 }
 
-/// A function that makes the kernel drop its cached attributes of a node.
-type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
-
-/// An inode that an answer gives to the kernel. It counts one lookup. Analogous to `struct
-/// fuse_entry_out`.
+/// An entry of an answer, which gives an inode to the kernel. The server counts one lookup for it.
+/// Analogous to `struct fuse_entry_out`.
 #[doc(alias = "fuse_entry_out")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it is counted: deliver it, or forget it"]
@@ -109,7 +110,8 @@ type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 pub struct EntryOut {
     /// The node number.
     pub node: u64,
-    /// The generation. No other inode ever has the same node number and generation.
+    /// The generation of the inode. No other inode ever has the same node number together with the
+    /// same generation.
     pub generation: u64,
     /// The attributes. Their inode number is the node number.
     pub attr: Attr,
@@ -121,13 +123,14 @@ pub struct EntryOut {
 pub struct Change {
     /// The new attributes.
     pub set: SetAttr,
-    /// The handle of the open file through which the caller made the change, as by ftruncate(2).
-    /// The permission for it was checked when the file was opened.
+    /// The handle of the open file through which the caller makes the change, as by ftruncate(2).
+    /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
 }
 
 impl Change {
-    /// Returns a change of the attributes in `set`. The change was not made through an open file.
+    /// Returns a [`Change`] that sets the attributes in `set`. The change is not made through an
+    /// open file.
     pub fn new(set: SetAttr) -> Change {
         Change { set, handle: None }
     }
@@ -144,8 +147,9 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // A back end by path cannot find an unlinked file. So corewalk keeps such a file until it
-        // is closed, and for that it must know which files are open.
+        // A back end that finds files by path cannot find an unlinked file. So corewalk keeps an
+        // unlinked file under a hidden name until the file is closed. For that, the server must
+        // know which files are open.
         let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits());
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -159,7 +163,7 @@ impl Server {
             fsync_waits,
             waits,
             tallies: Tallies::default(),
-            drop_attributes: OnceLock::new(),
+            notifier: OnceLock::new(),
             transport: OnceLock::new(),
         })
     }
@@ -169,45 +173,27 @@ impl Server {
         &self.vfs
     }
 
-    /// Sets the function that makes the kernel drop the cached attributes of a node. The server
-    /// calls it on the thread of the request that has changed the attributes. The function can be
-    /// set only once.
-    pub(crate) fn set_drop_attributes(&self, drop_attributes: DropAttributes) {
-        let is_first = self.drop_attributes.set(drop_attributes).is_ok();
-        debug_assert!(is_first, "a server is mounted once");
-    }
-
-    /// Notes the transport for [`XATTR_STAT`]. `why` says why a better transport is not used.
-    pub(crate) fn set_transport(&self, transport: Transport, why: Option<&NoRings>) {
-        let text = match why {
-            Some(why) => format!("{}: {why}", transport.name()),
-            None => transport.name().to_owned(),
-        };
-        let is_first = self.transport.set(text.into()).is_ok();
-        debug_assert!(is_first, "a server is mounted once");
-    }
-
     /// Returns the options.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Returns true if the server does not need to know when files are opened and closed. Then a
-    /// transport may tell the kernel not to send these requests.
+    /// Returns true if the server does not need to know when files are opened and closed. In that
+    /// case a transport may tell the kernel not to send open and release.
     pub fn opens_are_free(&self) -> bool {
         !self.has_open_state
             && self.options.ownership == Ownership::Exclusive
             && self.options.permissions == Permissions::Kernel
     }
 
-    /// Returns true if [`Server::fsync`] may wait for a disk or another machine. Then a transport
-    /// should run it on a thread that reads no requests.
+    /// Returns true if [`Server::fsync`] may wait for a disk or another machine. In that case a
+    /// transport should run `fsync` on a thread that reads no requests.
     pub fn fsync_waits(&self) -> bool {
         self.fsync_waits
     }
 
-    /// Returns true if any request may wait for another machine or a slow device. Then a transport
-    /// should not bind requests to a thread.
+    /// Returns true if any request may wait for another machine or a slow device. In that case a
+    /// transport should let any idle thread serve a request, instead of one fixed thread.
     pub fn waits(&self) -> bool {
         self.waits
     }
@@ -275,8 +261,8 @@ impl Server {
 
     /// Returns `node` itself for the name `.`, or its parent directory for `..`.
     ///
-    /// The kernel sends such lookups if a process opens a file handle of an inode that the kernel
-    /// has forgotten. It sends them for the inode and for the directories above it.
+    /// The kernel looks up `.` and `..` if a process opens a file handle of an inode that the
+    /// kernel has forgotten. It sends these lookups for the inode and for the directories above it.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
@@ -300,8 +286,8 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Takes back `n` lookups of `node`, which the kernel no longer holds. If the kernel holds
-    /// fewer, the server only counts and logs the wrong forget.
+    /// Takes back `n` lookups of `node`, which the kernel no longer holds. If the server has
+    /// counted fewer lookups for `node`, it changes nothing, but counts and logs the wrong forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
@@ -358,7 +344,7 @@ impl Server {
         let mut set = change.set;
         if set.size.is_some() {
             // For truncate(2) the kernel also sends the current time as the modification time.
-            // Leave it out, because a truncation sets that time anyway.
+            // Ignore that time, because a truncation sets the modification time anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let attr = self.change(caller, &inode, |cred| {
@@ -386,27 +372,29 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node like the method `inode`, but does not add to the counter
-    /// of requests. It is for the second node of a request with two nodes, such as a rename to
-    /// another directory.
+    /// Returns the counted inode of `node` like the method `inode`, but does not increment the
+    /// counter of requests. Use it for the second node of a request with two nodes, such as a
+    /// rename to another directory.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed owner and mode. So the server's permission check must
-            // get both from the back end again.
+            // Other programs may have changed the owner and the mode. Drop the cached attributes,
+            // so that the server's permission check gets both from the back end again.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// Returns the counted inode of a node, as `inode` does. If other programs may change owner and
-    /// mode, the next use of the owner or the mode asks the back end again.
+    /// Returns a counted reference to the inode of a node, as the method `inode` does. If other
+    /// programs may change the inode's owner and mode, the next use of the owner or the mode asks
+    /// the back end again.
     ///
-    /// Call this for requests that depend on owner and mode even if the kernel checks permissions.
-    /// For example, a new file inherits the group of its directory, and a write clears some bits of
-    /// the mode. Other requests need owner and mode only for the permission check, which the kernel
-    /// has made. In these requests, a call of this function would cost a useless `stat`.
+    /// Some requests call this method even if the kernel checks permissions, because their effect
+    /// depends on the owner or the mode. For example, a new file inherits the group of its
+    /// directory, and a write clears some bits of the mode. All other requests need owner and mode
+    /// only for the permission check. If the kernel has made that check, they use `inode` instead,
+    /// which saves a `stat` of the back end.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -421,8 +409,8 @@ impl Server {
         }
     }
 
-    /// Returns `name`. If other programs may change `dir`, first compares the cache's answer for
-    /// `name` with the back end's.
+    /// Makes the cached answer for `name` current before its use, and returns `name`. If other
+    /// programs may change `dir`, compares the cached answer with the back end's answer.
     fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
@@ -431,7 +419,8 @@ impl Server {
         Ok(name)
     }
 
-    /// Translates a node number to an inode number, or an inode number to a node number.
+    /// Translates a node number to an inode number, or an inode number to a node number. Both
+    /// directions are the same function: it swaps 1 with the inode number of the root.
     pub(crate) fn translate(&self, number: u64) -> u64 {
         match number {
             ROOT_NODE => self.root,
@@ -440,20 +429,21 @@ impl Server {
         }
     }
 
-    /// Checks the name in a request. Counts it as a name that the server has to resolve.
+    /// Checks that the name in a request is valid, and counts it as a name that the server has to
+    /// resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
         Ok(name)
     }
 
-    /// Turns a reference to an inode into a lookup that the kernel holds, and returns its entry.
+    /// Counts one lookup of `inode` for the kernel. The lookup replaces the reference: it keeps the
+    /// inode in the cache. Returns the entry for the answer to the request.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // The numbers 0, `ROOT_NODE` and `NO_NODE` stand for "no such name", for the root, and
-            // for an entry whose lookup has failed. So no inode that was looked up may have one of
-            // these numbers.
+            // Refuse an inode with one of three reserved node numbers: 0 means "no such name",
+            // `ROOT_NODE` is the root, and `NO_NODE` means an entry whose lookup has failed.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -471,11 +461,11 @@ impl Server {
     }
 
     /// Runs the closure `change`, which changes content, size or owner of `inode`. The closure gets
-    /// credentials, which decide whether the set-group-ID bit of `inode` is cleared.
+    /// the credentials that decide whether the set-group-ID bit of `inode` is cleared.
     ///
-    /// A kernel that checks permissions clears the set-user-ID bit, and the set-group-ID bit if the
-    /// group may execute the file. If the group may not, the kernel leaves the set-group-ID bit, so
-    /// the server clears it.
+    /// On a write or a truncation, a kernel that checks permissions clears the set-user-ID bit. It
+    /// clears the set-group-ID bit only if the group may execute the file. Otherwise the server
+    /// clears that bit.
     fn change<T>(
         &self,
         caller: Caller,
@@ -487,20 +477,21 @@ impl Server {
             return change(&self.cred(caller));
         }
         let changed = change(&self.cred_in_groups(caller));
-        if let Some(drop_attributes) = self.drop_attributes.get()
+        if let Some(notifier) = self.notifier.get()
             && self.vfs.has_lone_set_group_id(inode) != Ok(true)
         {
-            // The answer to a write cannot tell the kernel the new mode, and the kernel may have
-            // cached the old one for a day. So make the kernel drop it.
-            drop_attributes(self.translate(inode.ino()));
+            // The change has cleared the set-group-ID bit. The answer to a write cannot tell the
+            // kernel the new mode, and the kernel may cache the old mode for a day. So make the
+            // kernel drop the cached attributes.
+            notifier.drop_attributes(self.translate(inode.ino()));
         }
         changed
     }
 
-    /// Returns credentials like `cred`, but with the caller's real groups and its real
-    /// `CAP_FSETID`. They decide whether set-group-ID stays. A request carries neither, so they are
-    /// read from `/proc`. If the kernel has checked the permissions, all other capabilities are
-    /// set.
+    /// Returns credentials like those of `cred`, but with the caller's real groups and its real
+    /// `CAP_FSETID`. These two decide whether set-group-ID stays. A request carries neither, so
+    /// they are read from `/proc`. If the kernel has checked the permissions, all other
+    /// capabilities are set.
     fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = caller.resolve(self.namespace);
         match self.options.permissions {

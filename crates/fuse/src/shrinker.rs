@@ -1,12 +1,12 @@
 //! The shrinker: a thread that makes the kernel forget inodes, so that the cache keeps within its
 //! budget.
 //!
-//! The kernel holds each inode that it has looked up until it forgets the inode. The cache cannot
-//! evict such an inode. The kernel forgets inodes when memory is short, but that does not depend on
-//! the budget of the cache. So the shrinker watches the budget. While the cache is over its budget,
-//! the shrinker works in rounds. It evicts unused entries, and requests the kernel to forget some
-//! of the entries that it holds. When the forgets have arrived, the shrinker evicts these entries
-//! too.
+//! The kernel keeps each inode that it has looked up, until it sends a forget of the inode. Until
+//! then, the cache cannot evict the inode. The kernel forgets inodes when memory is short, but it
+//! does not know the budget of the cache. So the shrinker watches the budget. While the cache is
+//! over its budget, the shrinker works in rounds. In each round it evicts unused entries, and
+//! requests the kernel to forget others. When the forgets of those have arrived, the shrinker
+//! evicts them too.
 //!
 //! While the cache is within its budget, the shrinker makes the back end do deferred work once per
 //! second.
@@ -30,7 +30,8 @@
 //! - A directory for which the kernel remembers that a name is missing, until the kernel drops that
 //!   name.
 //!
-//! If no entry can be evicted, the shrinker tries again a few times per second.
+//! If all entries are in use, so that none can be evicted, the shrinker tries again a few times per
+//! second.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_notify_prune`), `fs/fuse/dir.c`
 //! (`fuse_reverse_inval_entry`), `fs/dcache.c` (`d_prune_aliases`, `d_invalidate`).
@@ -43,19 +44,20 @@ use corewalk::{EntryId, Errno, FileKind, Name, Pinned, Pressure};
 use corewalk_base::primitives::thread;
 
 use crate::mount::Device;
-use crate::server::Server;
+use crate::service::Service;
 
-/// The time between two checks of the budget, if no wake-up arrives before.
+/// The time between two checks whether the cache exceeds its budget. If the cache wakes the
+/// shrinker thread, the check comes earlier.
 const TICK: Duration = Duration::from_secs(1);
 /// The pause between two rounds, during which forgets arrive.
 const ROUND: Duration = Duration::from_millis(1);
 /// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
-/// Maximum number of rounds in which the shrinker tries to evict an entry that the kernel was
-/// requested to forget. The entry may still be in use.
+/// Maximum number of attempts to evict an entry that the kernel was requested to forget. Each round
+/// makes one attempt. It fails while the entry is in use.
 const TRIES_MAX: u32 = 16;
-/// If more rounds than this in a row evict nothing, the shrinker rests. The pause before the next
-/// round doubles with each round that evicts nothing.
+/// Maximum number of successive rounds without an eviction. Each round without an eviction doubles
+/// the pause. After one more such round, the shrinker rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
 /// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. After so
 /// many rounds, all entries that the kernel was requested to forget are probably in use.
@@ -87,12 +89,12 @@ struct WakeOnPressure(SyncSender<Wake>);
 
 /// The state of the shrinker thread.
 struct ShrinkThread {
-    server: Arc<Server>,
+    server: Arc<dyn Service>,
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// True from the time at which the cache exceeds its budget, until it has shrunk to 1 /
-    /// `SPARE_SHARE` below its budget.
+    /// Becomes true when the cache exceeds its budget. Becomes false when the cache has shrunk to
+    /// less than its budget: the spare part is the budget divided by `SPARE_SHARE`.
     is_shrinking: bool,
 }
 
@@ -113,7 +115,7 @@ struct Requested {
 
 impl Shrinker {
     /// Starts the thread, and registers it with the server's cache.
-    pub(crate) fn start(server: Arc<Server>, device: Arc<Device>) -> Shrinker {
+    pub(crate) fn start(server: Arc<dyn Service>, device: Arc<Device>) -> Shrinker {
         let (wakes, woken) = sync_channel(1);
         if server.vfs().set_pressure(Box::new(WakeOnPressure(wakes.clone()))).is_err() {
             log::debug!(
@@ -150,7 +152,7 @@ impl ShrinkThread {
         }
     }
 
-    /// Returns the number of bytes by which the cache must shrink now.
+    /// Returns the number of bytes that the cache must free now.
     fn missing_bytes(&mut self) -> u64 {
         let stats = self.server.vfs().stats();
         self.is_shrinking |= stats.bytes > stats.budget_bytes;
@@ -160,9 +162,9 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten, and other unused entries. If that is not
-    /// enough, requests the kernel to forget entries that it holds, as many as are missing. Returns
-    /// the number of evicted entries.
+    /// Evicts entries that the kernel has forgotten, and other unused entries. If that frees fewer
+    /// than `missing` entries, requests the kernel to forget enough of the entries that it holds.
+    /// Returns the number of evicted entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -193,8 +195,8 @@ impl ShrinkThread {
         evicted
     }
 
-    /// Tells the kernel to drop `nodes`. If the kernel does not know `FUSE_NOTIFY_PRUNE`, later
-    /// rounds drop entries by name.
+    /// Requests the kernel to drop `nodes`. If the kernel does not know `FUSE_NOTIFY_PRUNE`, the
+    /// later rounds of the shrinker request it to drop names instead.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
@@ -214,9 +216,9 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for `pause`. Returns false if the thread must end. A wake-up ends a pause of `TICK` early.
-/// It does not end a pause between two rounds, because then the shrinker already knows that the
-/// cache is over its budget.
+/// Waits for the time `pause`. Returns false if the shrinker thread must end. A message
+/// `Wake::OverBudget` ends a pause of length `TICK` early. It does not end a shorter pause, since
+/// the shrinker then already knows that the cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -231,16 +233,16 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // Ignore a full queue: one message is enough, because the shrinker itself looks for the
-        // entries to forget.
+        // Ignore a full queue. One wake-up message is enough, because the message names no entry:
+        // the shrinker itself chooses which entries to forget.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // If the queue contains an earlier message, this call blocks until the shrinker thread has
-        // received it.
+        // The queue of `wakes` has space for one message. If it is full, `send` blocks until the
+        // shrinker thread has received that message.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

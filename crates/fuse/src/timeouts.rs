@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use corewalk::{Attr, Ttl};
 
-use crate::options::Permissions;
-use crate::server::Server;
+use crate::options::{Options, Permissions};
 
 /// How long the kernel may use an entry (a name with its inode) and its attributes without asking
 /// again.
@@ -13,15 +12,14 @@ use crate::server::Server;
 pub(crate) struct Timeouts {
     pub(crate) entry: Duration,
     pub(crate) attr: Duration,
-    /// True if the back end may set timeouts of its own. False if the server checks permissions:
-    /// then the kernel must not cache, even if the back end allows it.
+    /// True if the answer of the back end may replace these timeouts. False if the server checks
+    /// permissions: the kernel must then not cache anything.
     can_be_set: bool,
 }
 
 impl Timeouts {
     /// Returns the timeouts of the options.
-    pub(crate) fn of(server: &Server) -> Timeouts {
-        let options = server.options();
+    pub(crate) fn of(options: &Options) -> Timeouts {
         let can_be_set = options.permissions == Permissions::Kernel;
         Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
     }
@@ -32,11 +30,22 @@ impl Timeouts {
         Timeouts { entry: timeout, attr: timeout, can_be_set: false }
     }
 
-    /// Returns the timeouts for an answer that contains `attr`. If the back end has set timeouts in
-    /// `attr`, and may do so, they replace those of the options.
+    /// Returns the timeouts for an answer that contains `attr`. Timeouts that the back end has set
+    /// in `attr` replace those of the options, if the back end may set timeouts.
     pub(crate) fn set_by(self, attr: &Attr) -> Timeouts {
         let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
+    }
+
+    /// Returns the timeouts of an answer that is `age` old.
+    pub(crate) fn after(self, age: Duration) -> Timeouts {
+        let [entry, attr] = [self.entry, self.attr].map(|timeout| timeout.saturating_sub(age));
+        Timeouts { entry, attr, ..self }
+    }
+
+    /// Returns timeouts with which the kernel does not cache the attributes.
+    pub(crate) fn without_attributes(self) -> Timeouts {
+        Timeouts { attr: Duration::ZERO, ..self }
     }
 
     /// Returns the shorter one of the entry timeout and the attribute timeout. Some answers of

@@ -1,11 +1,13 @@
-//! The ways in which requests arrive, and the threads that serve them.
+//! The transports, which are the ways in which requests arrive, and the threads that serve
+//! requests.
 //!
-//! - Over io_uring: the kernel puts a request into a queue of the processor on which the request
-//!   was made, and a thread on that processor serves it. One system call sends an answer and
-//!   fetches the next request.
-//! - Over the FUSE device: each thread reads a request, and writes the answer. These are two system
-//!   calls. Forgets always arrive this way.
-//! - Through fuser, whose [`Session`](fuser::Session) calls the [`Adapter`](crate::Adapter).
+//! There are three transports:
+//! - io_uring: the kernel puts a request into a queue of the processor on which the request was
+//!   made, and a thread on that processor serves it. One system call sends an answer and fetches
+//!   the next request.
+//! - The FUSE device: each thread reads a request with one system call, and writes the answer with
+//!   another one. Forgets always arrive this way.
+//! - The crate fuser: its [`Session`](fuser::Session) calls the [`Adapter`](crate::Adapter).
 //!
 //! # The threads
 //! [`start`] negotiates with the kernel and starts the threads. One thread waits for all others, so
@@ -28,9 +30,8 @@ use corewalk::{Errno, errno_of};
 use corewalk_base::primitives::thread::{self, JoinHandle};
 
 use self::crew::Crew;
-use crate::dispatch::Dispatcher;
 use crate::mount::{Device, MountError, MountOptions};
-use crate::server::Server;
+use crate::service::{Dispatch, Service};
 use crate::wire::{
     Body, Features, INIT_REPLY_BYTES, Init, Message, OUT_HEADER_BYTES, Opcode, out_header,
 };
@@ -51,14 +52,14 @@ pub enum Transport {
     /// io_uring if the kernel offers it, otherwise the device (`transport=auto`).
     ///
     /// Linux 6.14 and newer offer io_uring if the parameter `enable_uring` of the module `fuse` is
-    /// set. A mount whose requests may wait uses the device
-    /// ([`FileSystem::waits`](corewalk::FileSystem::waits)), and so does a mount with more threads
-    /// than processors. On the device an idle thread takes the next request. Over io_uring only the
-    /// threads of one processor can take it.
+    /// set. Two kinds of mounts use `/dev/fuse` all the same: a mount whose requests may wait long
+    /// ([`FileSystem::waits`](corewalk::FileSystem::waits)), and a mount with more threads than
+    /// processors. For these mounts `/dev/fuse` is better, because any idle thread can read the
+    /// next request from it. Over io_uring, only the threads of one processor can take a request.
     #[default]
     Auto,
-    /// Queues of io_uring, one for each processor (`transport=uring`). If the kernel does not offer
-    /// them, the mount fails.
+    /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not
+    /// offer that, the mount fails.
     Uring,
     /// The device `/dev/fuse` (`transport=dev`).
     Device,
@@ -84,10 +85,12 @@ impl Transport {
     }
 }
 
-/// Space for the header, the fixed arguments and the names of a message, in bytes. The target of a
-/// symbolic link may use the space for data.
+/// The size of the part of a message buffer for the header, the fixed arguments and the names, in
+/// bytes. The buffer also has space for data. A long target of a new symbolic link extends into
+/// that space.
 const MESSAGE_BYTES: usize = 4096;
-/// The length of a request that opens a connection, in bytes, with a reserve for later versions.
+/// The length of the buffer for a `FUSE_INIT` request, in bytes. It is larger than today's request,
+/// for later versions of the protocol.
 const INIT_BYTES: usize = 8192;
 
 /// A running session.
@@ -142,7 +145,7 @@ impl NoRings {
 /// # Errors
 /// A [`MountError`], in which case all threads end.
 pub(crate) fn start(
-    server: &Arc<Server>,
+    server: &Arc<dyn Service>,
     device: &Device,
     mount: &MountOptions,
     on_ready: impl FnOnce(),
@@ -153,7 +156,7 @@ pub(crate) fn start(
         return Ok(Session { transport: Transport::Fuser, thread });
     }
     let (init, unique) = receive_init(device).map_err(negotiating)?;
-    let (rings, mut why) = match rings(&init, server, device, mount) {
+    let (rings, mut why) = match rings(&init, &**server, device, mount) {
         Ok(rings) => (rings, None),
         Err(why) if mount.transport == Transport::Uring => {
             let _ = device.write(&out_header(unique, Some(Errno::OPNOTSUPP), 0));
@@ -161,13 +164,13 @@ pub(crate) fn start(
         }
         Err(why) => (Vec::new(), Some(why)),
     };
-    let mut chosen = Features::choose(server, init.offered);
+    let mut chosen = server.features(init.offered);
     if why.is_none() {
         chosen = Features(chosen.0 | Features::OVER_IO_URING);
     }
-    // Start all threads before the answer. After the kernel has got it, a ring without a thread
-    // would hold up all requests.
-    let dispatcher = Arc::new(Dispatcher::new(Arc::clone(server), &init));
+    // Start all threads before the answer to `FUSE_INIT`. After that answer the kernel puts
+    // requests into the rings. A ring without a thread would hold up all requests.
+    let dispatcher = Arc::clone(server).dispatcher(&init);
     let mut crew = Crew::default();
     // Beside rings, one thread is enough for the forgets.
     let readers = if why.is_none() { 1 } else { mount.threads.max(1) };
@@ -177,7 +180,7 @@ pub(crate) fn start(
     for _ in 0..readers {
         crew.add_reader(reader(&dispatcher, device)?)?;
     }
-    send_init(device, server, &init, chosen, unique).map_err(negotiating)?;
+    send_init(device, &**server, &init, chosen, unique).map_err(negotiating)?;
     on_ready();
     let registering = "registering with io_uring";
     match crew.register().map_err(|error| MountError::System(registering, error))? {
@@ -194,7 +197,7 @@ pub(crate) fn start(
     Ok(Session { transport, thread })
 }
 
-fn reader(dispatcher: &Arc<Dispatcher>, device: &Device) -> Result<device::Thread, MountError> {
+fn reader(dispatcher: &Arc<dyn Dispatch>, device: &Device) -> Result<device::Thread, MountError> {
     let channel = device.channel().map_err(|error| system("opening /dev/fuse", error))?;
     Ok(device::Thread::new(Arc::clone(dispatcher), channel))
 }
@@ -205,7 +208,7 @@ fn reader(dispatcher: &Arc<Dispatcher>, device: &Device) -> Result<device::Threa
 /// The reason why the mount does not use io_uring.
 fn rings(
     init: &Init,
-    server: &Server,
+    server: &dyn Service,
     device: &Device,
     mount: &MountOptions,
 ) -> Result<Vec<uring::Queues>, NoRings> {
@@ -235,10 +238,11 @@ fn negotiating(error: Errno) -> MountError {
     MountError::System("negotiating with the kernel", error)
 }
 
-/// Reads the request that opens the connection. Also returns the number of the request.
+/// Reads the `FUSE_INIT` request, which opens the connection. Returns it with its request number.
 ///
 /// # Errors
-/// `EPROTO` if the kernel is too old; `EIO` for another request; the errors of read(2).
+/// `EPROTO` if the kernel is too old; `EIO` if the first request is not `FUSE_INIT`; the errors of
+/// read(2).
 fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
     let mut request = vec![0; INIT_BYTES];
     loop {
@@ -250,7 +254,8 @@ fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
             _ => Err(Errno::IO),
         };
         match init {
-            // A kernel with a newer major version sends the request again, with our version.
+            // If the kernel has a newer major version, answer with the version of this crate. The
+            // kernel then sends `FUSE_INIT` again, with that version.
             Ok(init) if init.is_newer() => {
                 let answer = [&out_header(unique, None, 8)[..], &Init::VERSION].concat();
                 device.write(&answer)?;
@@ -267,7 +272,7 @@ fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
 /// Answers the request that opens the connection.
 fn send_init(
     device: &Device,
-    server: &Server,
+    server: &dyn Service,
     init: &Init,
     chosen: Features,
     unique: u64,

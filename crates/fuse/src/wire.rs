@@ -16,6 +16,7 @@ mod init;
 mod opcode;
 mod reply;
 
+use bytes::Bytes;
 use corewalk::Errno;
 
 pub(crate) use init::{Features, INIT_REPLY_BYTES, Init};
@@ -35,7 +36,8 @@ pub(crate) struct Header {
     pub(crate) unique: u64,
     pub(crate) node: u64,
     pub(crate) caller: Caller,
-    /// The length of the extensions at the end of the message, in bytes.
+    /// The length of the extensions at the end of the request, in bytes. An extension is, for
+    /// example, the security context of a new file.
     extension_bytes: usize,
 }
 
@@ -49,12 +51,12 @@ pub(crate) struct Message<'a> {
     rest: &'a [u8],
 }
 
-/// A request with its own copy of the arguments, which can be served later.
+/// A request that owns a copy of its arguments, so that it can be served later.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedMessage {
     header: Header,
     fixed: Box<[u8]>,
-    rest: Box<[u8]>,
+    rest: Bytes,
 }
 
 /// Reads the arguments of a request one after the other.
@@ -78,7 +80,8 @@ impl Header {
         let opcode = Opcode(args.u32()?);
         let (unique, node) = (args.u64()?, args.u64()?);
         let caller = Caller { uid: args.u32()?, gid: args.u32()?, pid: args.u32()? };
-        // The length counts units of 8 bytes. Two bytes of padding follow it.
+        // The next four bytes of the header: the length of the request's extensions in units of 8
+        // bytes, and two bytes of padding.
         let [low, high, ..] = args.u32()?.to_ne_bytes();
         let extension_bytes = usize::from(u16::from_ne_bytes([low, high])) * 8;
         Ok(Header { opcode, unique, node, caller, extension_bytes })
@@ -89,8 +92,9 @@ impl<'a> Message<'a> {
     /// Splits a message that a FUSE device has delivered.
     ///
     /// # Errors
-    /// The number of the request, if the message is shorter than its operation requires. `None` if
-    /// the message is shorter than a header. The transport answers `EIO`.
+    /// If the message is shorter than its operation requires, the error is the number of the
+    /// request, and the transport answers `EIO`. If the message is shorter than a header, the error
+    /// is `None`, and the message cannot be answered.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Option<u64>> {
         let (header, args) = bytes.split_at_checked(IN_HEADER_BYTES).ok_or(None)?;
         let header = Header::parse(header).map_err(|_| None)?;
@@ -99,7 +103,8 @@ impl<'a> Message<'a> {
         Message::from_parts(header, fixed, rest)
     }
 
-    /// Joins the parts that io_uring has delivered. `fixed` may be longer than the fixed arguments.
+    /// Joins the parts of a message that io_uring has delivered. `fixed` may be longer than the
+    /// fixed arguments of the operation.
     ///
     /// # Errors
     /// As those of [`Message::parse`].
@@ -127,9 +132,13 @@ impl<'a> Message<'a> {
         Args { fixed: self.fixed, rest: self.rest }
     }
 
-    /// Returns a copy that does not depend on the buffer of the transport.
+    /// Returns a copy of the request that does not borrow the buffer of the transport.
     pub(crate) fn to_owned(self) -> OwnedMessage {
-        OwnedMessage { header: self.header, fixed: self.fixed.into(), rest: self.rest.into() }
+        OwnedMessage {
+            header: self.header,
+            fixed: self.fixed.into(),
+            rest: Bytes::copy_from_slice(self.rest),
+        }
     }
 }
 
@@ -137,6 +146,11 @@ impl OwnedMessage {
     /// Returns the message.
     pub(crate) fn get(&self) -> Message<'_> {
         Message { header: self.header, fixed: &self.fixed, rest: &self.rest }
+    }
+
+    /// Returns shared bytes for `data`, without a copy. `data` must be a part of this message.
+    pub(crate) fn bytes_of(&self, data: &[u8]) -> Bytes {
+        self.rest.slice_ref(data)
     }
 }
 
@@ -157,7 +171,7 @@ impl<'a> Args<'a> {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// Returns the next name. In the message, a NUL byte ends each name.
+    /// Returns the next name of the arguments. In the message, a NUL byte ends each name.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Errno> {
         let end = self.rest.iter().position(|&byte| byte == 0).ok_or(MALFORMED)?;
         let name = &self.rest[..end];
@@ -172,7 +186,7 @@ impl<'a> Args<'a> {
         Ok(data)
     }
 
-    /// Returns the pairs of node number and count of a batch forget.
+    /// Returns the pairs in a batch forget, each with a node number and a number of lookups.
     pub(crate) fn forgets(&self, count: u32) -> impl Iterator<Item = (u64, u64)> + use<'a> {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
         let (pairs, _) = self.rest.as_chunks::<16>();

@@ -10,8 +10,9 @@
 //! kills the stopped process. Now a server must start and have all data. After it has ended, no
 //! segment may be left.
 //!
-//! The suite does all of this twice. The first time, the user of the server runs `corewalk`. The
-//! second time, root runs it, and su(1) changes to the user of the server.
+//! The suite makes all these checks twice. PostgreSQL refuses to run as root, so the server runs as
+//! the user `nobody`. The first time, `nobody` also runs `corewalk`. The second time, root runs
+//! `corewalk`, and su(1) changes to `nobody`.
 //!
 //! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1); su(1).
 

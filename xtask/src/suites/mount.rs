@@ -1,18 +1,20 @@
 //! A server and its mount, and how to end both in any state.
 //!
 //! A [`Site`] is the directory of a suite, with a mount point, files and logs. A [`Mount`] is a
-//! running server. This process must never access the mount, because a call could wait for a hung
-//! server for ever. Then this process could not clean up. Commands that access the mount are child
-//! processes with a time limit.
+//! running server. This process must never access the mount. Such a call could wait for a hung
+//! server for ever, and then this process could not clean up. Commands that access the mount are
+//! child processes with a time limit.
 //!
 //! # The end of a hung server
 //!
-//! 1. Write `1` to the `abort` file of its FUSE connection. Each waiting request gets an error.
+//! To end a server that hangs, [`Mount`] takes three steps:
+//! 1. Write `1` to the `abort` file of the server's FUSE connection. Each waiting request gets an
+//!    error.
 //! 2. Kill the server by its pid.
 //! 3. Detach the mount point.
 //!
-//! The number of the connection is the minor device number of the mount. `/proc/self/mountinfo`
-//! shows it without a call into the mount.
+//! The number of a FUSE connection is the minor device number of its mount. `/proc/self/mountinfo`
+//! shows the device number without a call into the mount.
 //!
 //! Source: the kernel's `Documentation/filesystems/fuse.rst`; `proc_pid_mountinfo(5)`.
 
@@ -44,18 +46,35 @@ pub(super) const SERVER_PERMISSIONS: &str =
 /// Mount options with which the kernel collects writes and times.
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache,transport=dev";
 
-/// The environment variable that sets the transport of all mounts of the suites.
+/// The environment variable that selects the FUSE transport of all mounts that the test suites
+/// make.
 const TRANSPORT: &str = "COREWALK_TRANSPORT";
 
 /// The source of a mount.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// A new tmpfs.
     Tmpfs,
     /// A directory of the machine's file system.
     Host,
-    /// A store in a directory of the host. The suite checks the store with `fsck` at the end.
+    /// A store in a directory of the host. At the end, the suite checks the store with `corewalk
+    /// fsck`.
     Store,
+    /// The example `mirror` with a directory of the host: a back end by path.
+    Mirror,
+    /// The example `async_memory`: an asynchronous back end in memory.
+    AsyncMemory,
+}
+
+impl Source {
+    /// Returns the name of the example that serves the source, if an example does.
+    fn example(self) -> Option<&'static str> {
+        match self {
+            Source::Mirror => Some("mirror"),
+            Source::AsyncMemory => Some("async_memory"),
+            Source::Tmpfs | Source::Host | Source::Store => None,
+        }
+    }
 }
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -105,7 +124,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// The outcome of the suite, if the exit status of the command is not 0.
+    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
     pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
         let log = self.folder.join(format!("{what}.log"));
         let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
@@ -115,8 +134,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first, which fails if a file system is still mounted on it. In
-        // that case leave the whole directory, so that no file of that file system is removed.
+        // Remove the mount point first. That fails if a file system is still mounted on it. In that
+        // case leave the whole directory, so that no file of the mounted file system is removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);
@@ -134,6 +153,8 @@ pub(super) struct Mount {
     server: Child,
     connection: Option<String>,
     has_hung: bool,
+    /// True if the server is corewalk, which prints counters.
+    has_counters: bool,
     /// The path of the source, if the source is a store.
     store: Option<PathBuf>,
 }
@@ -144,7 +165,7 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// The outcome of the suite, if the mount does not become ready.
+    /// If the mount does not become ready, returns the outcome with which the suite ends.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
         Self::start_with(site, Source::Tmpfs, options)
     }
@@ -157,22 +178,35 @@ impl Mount {
     pub(super) fn start_with(site: &Site, from: Source, options: &str) -> Result<Self, Outcome> {
         let path = site.folder.join("mnt");
         let log = site.folder.join("server.log");
+        let host = site.folder.join("host");
         let source = match from {
-            Source::Tmpfs => PathBuf::from("tmpfs"),
-            Source::Host => site.folder.join("host"),
-            Source::Store => format!("store:{}", site.folder.join("host").display()).into(),
+            Source::Tmpfs | Source::AsyncMemory => PathBuf::from("tmpfs"),
+            Source::Host | Source::Mirror => host.clone(),
+            Source::Store => format!("store:{}", host.display()).into(),
         };
         let store = matches!(from, Source::Store).then(|| source.clone());
-        let made =
-            fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(site.folder.join("host")));
+        let made = fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(&host));
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
-            let mut command = Command::new(&site.program);
-            command.arg("mount").arg(&source).arg(&path).args(["-o", options]).process_group(0);
-            if let Ok(transport) = std::env::var(TRANSPORT) {
-                // If an option is given twice, the later one holds.
-                command.args(["-o", &format!("transport={transport}")]);
-            }
-            command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out).spawn()
+            let mut command = match from.example() {
+                Some(example) => {
+                    let folder = site.program.parent().unwrap_or(&site.folder);
+                    let mut command = Command::new(folder.join("examples").join(example));
+                    command.arg("--allow-other");
+                    command.args((from == Source::Mirror).then_some(&host)).arg(&path);
+                    command
+                }
+                None => {
+                    let mut command = Command::new(&site.program);
+                    command.arg("mount").arg(&source).arg(&path).args(["-o", options]);
+                    if let Ok(transport) = std::env::var(TRANSPORT) {
+                        // If an option is given twice, the later one holds.
+                        command.args(["-o", &format!("transport={transport}")]);
+                    }
+                    command
+                }
+            };
+            command.process_group(0).stdin(Stdio::null());
+            command.stderr(out.try_clone()?).stdout(out).spawn()
         });
         let server = spawned
             .map_err(|error| Outcome::Failed(format!("the server cannot be started: {error}")))?;
@@ -182,6 +216,7 @@ impl Mount {
             server,
             connection: None,
             has_hung: false,
+            has_counters: from.example().is_none(),
             store,
             path,
         };
@@ -190,7 +225,12 @@ impl Mount {
         let is_ready = process::wait_until(READY_LIMIT, || {
             is_dead = mount.has_died();
             let printed = fs::read_to_string(&log).unwrap_or_default();
-            is_dead || printed.lines().any(|printed| printed == line)
+            let is_mounted = match from.example() {
+                // The examples print no line when the mount is ready.
+                Some(_) => mount.is_mounted(),
+                None => printed.lines().any(|printed| printed == line),
+            };
+            is_dead || is_mounted
         });
         if is_dead || !is_ready {
             let printed = fs::read_to_string(&log).unwrap_or_default();
@@ -204,8 +244,9 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// The outcome of the suite, if the exit status of the command is not 0. After `limit`, the
-    /// connection is aborted and the command is killed.
+    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
+    /// If the command runs longer than `limit`, the connection is aborted and the command is
+    /// killed.
     pub(super) fn run(
         &mut self,
         what: &str,
@@ -230,7 +271,7 @@ impl Mount {
         self.run(what, &mut command, Duration::from_secs(10 * 60))
     }
 
-    /// Runs `command` like [`Mount::run`], but also returns the output of a command that fails.
+    /// Runs `command` like [`Mount::run`], but returns the output also if the command fails.
     pub(super) fn run_to_end(
         &mut self,
         what: &str,
@@ -275,8 +316,8 @@ impl Mount {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // The directory of the connection is missing if fusectl is not mounted. Mount it, in
-            // this mount namespace only.
+            // Mount fusectl, in this mount namespace only. Without fusectl, the directory of the
+            // FUSE connection does not exist.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
@@ -304,12 +345,14 @@ impl Mount {
             let log = fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
             return Outcome::Failed(format!("the server died: {}", checks::tail(&log, 20)));
         }
-        let mut stat = Command::new(&self.program);
-        stat.arg("stat").arg(&self.path).arg("--json");
-        let (ended, counters) = self.run_to_end("stat", &mut stat, Duration::from_secs(10));
-        match ended {
-            Ended::Well => println!("counters: {}", counters.trim()),
-            _ => return ended.outcome("corewalk stat --json"),
+        if self.has_counters {
+            let mut stat = Command::new(&self.program);
+            stat.arg("stat").arg(&self.path).arg("--json");
+            let (ended, counters) = self.run_to_end("stat", &mut stat, Duration::from_secs(10));
+            match ended {
+                Ended::Well => println!("counters: {}", counters.trim()),
+                _ => return ended.outcome("corewalk stat --json"),
+            }
         }
         self.signal_server("TERM");
         match process::poll(&mut self.server, LEAVE_LIMIT) {
@@ -340,8 +383,8 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command that exited with status 0. If the command failed, prints the end
-/// of its output and returns the failure.
+/// Returns the output of a command that exited with status 0. For any other command, prints the end
+/// of the output and returns the failure.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);

@@ -1,8 +1,8 @@
 //! Common test suites for file systems: pjdfstest, fsx and stress-ng.
 //!
-//! pjdfstest and fsx are installed in a fixed version. Otherwise a new version could make an
-//! unrelated change fail. The exit status is not enough, because a suite that runs no test may exit
-//! with 0. So the number of tests is read from the output.
+//! The suite installs fixed versions of pjdfstest and fsx. Otherwise a new version could make an
+//! unrelated change fail. Their exit status is not enough, because a suite that runs no test may
+//! exit with 0. So the number of tests is read from the output.
 //!
 //! Source: the crates `pjdfstest` and `fsx`, `stress-ng(1)`.
 
@@ -26,8 +26,8 @@ const FSX_OPERATIONS_DEFAULT: &str = "20000";
 /// The user, besides `nobody`, as which pjdfstest makes calls.
 const TESTS_USER: &str = "tests";
 
-/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 pass and the others
-/// are skipped.
+/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 tests pass, and the
+/// others are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
 const PJDFSTEST_CONFIG: &str = r#"
@@ -99,6 +99,16 @@ pub(super) fn pjdfstest_store(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
+/// Runs pjdfstest on the example of a back end by path.
+pub(super) fn pjdfstest_by_path(site: &Site) -> Outcome {
+    check_pjdfstest(site, Source::Mirror, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
+/// Runs pjdfstest on the example of an asynchronous back end.
+pub(super) fn pjdfstest_async(site: &Site) -> Outcome {
+    check_pjdfstest(site, Source::AsyncMemory, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
 fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "pjdfstest", PJDFSTEST_VERSION)?;
     if process::run(Command::new("id").args(["-u", TESTS_USER]), minutes(1)) != Ended::Well {
@@ -133,11 +143,12 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     Ok(mount.finish())
 }
 
-/// Returns true if all failed tests are those that write a program and then run it (`etxtbsy`).
+/// Returns true if tests failed, and all of them are tests of `ETXTBSY` (`etxtbsy`), which write a
+/// program and then run it.
 ///
-/// These tests have a race on any file system. Another thread of pjdfstest may fork between the
-/// write and the run. The forked child has the program open for writing until the child calls
-/// execve(2). So the run fails with `ETXTBSY`.
+/// The tests of `ETXTBSY` have a race on any file system: another thread of pjdfstest may fork
+/// between the write and the run of the program. The forked child has the program open for writing
+/// until the child calls execve(2). So the run fails with `ETXTBSY`.
 fn has_lost_race(output: &str) -> bool {
     let plain = without_colours(output);
     let mut failed = plain.lines().filter(|line| line.ends_with("FAILED")).peekable();
@@ -188,6 +199,11 @@ pub(super) fn fsx_store(site: &Site) -> Outcome {
     check_fsx(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
+/// Runs fsx on the example of an asynchronous back end.
+pub(super) fn fsx_async(site: &Site) -> Outcome {
+    check_fsx(site, Source::AsyncMemory, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
 /// Runs fsx on a new mount, once with mappings and once without.
 fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "fsx", FSX_VERSION)?;
@@ -229,8 +245,8 @@ fn check_stress_ng(site: &Site) -> Result<Outcome, Outcome> {
     Ok(mount.finish())
 }
 
-/// Installs `name` in `version` below the target directory, if it is missing. Returns the path of
-/// its program.
+/// Installs the crate `name` in the version `version` with cargo, if it is missing. Returns the
+/// path of the installed program.
 fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome> {
     let program = site.tools.join("bin").join(name);
     if program.exists() {
@@ -239,12 +255,12 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     let mut command = Command::new("cargo");
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
-    // Build without much optimization, which is faster. The tools mostly wait for the mount, so
-    // they need none.
+    // Build the tools with little optimization, which takes less time. The tools mostly wait for
+    // the mount, so optimization would not help.
     command.args(["--profile", "dev"]).env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
     command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     let log = site.folder.join("install.log");
-    // Try several times, since the registry may fail to answer at times.
+    // Try several times, because the package registry sometimes does not answer.
     for _ in 0..INSTALL_TRIES {
         if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
             return Ok(program);

@@ -9,12 +9,13 @@
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
 //! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
 //!
-//! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. If a call
-//! reached the kernel, it would fail, and so would the program. One control checks that the
-//! namespace is closed. Another control checks the count of system calls.
+//! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. If an IPC call
+//! of a program reached the kernel, the call would fail, and so would the program. One control
+//! checks that the namespace is closed. Another control checks that strace(1) counts the system
+//! calls.
 //!
-//! If a program is missing and cannot be installed, its part is skipped. Then the suite counts as
-//! skipped, not as passed.
+//! If a program is missing and cannot be installed, its part of the suite is skipped. Then the
+//! suite counts as skipped, not as passed.
 //!
 //! Source: the manuals of the programs; `ipc_namespaces(7)`, `proc_sys_kernel(5)`.
 
@@ -45,7 +46,8 @@ const OWN_PERL: &str = include_str!("programs/sysv.pl");
 
 const SEMOPS: usize = 100_000;
 
-/// The number of the system call semtimedop(2), for which Perl has no function.
+/// The number of the system call semtimedop(2). The Perl script calls it by number, because Perl
+/// has no function for it.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
 /// The system calls of System V IPC. semtimedop(2) is included, because the C library may use it
@@ -66,7 +68,7 @@ const CALLS: [&str; 12] = [
 ];
 
 /// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
-/// rounds. Each round makes two semop(2) calls, and some rounds also make the other calls.
+/// rounds. Each round makes two semop(2) calls. Only some rounds make the other calls.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -87,12 +89,13 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Maximum number of futex(2) calls that a long run may make beyond those of a short run. Before
-/// the preload library first writes to a page of the caller, it checks the page with one futex(2).
-/// A long run may use a few more pages.
+/// Before the preload library first writes to a page of the caller, it checks the page with one
+/// futex(2) call. A long run may use a few more pages than a short run. So it may make at most this
+/// many more futex(2) calls.
 const PAGES_MAX: usize = 8;
 
-/// The option of strace(1) that selects futex(2), and the calls that must not reach the kernel.
+/// The option of strace(1) that selects the calls to record: the System V IPC calls, which must not
+/// reach the kernel, and futex(2).
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
@@ -116,8 +119,8 @@ pub(super) fn programs(site: &Site) -> Outcome {
     tally.finish_as_one()
 }
 
-/// Builds commands that run in a closed IPC namespace of the kernel. It is closed because its
-/// limits are 0, so the kernel creates no IPC objects in it.
+/// Builds commands that run in a closed IPC namespace of the kernel. The namespace is closed
+/// because its limits are 0, so the kernel creates no IPC objects in it.
 struct Closed<'s> {
     site: &'s Site,
     /// True if the program under test supports shared memory (`--shm`).
@@ -132,8 +135,8 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command that runs without corewalk in an IPC namespace of the kernel whose limits
-    /// are 0. So it cannot create IPC objects.
+    /// Returns a command that runs without corewalk. The command runs in a new IPC namespace of the
+    /// kernel, whose limits are 0. So it cannot create IPC objects.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
@@ -187,9 +190,10 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
 
 /// Counts the system calls of a program that makes 100,000 semop(2) calls and some others.
 ///
-/// None of [`CALLS`] may reach the kernel. The program may make at most [`PAGES_MAX`] more futex(2)
-/// calls than the same program with one round. As a control, the program runs without corewalk:
-/// then strace(1) must show the calls.
+/// With corewalk, none of [`CALLS`] may reach the kernel. The number of futex(2) calls must not
+/// grow with the number of semop(2) calls. So the program also runs with only one round of calls,
+/// and the full run may make at most [`PAGES_MAX`] more futex(2) calls. As a control, the program
+/// runs without corewalk, and strace(1) must show the calls.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -213,7 +217,7 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// How many calls of each system call reached the kernel, by its name.
+/// The number of calls that reached the kernel, by the name of the system call.
 type Counts = BTreeMap<String, usize>;
 
 /// Runs [`ALL_CALLS`] under strace(1). Both are arguments of `command`.
@@ -348,7 +352,7 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
 }
 
 /// Runs a Python program that looks up the functions of System V IPC in the C library with
-/// dlsym(3). The lookup must find those of the preload library.
+/// dlsym(3). dlsym(3) must return the functions of the preload library.
 fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 import ctypes
@@ -392,8 +396,8 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // A Python program that checks that the headers of Python are installed. It also checks for
-    // ensurepip, which a virtual environment needs.
+    // A Python program that checks that the headers of Python and the module ensurepip are
+    // installed. A virtual environment needs ensurepip.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -402,7 +406,8 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // Ignore the result. If the installation has failed, the script fails and prints a message.
+        // Ignore the results. If python3-dev or python3-venv could not be installed, the shell
+        // script below fails and prints a message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -425,9 +430,9 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
-    // Accept status 7, which only says that a stressor was ended while it counted an operation.
-    // That is likely at a million operations per second. But require the line "successful run
-    // completed".
+    // Accept exit status 7 of stress-ng. It only says that a stressor was ended while it counted an
+    // operation, which is likely at a million operations per second. But require the line
+    // "successful run completed".
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());

@@ -147,8 +147,8 @@ user "$BIN/pg_ctl" -D data -w -m fast stop
     })
 }
 
-/// As a user other than root, makes an archive with owners and devices under fakeroot, on the
-/// mount.
+/// Makes an archive with owners and devices on the mount, under fakeroot and as a user other than
+/// root.
 pub(super) fn fakeroot(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir home

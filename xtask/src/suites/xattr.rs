@@ -1,12 +1,14 @@
 //! Comparison of extended attributes and ACLs with those of ext4, call by call.
 //!
-//! A program (`crates/corewalk/examples/xattr_calls.rs`) makes the same system calls on a new ext4
-//! in a loop device and on the mount under test. It prints the results, errnos and bytes. Both
-//! outputs must be equal. The ext4 has the feature `ea_inode`, which allows values of 64 KiB.
+//! The program `crates/corewalk/examples/xattr_calls.rs` makes system calls and prints their
+//! results, errnos and bytes. The suite runs it on the mount under test, and on a new ext4 in a
+//! loop device. Both outputs must be equal. The ext4 has the feature `ea_inode`, which allows
+//! values of 64 KiB.
 //!
-//! Two cases are not compared. First, if names take more than a block, ext4 returns `ENOSPC` even
-//! with `ea_inode`. A unit test of tmpfs covers its limit of 64 KiB of names. Second, FUSE has no
-//! immutable files, which the LTP test setxattr03 needs.
+//! Two cases are left out, because the two file systems must differ there. First, if names take
+//! more than a block, ext4 returns `ENOSPC` even with `ea_inode`. A unit test of tmpfs covers its
+//! limit of 64 KiB of names. Second, the LTP test setxattr03 needs immutable files, which FUSE does
+//! not have.
 //!
 //! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
 
@@ -23,7 +25,7 @@ use std::{
 
 /// The size of the ext4 file system in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// Minimum number of lines in each output. A complete output has about 800.
+/// Minimum number of lines in the transcript of ext4. A complete transcript has about 800.
 const LINES_MIN: usize = 600;
 /// Maximum number of differences that are printed.
 const SHOWN_MAX: usize = 40;

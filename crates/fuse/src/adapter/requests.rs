@@ -35,7 +35,7 @@ impl Adapter {
     ) {
         let name = name.as_bytes();
         let result = self.guarded(|server| server.make(caller, parent, name, new));
-        let timeouts = Timeouts::of(&self.server);
+        let timeouts = Timeouts::of(self.server.options());
         let retry = || -> Retry<EntryOut> {
             let (name, target, new) =
                 (name.to_vec(), new.target.to_vec(), (new.mode, new.umask, new.rdev));
@@ -47,8 +47,8 @@ impl Adapter {
         self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and sends the reply. If fsync of the back end may wait, an
-    /// offload thread does both.
+    /// Makes a file or directory durable and sends the reply. If the back end's fsync may wait, an
+    /// offload thread calls it and sends the reply.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -123,7 +123,8 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a number of written bytes. It fits 32 bits, because no request asks for more bytes.
+/// Replies to a write or a copy with the number of written bytes. The number fits 32 bits, because
+/// no request asks for more bytes.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -150,12 +151,13 @@ impl Filesystem for Adapter {
                     Generation(0),
                 );
             }
-            found => entry(Timeouts::of(&self.server), found, reply),
+            found => entry(Timeouts::of(self.server.options()), found, reply),
         }
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // Ignore the result: a forget has no reply, and `guarded` has already counted a panic.
+        // Ignore the result, since a forget has no reply. If the server panics, `guarded` adds one
+        // to the server's counter of panics.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -163,7 +165,7 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        let (timeouts, handle) = (Timeouts::of(&self.server), fh.map_or(0, |fh| fh.0));
+        let (timeouts, handle) = (Timeouts::of(self.server.options()), fh.map_or(0, |fh| fh.0));
         let attr = self.guarded(|server| server.getattr_through(ino.0, handle));
         attributes(timeouts, attr, reply);
     }
@@ -199,7 +201,7 @@ impl Filesystem for Adapter {
         let result = self.guarded(|server| server.setattr(caller, ino.0, change));
         let retry =
             || -> Retry<Attr> { Box::new(move |server| server.setattr(caller, ino.0, change)) };
-        let timeouts = Timeouts::of(&self.server);
+        let timeouts = Timeouts::of(self.server.options());
         self.answer_or_retry(result, retry, move |result| attributes(timeouts, result, reply));
     }
 
@@ -298,7 +300,7 @@ impl Filesystem for Adapter {
             let name = name.to_vec();
             Box::new(move |server| server.link(caller, ino.0, newparent.0, &name))
         };
-        let timeouts = Timeouts::of(&self.server);
+        let timeouts = Timeouts::of(self.server.options());
         self.answer_or_retry(linked, retry, move |linked| entry(timeouts, linked, reply));
     }
 
@@ -346,7 +348,8 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Use the flags in the request, because fcntl(2) may have changed those of open(2).
+        // Use the open file's flags in the write request. fcntl(2) may have changed `O_APPEND`
+        // since open(2).
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -442,12 +445,12 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut taken = 0_usize;
-        let timeouts = Timeouts::of(&self.server);
+        let timeouts = Timeouts::of(self.server.options());
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
-                // Node 0 means that the server's lookup of the name has failed. Send the entry
-                // without attributes. If a program uses the name, the kernel looks it up and gets
-                // the error of the lookup.
+                // If the server's lookup of a listed name has failed, the entry has node number 0.
+                // Send such an entry without attributes. If a program uses the name, the kernel
+                // looks it up and gets the error of the lookup.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
@@ -566,7 +569,7 @@ impl Filesystem for Adapter {
             let new = NewFile { mode, umask, ..NewFile::default() };
             Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))
         };
-        let timeouts = Timeouts::of(&self.server);
+        let timeouts = Timeouts::of(self.server.options());
         self.answer_or_retry(result, retry, move |result| created(timeouts, kept, result, reply));
     }
 
@@ -634,7 +637,8 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // A copy fails only if no byte was copied, so repeating it copies no byte twice.
+        // It is safe to repeat the copy, because `copy_file_range` fails only if it has copied no
+        // byte.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

@@ -2,12 +2,13 @@
 //!
 //! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
 //! server may not have handled that forget when the next write arrives. So a program that removes
-//! one file to make space for another could get `ENOSPC`. To avoid that, the adapter tries such a
-//! request again a few times. It passes the error on only after the forgets had time to arrive.
+//! one file to make space for another could get `ENOSPC`. To avoid that, the adapter repeats a
+//! request that failed with `ENOSPC` a few times. It passes the error on only after the forgets had
+//! time to arrive.
 //!
-//! The retries run on an offload thread (`offload`), since the thread of the request has to read
-//! the forgets. Meanwhile the calling process waits for the answer, so the requests of one process
-//! keep their order.
+//! The adapter repeats the request on an offload thread (`offload`). The thread that has read the
+//! request must go on reading: the forgets that free space are among the next requests. Meanwhile
+//! the calling process waits for the answer, so the requests of one process keep their order.
 
 use std::time::Duration;
 
@@ -28,8 +29,9 @@ impl Adapter {
     /// request up to three times, with a pause before each time. Stops as soon as the request has
     /// another result.
     ///
-    /// `retry` copies the arguments of the request, and returns a function that runs the request
-    /// again. It is called only for `ENOSPC`, so a request that succeeds copies nothing.
+    /// If `result` is `ENOSPC`, this method calls `retry`. `retry` copies the arguments of the
+    /// request, and returns a function that runs the request again. So a request that succeeds
+    /// copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         result: Result<T, fuser::Errno>,

@@ -8,7 +8,7 @@ use crate::server::{Change, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
 /// The flag of a getattr request that has a valid handle (`FUSE_GETATTR_FH`).
-const GETATTR_HANDLE: u32 = 1;
+pub(crate) const GETATTR_HANDLE: u32 = 1;
 
 /// Tells which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).
 struct Valid(u32);
@@ -34,8 +34,8 @@ impl Valid {
         self.has(bit).then_some(value)
     }
 
-    /// Returns the time to set, if the field with the bit `bit` is valid. The bit `now` stands for
-    /// the current time.
+    /// Returns the time that a setattr request sets, or None if the bit `bit` says that the time is
+    /// not valid. If the bit `now` is set, it is the current time.
     fn time(&self, bit: u32, now: u32, time: Timespec) -> Option<SetTime> {
         let time = if self.has(now) { SetTime::Now } else { SetTime::At(time) };
         self.field(bit, time)
@@ -62,23 +62,8 @@ impl Requests {
 
     pub(super) fn setattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
-        let mut args = message.args();
-        let (valid, _padding) = (Valid(args.u32()?), args.u32()?);
-        let (handle, size, _lock_owner) = (args.u64()?, args.u64()?, args.u64()?);
-        let secs = [args.u64()?, args.u64()?, args.u64()?];
-        let nanos = [args.u32()?, args.u32()?, args.u32()?];
-        let time = |index: usize| Timespec { secs: secs[index] as i64, nanos: nanos[index] };
-        let (mode, _unused) = (args.u32()?, args.u32()?);
-        let (uid, gid) = (args.u32()?, args.u32()?);
-        let set = SetAttr::default()
-            .with_mode(valid.field(Valid::MODE, mode & 0o7777))
-            .with_uid(valid.field(Valid::UID, uid))
-            .with_gid(valid.field(Valid::GID, gid))
-            .with_size(valid.field(Valid::SIZE, size))
-            .with_atime(valid.time(Valid::ATIME, Valid::ATIME_NOW, time(0)))
-            .with_mtime(valid.time(Valid::MTIME, Valid::MTIME_NOW, time(1)))
-            .with_ctime(valid.field(Valid::CTIME, time(2)));
-        let change = Change::new(set).with_handle(valid.field(Valid::HANDLE, handle));
+        let (set, handle) = attributes_to_set(message)?;
+        let change = Change::new(set).with_handle(handle);
         let attr = self.server.setattr(header.caller, header.node, change)?;
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
     }
@@ -109,7 +94,8 @@ impl Requests {
         self.server.removexattr(header.caller, header.node, message.args().name()?)
     }
 
-    /// Answers a request for the value of one extended attribute, or for the names of all.
+    /// Answers a getxattr or listxattr request: with the value of one extended attribute, or with
+    /// the names of all.
     pub(super) fn read_xattr(
         &self,
         message: &Message<'_>,
@@ -130,4 +116,26 @@ impl Requests {
             XattrAnswer::Value(value) => body.bytes(&value),
         }
     }
+}
+
+/// Reads the arguments of a request that sets attributes: the attributes to set, and the handle of
+/// the open file if the request has one.
+pub(crate) fn attributes_to_set(message: &Message<'_>) -> Result<(SetAttr, Option<u64>), Errno> {
+    let mut args = message.args();
+    let (valid, _padding) = (Valid(args.u32()?), args.u32()?);
+    let (handle, size, _lock_owner) = (args.u64()?, args.u64()?, args.u64()?);
+    let secs = [args.u64()?, args.u64()?, args.u64()?];
+    let nanos = [args.u32()?, args.u32()?, args.u32()?];
+    let time = |index: usize| Timespec { secs: secs[index] as i64, nanos: nanos[index] };
+    let (mode, _unused) = (args.u32()?, args.u32()?);
+    let (uid, gid) = (args.u32()?, args.u32()?);
+    let set = SetAttr::default()
+        .with_mode(valid.field(Valid::MODE, mode & 0o7777))
+        .with_uid(valid.field(Valid::UID, uid))
+        .with_gid(valid.field(Valid::GID, gid))
+        .with_size(valid.field(Valid::SIZE, size))
+        .with_atime(valid.time(Valid::ATIME, Valid::ATIME_NOW, time(0)))
+        .with_mtime(valid.time(Valid::MTIME, Valid::MTIME_NOW, time(1)))
+        .with_ctime(valid.field(Valid::CTIME, time(2)));
+    Ok((set, valid.field(Valid::HANDLE, handle)))
 }

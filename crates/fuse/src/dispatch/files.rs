@@ -12,10 +12,10 @@ use crate::wire::{Args, Body, Message, Opcode};
 /// The flag of a write request that writes back cached pages (`FUSE_WRITE_CACHE`).
 const WRITE_CACHE: u32 = 1;
 /// The flag of an fsync request for fdatasync(2) (`FUSE_FSYNC_FDATASYNC`).
-const FSYNC_DATA: u32 = 1;
+pub(crate) const FSYNC_DATA: u32 = 1;
 /// The inode number of a listed entry whose lookup has failed, as libfuse reports it
 /// (`FUSE_UNKNOWN_INO`). The C library skips an entry with the number 0.
-const UNKNOWN_INO: u64 = 0xffff_ffff;
+pub(crate) const UNKNOWN_INO: u64 = 0xffff_ffff;
 
 impl Requests {
     pub(super) fn open(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
@@ -60,7 +60,8 @@ impl Requests {
         let mut args = message.args();
         let Range { handle, offset, size } = Range::of(&mut args)?.checked()?;
         let (write_flags, _lock_owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
-        // Use the flags in the request, because fcntl(2) may have changed those of open(2).
+        // Use the open file's flags in the write request. fcntl(2) may have changed `O_APPEND`
+        // since open(2).
         let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
         let origin = match write_flags & WRITE_CACHE {
             0 if appends => WriteOrigin::Append,
@@ -100,9 +101,9 @@ impl Requests {
         let Range { handle, offset, size } = Range::of(&mut message.args())?;
         let node = message.header.node;
         let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
-            // Node 0 means that the server's lookup of the name has failed. Send the entry without
-            // attributes. If a program uses the name, the kernel looks it up and gets the error of
-            // the lookup.
+            // If the server's lookup of a listed name has failed, the entry has node number 0. Send
+            // such an entry without attributes. If a program uses the name, the kernel looks it up
+            // and gets the error of the lookup.
             let (ino, found) = match entry.node {
                 0 => (UNKNOWN_INO, None),
                 node => (attr.ino, Some((node, self.timeouts.set_by(attr), attr))),
@@ -143,7 +144,8 @@ impl Requests {
         match header.opcode {
             Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
             _ => {
-                // The number fits 32 bits, because the server copies at most 128 MiB at once.
+                // The number of copied bytes fits 32 bits, because the server copies at most 128
+                // MiB at once.
                 body.u32(u32::try_from(copied).unwrap_or(u32::MAX))?;
                 body.u32(0)
             }
@@ -152,22 +154,23 @@ impl Requests {
 }
 
 /// The first arguments of a request that reads or writes.
-struct Range {
-    handle: u64,
-    offset: u64,
-    size: u32,
+pub(crate) struct Range {
+    pub(crate) handle: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u32,
 }
 
 impl Range {
-    fn of(args: &mut Args<'_>) -> Result<Range, Errno> {
+    pub(crate) fn of(args: &mut Args<'_>) -> Result<Range, Errno> {
         Ok(Range { handle: args.u64()?, offset: args.u64()?, size: args.u32()? })
     }
 
     /// Returns the range of a file.
     ///
     /// # Errors
-    /// As those of [`offset`]. The offset of a listing is a cookie, which needs no check.
-    fn checked(self) -> Result<Range, Errno> {
+    /// `EINVAL` if [`offset`] refuses the offset. Do not call this method for a request for a
+    /// listing: its offset is a cookie, which may have any value.
+    pub(crate) fn checked(self) -> Result<Range, Errno> {
         offset(self.offset).map(|_| self)
     }
 }
@@ -175,13 +178,14 @@ impl Range {
 /// Returns an offset or a length of a file.
 ///
 /// # Errors
-/// `EINVAL` if it does not fit `loff_t`. Then the back end can add the length of the data without
-/// an overflow.
-fn offset(bytes: u64) -> Result<u64, Errno> {
+/// `EINVAL` if the offset or the length does not fit `loff_t`. So the back end can add the length
+/// of the data to a valid offset without an overflow.
+pub(crate) fn offset(bytes: u64) -> Result<u64, Errno> {
     if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
-/// Returns the result of a listing. If entries were taken before an error, the result is a success.
+/// Returns the result of a listing. A listing that fails after it has added entries to the answer
+/// succeeds with these entries.
 fn unless_entries_were_taken(listed: Result<(), Errno>, body: &Body<'_>) -> Result<(), Errno> {
     if body.len() > 0 { Ok(()) } else { listed }
 }

@@ -1,7 +1,7 @@
-//! A fuzz test of messages. A message may have any bytes, as if the kernel had sent them.
+//! A fuzz test of FUSE requests. A request may contain any bytes, as if the kernel had sent them.
 //!
-//! The dispatcher must not panic. Every request that D.1 does not exempt must get an answer, and
-//! the answer must fit the buffer of the transport.
+//! The test checks that the dispatcher never panics. It also checks that every request gets an
+//! answer, unless guarantee D.1 exempts it, and that the answer fits the buffer of the transport.
 
 use std::sync::mpsc::channel;
 
@@ -15,7 +15,8 @@ use crate::server::{NewFile, WriteOrigin};
 
 const ROOT: u64 = crate::server::ROOT_NODE;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
-/// The nodes that the messages of the corpus name: a directory, a file in it, and a symbolic link.
+/// The node numbers in the messages of the fuzz corpus: a directory, a file in it, and a symbolic
+/// link.
 const NODES: [u64; 3] = [2, 3, 4];
 /// The content of the file.
 const CONTENT: &[u8] = b"content";
@@ -42,7 +43,8 @@ fn small() -> Arc<Dispatcher> {
     dispatcher
 }
 
-/// Serves a message. Returns the error, or `Ok` for a success or for a forget.
+/// Serves a message. Returns the error of the answer, or `Ok` for a success or for a request
+/// without an answer.
 fn serve(
     dispatcher: &Arc<Dispatcher>,
     message: Message<'_>,
@@ -61,14 +63,14 @@ fn serve(
         Outcome::Later => {
             let (send, answer) = channel();
             let reply = move |body: Result<&[u8], Errno>| send.send(body.map(drop)).unwrap();
-            dispatcher.serve_later(message.to_owned(), reply);
+            dispatcher.serve_later(message.to_owned(), Box::new(reply));
             answer.recv().expect("every request gets an answer")
         }
     }
 }
 
-/// Serves `input` as a message of the device, and its parts as a message of io_uring. Returns the
-/// operation and the error.
+/// Serves `input` twice: as one message, as the FUSE device delivers it, and split into parts, as
+/// io_uring delivers it. Returns the opcode and the result of the request.
 fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let dispatcher = small();
     let mut buffer = vec![0; dispatcher.payload_bytes()];
@@ -95,7 +97,8 @@ fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let parts = Message::parse_parts(header, &op_in, rest);
     assert_eq!(parts, Ok(message));
     let _ = serve(&dispatcher, message, &mut buffer);
-    // Split the message where the kernel never splits it. Even then the dispatcher must not panic.
+    // Split the message in the middle, where the kernel never splits it. The dispatcher must not
+    // panic even then.
     let (fixed, rest) = args.split_at(args.len() / 2);
     if let Ok(message) = Message::parse_parts(header, fixed, rest) {
         let _ = serve(&dispatcher, message, &mut buffer[..100]);

@@ -53,16 +53,18 @@ fn serve(dispatcher: &Dispatcher, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Serves a message that has to run later. Returns a function that waits for the answer.
+/// Passes a request to an offload thread, which serves it. Returns a function that waits for the
+/// answer.
 fn serve_later(
     dispatcher: &Arc<Dispatcher>,
     bytes: &[u8],
 ) -> impl FnOnce() -> Result<Vec<u8>, Errno> + use<> {
     let (send, answer) = channel();
     let message = Message::parse(bytes).expect("the message is whole");
-    dispatcher.serve_later(message.to_owned(), move |result| {
+    let reply = move |result: Result<&[u8], Errno>| {
         send.send(result.map(<[u8]>::to_vec)).expect("the test waits for the answer");
-    });
+    };
+    dispatcher.serve_later(message.to_owned(), Box::new(reply));
     move || answer.recv_timeout(PATIENCE).expect("the offload thread answers")
 }
 
@@ -155,8 +157,9 @@ fn fsync_that_waits_delays_no_other_request() {
     assert_eq!(answer(), Ok(Vec::new()));
 }
 
-/// The thread of the last request may end while an fsync runs. The drop of the dispatcher must then
-/// wait for the fsync, and must not run on the offload thread, which cannot wait for itself.
+/// Checks that the drop of the dispatcher waits for a running fsync. The last transport thread may
+/// drop the dispatcher while an fsync runs on an offload thread. The offload thread itself must not
+/// drop it, because a thread cannot wait for its own end.
 #[test]
 fn drop_waits_for_requests_that_run_later() {
     let (wake, woken) = channel::<()>();
@@ -191,7 +194,7 @@ fn request_that_panics_gets_an_error_and_the_next_one_works() {
     }
 }
 
-/// A panic on an offload thread must not lose the answer either.
+/// Checks that a request gets an answer even if it panics on an offload thread.
 #[test]
 fn fsync_that_panics_gets_an_error() {
     let fs = Hooked::new(|what, _| assert!(what != "fsync", "on purpose"));

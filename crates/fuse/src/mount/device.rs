@@ -1,7 +1,8 @@
 //! The FUSE device: how it is opened, mounted and unmounted.
 //!
-//! Root mounts with mount(2). For any other user fusermount3(1) mounts, and sends the open device
-//! over a socket. An environment variable tells fusermount3(1) the descriptor of the socket.
+//! The user root mounts by calling mount(2). For any other user, the program fusermount3(1) mounts,
+//! and sends the open device over a socket. An environment variable tells fusermount3(1) the
+//! descriptor of the socket.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
 //! fusermount3(1).
@@ -125,14 +126,16 @@ impl Device {
     /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the kernel does not know
     /// the node.
     pub(crate) fn notify_inval_inode(&self, node: u64, pages: Pages) -> Result<(), Errno> {
-        // Offset -1 tells the kernel to keep the pages. Length 0 stands for the rest of the file.
+        // In this notification, offset -1 tells the kernel to keep the pages. Length 0 stands for
+        // the rest of the file.
         let offset = if pages == Pages::Keep { u64::MAX } else { 0 };
         let body: Vec<u8> = [node, offset, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &body))
     }
 
     /// Tells the kernel to drop the name `name` in the directory `parent`. A thread that serves
-    /// requests must not call this, since the kernel locks the directory.
+    /// requests must not call this method. The kernel locks the directory, and the holder of that
+    /// lock may wait for a request.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is no directory. `ENODEV` or `ENOTCONN` if the mount has ended. It is
@@ -147,7 +150,8 @@ impl Device {
     }
 
     /// Tells the kernel to drop the nodes `nodes` from its cache, except nodes in use. A thread
-    /// that serves requests must not call this, since the kernel may first have to write pages.
+    /// that serves requests must not call this method. The kernel may first have to write dirty
+    /// pages, for which it sends requests.
     ///
     /// # Errors
     /// `EINVAL` if the kernel does not know the notification. `ENODEV` or `ENOTCONN` if the mount
@@ -163,8 +167,8 @@ impl Device {
         Ok(())
     }
 
-    /// Returns a device of the same connection that one thread can have for itself. If this user
-    /// may not open the device, it is a copy of the descriptor.
+    /// Returns a FUSE device of the same connection for the use of one thread. It is a clone of the
+    /// mounted device. If this user may not open `/dev/fuse`, it is a duplicate of the descriptor.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`.
@@ -182,7 +186,8 @@ impl Device {
     }
 }
 
-/// Returns the result of a notification. That the kernel has nothing cached is no error.
+/// Returns the result of a notification, but a success for `ENOENT`. The kernel returns `ENOENT` if
+/// it has nothing cached for the node or the name, which is no error.
 fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
@@ -304,8 +309,9 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting the program does not tell whether it exists. If this user may not search
-/// one of the directories, the error is `EACCES` in any case.
+/// The function searches `PATH`, because the error of starting fusermount3(1) does not tell whether
+/// the program exists. If this user may not search one of the directories in `PATH`, that error is
+/// `EACCES` even if no directory contains the program.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
@@ -352,7 +358,7 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     list
 }
 
-/// Returns the options for fusermount3(1). A comma inside an option is escaped, since
+/// Returns the options for fusermount3(1). A comma inside an option's value is escaped, since
 /// fusermount3(1) separates options by commas.
 fn fusermount_options(options: &Options, mount: &MountOptions) -> OsString {
     use std::os::unix::ffi::OsStringExt as _;

@@ -6,7 +6,8 @@ use bitflags::bitflags;
 
 use crate::transport::Transport;
 
-/// The default number of threads. It suits back ends in which every request has to wait.
+/// The default number of threads. It suits back ends in which every request has to wait for a disk
+/// or a network.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).
@@ -42,7 +43,8 @@ pub struct MountOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllowedUsers {
-    /// Only the user that has mounted the file system may use it. Not even root may.
+    /// Only the user that has mounted the file system may use it. All others get an error, even
+    /// root.
     Owner,
     /// All users, as far as permissions allow (`allow_other`).
     Everyone,

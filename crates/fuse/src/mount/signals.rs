@@ -26,8 +26,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// `SIGINT`, `SIGTERM` or `SIGHUP`. After a signal it unmounts the mount, so no mount without a
 /// server is left.
 ///
-/// If the mount is in use when a signal comes, it is detached, and its users lose the server when
-/// the process ends. If `SIGHUP` was ignored at the start, as under nohup(1), it stays ignored.
+/// If the mount is in use when a signal comes, the mount is detached, and its users lose the server
+/// when the process ends. If `SIGHUP` was ignored at the start of the process, as under nohup(1),
+/// it stays ignored.
 ///
 /// # Errors
 /// The errors of [`Mount::new`] and [`Mount::wait_or_unmount`].
@@ -55,8 +56,8 @@ pub fn serve(
 
 /// The signals that end a mount: `SIGINT`, `SIGTERM`, and `SIGHUP` unless it is ignored.
 ///
-/// After [`EndSignals::watch`] these signals no longer end the process, even if the `EndSignals`
-/// value is dropped.
+/// After [`EndSignals::watch`], `SIGINT`, `SIGTERM` and `SIGHUP` no longer end the process, even if
+/// the `EndSignals` value is dropped.
 #[derive(Debug)]
 pub struct EndSignals {
     sender: Sender<Event>,
@@ -72,8 +73,8 @@ enum Event {
 }
 
 impl EndSignals {
-    /// Starts to watch the signals. Call it before the mount is made, so that no signal leaves a
-    /// mount behind.
+    /// Installs handlers for the signals that end a mount. Call this function before the mount is
+    /// made, so that no signal can end the process and leave the mount behind.
     ///
     /// # Errors
     /// [`MountError::System`] if the handlers cannot be installed.
@@ -94,7 +95,7 @@ impl EndSignals {
     }
 }
 
-impl Mount {
+impl<S: Send + Sync + 'static> Mount<S> {
     /// Waits until the mount has ended, or one of `signals` comes. After a signal it unmounts the
     /// mount. A mount in use is detached, and the call does not wait for its users.
     ///
@@ -105,8 +106,8 @@ impl Mount {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // Ignore an error: the send fails if a signal has already ended the mount, and then the
-            // process ends soon.
+            // Ignore an error: the receiver is gone only if a signal has already ended the mount,
+            // and then the process ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {
@@ -118,13 +119,15 @@ impl Mount {
 
 fn unmount(point: &Mountpoint, events: &Receiver<Event>) -> Result<(), MountError> {
     match point.unmount() {
-        // Wait for the end of the mount, but not for ever. A copy of the mount in another mount
-        // namespace may keep it alive; programs that use the copy lose the server.
+        // Wait for the end of the FUSE connection, but not for ever. A copy of the mount in another
+        // mount namespace may keep the connection alive. Programs that use this copy get errors
+        // after this process has ended.
         Ok(Unmounted::Done) => match events.recv_timeout(END_TIMEOUT) {
             Ok(Event::Ended(result)) => result,
             Ok(Event::Signal) | Err(_) => Ok(()),
         },
-        // Programs may keep files of a detached mount open for ever, so do not wait for its end.
+        // The mount is detached. It ends when programs have closed all their files in it, which may
+        // never happen. So do not wait for that.
         Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
         Err(error) => Err(MountError::System("unmounting", error)),
     }

@@ -76,20 +76,20 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Returns true if the FUSE mount at `path` has lost its server. Only a call that sends a request
-/// shows that, because the kernel caches the attributes of the root.
+/// Returns true if the FUSE mount at `path` has lost its server. The function calls statfs(2),
+/// which always sends a request to the server. The kernel could answer stat(2) from its cache.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Locks the directory `path`, on which nothing is mounted yet.
 ///
-/// If another process has the lock, the call waits for about a second and then continues without
-/// it. Any process that can read the directory can lock it with flock(1), so a longer wait could
-/// block all mounts.
+/// If another process holds the lock on the directory, the call waits for about a second and then
+/// continues without the lock. Any process that can read the directory can lock it with flock(1),
+/// so a longer wait could block all mounts.
 ///
 /// # Errors
-/// [`MountError::Busy`] if meanwhile a file system was mounted on `path`.
+/// [`MountError::Busy`] if another process has mounted a file system on `path` meanwhile.
 pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // Continue without a lock if the directory cannot be opened, or if its file system has no
@@ -195,8 +195,9 @@ mod tests {
         assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 35, "/mnt/twice")));
     }
 
-    /// A bind mount of `/dir` must have another mount number than the mount it copies. Both have
-    /// the same device number. Column 4 of the table shows the directory that is mounted.
+    /// Checks two mounts of one file system in `/proc/self/mountinfo`: the original mount, and a
+    /// bind mount of its directory `/dir`. The two lines have different mount numbers, but the same
+    /// device number.
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();

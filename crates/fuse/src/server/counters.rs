@@ -2,8 +2,9 @@
 //!
 //! Each counter is spread over several cache lines, so that threads do not contend for it. A hit is
 //! a name that the cache resolved for a request, without the back end. The number of hits is the
-//! number of requested names minus the number of misses. So it is exact only while no request runs.
-//! The name of a new file is neither a hit nor a miss.
+//! number of requested names minus the number of misses. A running request has counted its names,
+//! but perhaps not yet its misses. So the number of hits is exact only while no request runs. The
+//! name of a new file is neither a hit nor a miss.
 
 use std::fmt::Write as _;
 
@@ -42,14 +43,15 @@ pub struct Counters {
     pub hits: u64,
     /// The number of names that the back end has resolved.
     pub misses: u64,
-    /// The number of failed attempts of walks, and of translations of an inode to its path. An
-    /// attempt fails because of a concurrent change, and is repeated.
+    /// The number of retries of path walks, and of translations of an inode to its path. An attempt
+    /// fails because of a concurrent change, and is then repeated.
     pub retries: u64,
-    /// The number of walks that became a ref-walk (a walk that counts references), and of path
-    /// translations that blocked renames of directories, each after several failed attempts.
+    /// The number of operations that took a slow path after several failed attempts. They are walks
+    /// that became a ref-walk (a walk that counts references), and path translations that blocked
+    /// renames of directories.
     pub fallbacks: u64,
-    /// The number of answers of the back end that were not cached, because the name was invalidated
-    /// while the back end was called.
+    /// The number of back-end answers that the cache refused, because the name was invalidated
+    /// during the back-end call.
     pub refused_fills: u64,
     /// Evicted entries.
     pub reclaimed: u64,
@@ -59,7 +61,7 @@ pub struct Counters {
     pub invalidations: u64,
     /// Requests.
     pub requests: u64,
-    /// The number of lookups that the kernel holds now (the sum of `nlookup`).
+    /// The number of lookups that the kernel holds now: the sum of `nlookup` over all inodes.
     pub lookups: u64,
     /// The number of forgets of more lookups than the kernel held.
     pub refused_forgets: u64,
@@ -139,8 +141,8 @@ impl Counters {
         self.to_json_with(&[], None)
     }
 
-    /// Returns one JSON object with these counters, followed by the counters of the back end and by
-    /// the transport. `transport` contains no character that JSON would escape.
+    /// Returns one JSON object with these counters, the counters of the back end, and the
+    /// transport. `transport` must contain no character that JSON would escape.
     pub(crate) fn to_json_with(
         self,
         own: &[(&'static str, u64)],

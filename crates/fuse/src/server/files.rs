@@ -9,11 +9,11 @@ use crate::options::{Ownership, Permissions, WriteCache};
 
 /// The flag of an open by execve(2).
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// Maximum number of bytes that one request copies. After a short copy the caller continues with
-/// the next request.
+/// Maximum number of bytes that the server copies for one request if it reads and writes the data
+/// itself. After a short copy the caller continues with the next request.
 const COPY_BYTES_MAX: u64 = 16 << 20;
-/// Maximum number of bytes that the back end copies for one request, so that it does not hold up
-/// other requests for long.
+/// Maximum number of bytes that the back end copies for one request, so that a long copy does not
+/// hold up other requests.
 const BACK_END_COPY_BYTES_MAX: u64 = 128 << 20;
 /// The bytes that are copied in one step.
 const COPY_CHUNK_BYTES: usize = 128 << 10;
@@ -23,16 +23,16 @@ const COPY_CHUNK_BYTES: usize = 128 << 10;
 pub enum WriteOrigin {
     /// A process has called write(2) and waits for the answer.
     Call,
-    /// A process has called write(2) for a file that is open with `O_APPEND`. The offset is the end
-    /// of the file as the kernel knows it.
+    /// A process has called write(2) for a file that is open with `O_APPEND`. The offset in the
+    /// request is the end of the file in the kernel's cache. The true end may be higher.
     ///
-    /// A pwritev2(2) with `RWF_NOAPPEND` for such a file looks the same, since a request has only
-    /// the flags of the open file. But the caller of pwritev2(2) wants to write at the offset. An
-    /// offset before the end of the file does not tell the two calls apart, because another program
-    /// may have extended the file.
+    /// pwritev2(2) with `RWF_NOAPPEND` can write anywhere in a file that is open with `O_APPEND`.
+    /// The server cannot distinguish its request from that of an append, since a request contains
+    /// only the flags of the open file. Nor does the offset help. The offset of an append may be
+    /// before the end of the file, too, because another program may have extended the file.
     Append,
-    /// The kernel writes back pages that it has collected. Such a request does not name the user
-    /// that wrote the data.
+    /// The kernel writes back dirty pages. The write request does not name the user that has
+    /// written the data, so the server cannot check that user's permission.
     Cache,
 }
 
@@ -43,8 +43,8 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<Opened, Errno> {
-        // For an open for execution, read the current mode first, because the permission depends on
-        // it. For a truncation, too, because it may have to clear set-user-ID and set-group-ID.
+        // An open for execution needs the current mode, because the permission depends on it. A
+        // truncation needs it, because it may have to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -85,15 +85,16 @@ impl Server {
     /// Tells the back end that a client closes a descriptor of an open file.
     ///
     /// # Errors
-    /// `ENOSYS` if the back end needs no such calls; the errors of the back end.
+    /// `ENOSYS` if the back end does nothing when a descriptor is closed; the errors of the back
+    /// end.
     pub fn flush(&self, node: u64, handle: u64) -> Result<(), Errno> {
         self.vfs.flush(&self.inode(node)?, handle)
     }
 
     /// Opens `inode` for `caller`. Checks the permissions with `cred`.
     ///
-    /// For `O_TRUNC`, the server always makes two steps itself, even if the kernel checks
-    /// permissions. It truncates the file, and clears its set-user-ID and set-group-ID bits.
+    /// If `flags` contains `O_TRUNC`, the server truncates the file, and clears its set-user-ID and
+    /// set-group-ID bits. It always does both itself, even if the kernel checks permissions.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -153,9 +154,9 @@ impl Server {
 
     /// Writes at `offset` and returns the number of written bytes.
     ///
-    /// If other programs change the file too, an append goes to the end that the file has now. If
-    /// the kernel collects writes, an append goes to `offset`. In that case the kernel may have
-    /// extended the file, and the back end does not know the new end yet.
+    /// If other programs change the file too, an append goes to the current end of the file in the
+    /// back end. If the kernel has a write-back cache, it may have extended the file, and the back
+    /// end does not know the new end yet. So then an append goes to `offset`.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
@@ -198,20 +199,20 @@ impl Server {
         }
     }
 
-    /// Returns true if another program may have moved the end of a file without informing the
-    /// kernel.
+    /// Returns true if another program may have appended to or truncated a file without informing
+    /// the kernel.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
-    /// Writes for `caller`, and clears set-user-ID and set-group-ID if the caller may not keep
-    /// them.
+    /// Writes `bytes` to `inode` for `caller`. Clears the file's set-user-ID and set-group-ID bits
+    /// if the caller lacks the right to keep them.
     ///
-    /// The caller's groups and capabilities are read only if the file has one of these bits. A
-    /// kernel that checks permissions has already cleared them. It has left only set-group-ID, if
-    /// the group may not execute the file. Such a kernel also blocks changes of the mode until the
-    /// request is answered.
+    /// The server reads the caller's groups and capabilities only if the file has the set-user-ID
+    /// or the set-group-ID bit. A kernel that checks permissions has already cleared both bits,
+    /// with one exception: it leaves set-group-ID if the group may not execute the file. Such a
+    /// kernel also blocks changes of the mode until the request is answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -232,8 +233,9 @@ impl Server {
         }
     }
 
-    /// Writes as `write_for` does, but at the current end of the file. `end` is the end of the file
-    /// as the kernel knows it.
+    /// Appends `bytes` to `inode` for `caller`. Clears the set-user-ID and set-group-ID bits as
+    /// `write_for` does. `end` is the end of the file in the kernel's cache. The true end may be
+    /// higher.
     fn append_for(
         &self,
         caller: Caller,
@@ -323,7 +325,8 @@ impl Server {
         let target = self.counted(to.0)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
-            // The back end need not check whether the end of a range overflows.
+            // Limit the length so that neither the source range nor the target range ends above the
+            // maximum of `loff_t`. Then the back end need not check for an overflow.
             let left = (i64::MAX as u64).saturating_sub(from.2.max(to.2));
             let len = len.min(BACK_END_COPY_BYTES_MAX).min(left);
             let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);

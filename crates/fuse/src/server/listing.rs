@@ -1,18 +1,19 @@
 //! Reading directories.
 //!
-//! `.` and `..` come first, with the cookies 1 and 2. The server adds 2 to each cookie of the back
-//! end, so that no two entries have one cookie (A.1).
+//! In a listing, `.` and `..` come first, with the cookies 1 and 2. The server adds 2 to each
+//! cookie of the back end, so that no two entries have the same cookie (A.1).
 //!
 //! A listing with attributes (`readdirplus`) looks each name up through the cache, so that later
-//! lookups hit. If the back end reports attributes with an entry, they go to the cache and to the
-//! kernel ([`corewalk::Listing`]). The back end may hold locks while it lists. So the server first
-//! collects a batch of names and then looks them up. A lookup can fail, for example because another
-//! file system is mounted on the name. Then the name is listed without attributes. If a program
-//! needs them, the kernel looks the name up and gets the error.
+//! lookups hit. If the back end reports attributes with an entry ([`corewalk::Listing`]), the cache
+//! and the kernel get these attributes. The back end may hold locks while it lists. So the server
+//! first collects a batch of names and then looks them up. A lookup can fail, for example because
+//! another file system is mounted on the name. Then the name is listed without attributes. If a
+//! program needs the attributes, the kernel looks the name up and gets the error.
 //!
-//! For each answer, the server calls the back end's `readdir` once, so the back end chooses the
-//! pages. A batch contains as many names as fit into the kernel's buffer. The protocol does not
-//! tell the server the size of the buffer, so the server learns it from earlier answers.
+//! For each answer to the kernel, the server calls the back end's `readdir` once. So an answer
+//! contains at most the entries of one such call. The server collects as many names as fit into the
+//! kernel's buffer. The protocol does not tell the server the size of that buffer. So the server
+//! estimates it from earlier answers.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -23,16 +24,18 @@ use super::{EntryOut, Server};
 
 /// The number that the server adds to a cookie of the back end to get the cookie for the kernel.
 const COOKIE_SHIFT: u64 = 2;
-/// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
+/// The largest cookie that a back end may use. The sum of this cookie and [`COOKIE_SHIFT`] fits
+/// `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// The number of an entry of which only the name and the kind are known, as libfuse reports it
+/// The inode number that a listing reports for an entry whose number is unknown, as libfuse does
 /// (`FUSE_UNKNOWN_INO`). Many programs skip an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
-/// The size in bytes of an entry of an answer with attributes, without the name (`struct
-/// fuse_direntplus`). Entry and name together are padded to a multiple of 8 bytes.
+/// The size in bytes of a listed entry with attributes (`struct fuse_direntplus`), without its
+/// name. Entry and name together are padded to a multiple of 8 bytes.
 const ENTRY_BYTES: usize = 152;
-/// The smallest and the largest expected size of an answer, in bytes. The smallest is the size of
-/// the kernel's smallest buffer. The largest is the size of the buffer that the C library uses.
+/// The smallest and the largest size that the server expects for the answer to a listing, in bytes.
+/// The kernel's smallest buffer for a listing has 4096 bytes. The C library uses a buffer of 32768
+/// bytes.
 const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
@@ -41,8 +44,8 @@ const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 pub struct Dirent<'a> {
     /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
-    /// The node number. It is 0 if the lookup of an entry with attributes has failed. Then no
-    /// lookup is counted for the entry.
+    /// The node number of the entry. In a listing with attributes it is 0 if the lookup of the name
+    /// has failed. Then the server counts no lookup for the entry.
     pub node: u64,
     /// The file type.
     pub kind: FileKind,
@@ -56,8 +59,8 @@ struct Names {
     /// The expected size of the next answer, in bytes.
     answer_bytes: usize,
     bytes: Vec<u8>,
-    /// For each name: the offset in `bytes` at which the name ends, and the entry that the back end
-    /// reported. A name starts where the previous one ends.
+    /// One pair for each name in `bytes`: the offset at which the name ends, and the entry that the
+    /// back end reported. A name starts where the previous name ends.
     ends: Vec<(usize, ListedEntry)>,
 }
 
@@ -71,9 +74,9 @@ struct ListedEntry {
 }
 
 impl Server {
-    /// Passes a page of the entries of `node` after `cookie` to `sink`. Ends when the back end ends
-    /// the page, or when `sink` breaks at an entry. An entry at which `sink` breaks counts as not
-    /// taken. A page without entries means the end of the directory.
+    /// Passes a page of the entries of `node` after `cookie` to `sink`. The page ends when the back
+    /// end ends it, or when `sink` breaks at an entry. The entry at which `sink` breaks counts as
+    /// not taken. A page without entries means the end of the directory.
     ///
     /// # Errors
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
@@ -136,9 +139,9 @@ impl Server {
         if taken > 0 { Ok(()) } else { result }
     }
 
-    /// Lists like [`Server::readdir`], but with attributes. Each entry except `.` and `..` counts
-    /// one lookup when `sink` has taken it (A.2). `.` and `..` have only a number and a type, since
-    /// the kernel ignores their attributes.
+    /// Lists like [`Server::readdir`], but with attributes. For each entry that `sink` has taken,
+    /// except `.` and `..`, the server counts one lookup (A.2). `.` and `..` have only a number and
+    /// a type, since the kernel ignores their attributes.
     ///
     /// # Errors
     /// The errors of [`Server::readdir`].
@@ -166,8 +169,8 @@ impl Server {
         let mut names = Names::borrow();
         let mut cookie = unshifted(cookie);
         let result = loop {
-            // A new listing for each page, since an entry is cached only if its directory has not
-            // changed since the listing began.
+            // Start a new `Listing` for each page. The cache accepts an entry from a listing only
+            // if the directory has not changed since the listing began.
             let listing = self.vfs.listing(&dir).through(handle);
             let reported = self.report(&listing, &dir, cookie, &mut names, &mut take);
             match names.ends.last() {
@@ -234,8 +237,8 @@ impl Server {
         Ok(taken)
     }
 
-    /// Returns the counted entry of a collected name. Looks the name up, unless the back end
-    /// reported attributes with the name.
+    /// Returns the entry of a listed name, and counts a lookup for it. If the back end reported no
+    /// attributes with the name, looks the name up.
     fn entry_of(
         &self,
         (dir, listing): (&InodeRef<'_>, &Listing<'_>),
@@ -245,15 +248,16 @@ impl Server {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
-            // No permission check: a process that may read a directory may see all its names.
+            // This lookup checks no permission: a process that may read a directory may see all its
+            // names.
             None => self.look_up(&Cred::root(), dir, name)?,
         };
         let attr = found.attr()?;
         self.hand_out(found.inode, attr)
     }
 
-    /// Returns the node number of a listed entry. Reports an entry whose number is unknown with
-    /// [`UNKNOWN_INO`].
+    /// Returns the node number of a listed entry, or [`UNKNOWN_INO`] if the back end does not
+    /// report its inode number.
     fn listed(&self, ino: u64) -> u64 {
         if ino == 0 { UNKNOWN_INO } else { self.translate(ino) }
     }
@@ -279,8 +283,9 @@ impl Server {
     }
 }
 
-/// An entry that is already counted, but not yet taken by the sink. Dropping the value takes the
-/// lookup back, even if the sink panics.
+/// An entry of a listing between two steps: the server has counted a lookup of the entry, but
+/// `sink`, which receives the entries, has not taken it yet. Dropping the value takes the lookup
+/// back, even if `sink` panics.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -311,7 +316,8 @@ fn unshifted(cookie: u64) -> u64 {
 }
 
 thread_local! {
-    /// The batch of names, whose memory each thread reuses for all its requests.
+    /// The batch of names of a listing. Each thread has one, and reuses its memory for all
+    /// requests.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
@@ -330,8 +336,8 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names after `cookie`. Stops when the names fill the expected size of an
-    /// answer.
+    /// Collects a page of names after `cookie`. Stops when the names would fill an answer of the
+    /// expected size.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();
@@ -350,8 +356,8 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // The names fill the expected size of an answer. The kernel's buffer may be larger, so
-            // expect more next time.
+            // The directory has more names than fit into an answer of the expected size. The
+            // kernel's buffer may be larger, so expect a larger answer next time.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())

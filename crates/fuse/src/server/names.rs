@@ -52,9 +52,9 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Creates a regular file, opens it with the open(2) flags `flags`, and also returns the back
-    /// end's answer to the open. The kernel may not know that the name already exists. In that case
-    /// the server opens the existing file, unless `O_EXCL` forbids it.
+    /// Creates a regular file, and opens it with the open(2) flags `flags`. Also returns the back
+    /// end's answer to the open. If another program has created the name, and the kernel does not
+    /// know it yet, the server opens the existing file, unless `flags` contains `O_EXCL`.
     ///
     /// # Errors
     /// The errors of [`Server::make`] and [`Server::open`]; `ESTALE` if the existing file is not
@@ -82,13 +82,13 @@ impl Server {
         }
     }
 
-    /// Opens the existing file that a request for a creation has found. Another program has created
-    /// it.
+    /// Opens the file that a create request has found under its name. Another program has created
+    /// that file.
     ///
-    /// The server checks the permission, because the kernel believes that it has created the file.
-    /// For a file that is not regular the server returns `ESTALE`, and the kernel looks the name
-    /// up. If the server opened such a file, the kernel would return `EIO` to its caller. It would
-    /// never give the lookup and the handle back to the server.
+    /// The kernel believes that the file is new, and checks no permission to open it. So the server
+    /// makes this check. For a file that is not regular, the server returns `ESTALE`, and the
+    /// kernel looks the name up. If the server opened such a file instead, the kernel would fail
+    /// with `EIO`. It would then neither forget the file nor release the handle.
     fn open_existing(
         &self,
         caller: Caller,
@@ -111,11 +111,11 @@ impl Server {
         }
     }
 
-    /// Creates a regular file without a name (`O_TMPFILE`), opens it with the open(2) flags
-    /// `flags`, and also returns the back end's answer to the open.
+    /// Creates a regular file without a name (`O_TMPFILE`), and opens it with the open(2) flags
+    /// `flags`. Also returns the back end's answer to the open.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the back end has no such files; the errors of [`Server::make`].
+    /// `EOPNOTSUPP` if the back end has no files without a name; the errors of [`Server::make`].
     pub fn tmpfile(
         &self,
         caller: Caller,
@@ -127,13 +127,15 @@ impl Server {
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
-        // The flag is about the creation. It contains `O_DIRECTORY`, but the file is no directory.
+        // Remove `O_TMPFILE` from the flags of the open. It has taken effect in the creation, and
+        // it contains the bit `O_DIRECTORY`, but the file is no directory.
         let flags = flags & !OFlags::TMPFILE.bits();
         let opened = self.open_new(caller, &inode, flags)?;
         self.hand_out_open(inode, attr, opened)
     }
 
-    /// Hands out the entry of an open file. If that fails, closes the file.
+    /// Returns the answer to a request that has opened a file: the file's entry and the handle.
+    /// Counts a lookup of the file. If the lookup cannot be counted, closes the file.
     fn hand_out_open(
         &self,
         inode: InodeRef<'_>,
@@ -150,7 +152,8 @@ impl Server {
         Ok((entry?, opened))
     }
 
-    /// Opens a file that the caller has just created. The caller may open it, whatever its mode.
+    /// Opens a file that the caller has just created. No permission is checked, because the creator
+    /// may open the file whatever its mode is.
     fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<Opened, Errno> {
         match self.has_open_state {
             true => self.vfs.open(&caller.prechecked(), inode, flags, May::empty()),
@@ -234,8 +237,8 @@ impl Server {
 
     /// Returns the credentials for the creation of the file `new`.
     ///
-    /// If a directory has a group that the caller is not in, a new file with execution by the group
-    /// must lose set-group-ID. Kernels before 6.0 do not check that.
+    /// A new file that its group may execute must lose set-group-ID if the caller is not in the
+    /// group that the file gets from its directory. Kernels before 6.0 do not clear the bit.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked {

@@ -28,7 +28,8 @@ fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> EntryOut {
     server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
-/// Returns a generator (xorshift) of pseudo-random numbers below a limit, which `seed` determines.
+/// Returns a generator of pseudo-random numbers (xorshift). `seed` determines the numbers. The
+/// generator takes a limit, and each number is below its limit.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -144,7 +145,8 @@ fn counts_agree_with_a_model_and_end_at_zero() {
     }
 }
 
-/// Trap P11: a new inode with a reused number must have another generation.
+/// Trap P11: if an inode number is reused, the new inode must have another generation than the old
+/// one.
 #[test]
 fn number_and_generation_never_repeat() {
     let server = server();
@@ -334,7 +336,8 @@ fn counters_are_an_attribute_of_the_root_alone() {
     assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
 }
 
-/// If another program makes a change on the back end, the next request must see it.
+/// Checks that each request asks the back end again if other programs may change it. After another
+/// program has changed the back end, the next request must see the change.
 #[test]
 fn shared_back_end_is_asked_each_time() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -359,7 +362,8 @@ fn shared_back_end_is_asked_each_time() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Control: if no other program may change the back end, the server must not ask it again.
+/// Control: if no other program may change the back end, the server must answer a repeated request
+/// from its cache.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -440,8 +444,9 @@ fn write_by_another_user_clears_set_user_id() {
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
 
-/// If a creation finds a file that is not regular, it must fail and count no lookup. The kernel
-/// believes that the name is free, so it would never return a lookup that the server has counted.
+/// If a create request finds a file that is not regular, it must fail and count no lookup. The
+/// kernel believes that the name is free, so it would never return a lookup that the server has
+/// counted.
 #[test]
 fn create_on_a_file_that_is_not_regular_counts_nothing() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -469,8 +474,9 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
     }
 }
 
-/// If a creation finds an existing file, it must check the file's current mode, not the cached one.
-/// Before the creation, another program takes all permissions from the file and gives it the name.
+/// If a create request finds an existing file, the server must check the file's current mode, and
+/// not the cached one. In the test, another program first takes all permissions for others from the
+/// file `g`, and then renames it to `f`, the name to be created.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -495,8 +501,8 @@ fn create_on_an_existing_file_checks_its_current_mode() {
     }
 }
 
-/// If another program gives a file set-user-ID on the back end, a write must clear the bit, and so
-/// must a copy.
+/// If another program has set the set-user-ID bit of a file on the back end, a write must clear the
+/// bit, and so must a copy.
 #[test]
 fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -523,9 +529,9 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The server must allow any change of a `security.*` attribute, because the kernel checks it. When
-/// a process writes, the kernel removes file capabilities by a request of that process. If the
-/// server refused the request, the write would fail.
+/// The server must allow any change of a `security.*` attribute, because the kernel checks the
+/// permission. When a process writes to a file, the kernel sends a request of that process to
+/// remove the file's capabilities. If the server refused that request, the write would fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -544,9 +550,9 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// A chmod must not be lost while another user writes all the time. A write may clear only the
-/// set-user-ID bit of the new mode. The writer has the pid of a real process, so that the server
-/// takes some time to read its credentials.
+/// Checks that a chmod is not lost while another user writes all the time. A write may clear only
+/// the set-user-ID bit of the new mode. The writer has the pid of a real process, so that the
+/// server takes some time to read its credentials.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -561,7 +567,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change { set, handle: None }).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. The increment must come after the write that it counts.
+    // ORDERING: SeqCst. `written` counts the writes to the file. Each increment must come after the
+    // write that it counts.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
@@ -579,8 +586,9 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait for two more writes: the first may have begun before the chmod, but the second
-            // has begun after it.
+            // Wait until the other thread has finished two more writes. It may have begun the first
+            // one before the chmod, but it begins the second one after the chmod. So the second
+            // write must clear the set-user-ID bit.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");
@@ -636,8 +644,9 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// Trap X9: a file made by a caller outside of the group of its directory must lose set-group-ID.
-/// Kernels before 6.0 leave this rule, which depends on the caller's capabilities, to the server.
+/// Trap X9: a caller makes a set-group-ID file in a set-group-ID directory, whose group the caller
+/// does not belong to. If the group may execute the file, the file must lose its set-group-ID bit.
+/// This rule depends on the caller's capabilities. Kernels before 6.0 leave it to the server.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();

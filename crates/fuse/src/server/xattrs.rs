@@ -12,18 +12,18 @@ use super::{ROOT_NODE, Server};
 use crate::credentials::Caller;
 use crate::options::Permissions;
 
-/// The attribute of the root whose value is the counters as JSON. The string `transport` says how
-/// requests arrive.
+/// The extended attribute of the root directory whose value is the counters as JSON. The string
+/// `transport` in the JSON names the mount's transport.
 pub const XATTR_STAT: &str = "user.corewalk.stat";
-/// The attribute of the root that evicts all unused entries from the cache when it is set. Only
-/// root and the owner of the root directory may set it.
+/// The extended attribute of the root directory that evicts all unused entries from the cache when
+/// a program sets it. Only root and the owner of the root directory may set it.
 pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 
 /// The answer to a request for an extended attribute. The request gives the maximum size of the
 /// answer, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
-    /// The length of the value in bytes. It is the answer to a request with size 0.
+    /// The length of the value in bytes. The answer to a request for at most 0 bytes.
     Length(u32),
     /// The value.
     Value(Vec<u8>),
@@ -54,7 +54,9 @@ impl Server {
     /// Sets an extended attribute. The `flags` are those of setxattr(2).
     ///
     /// # Errors
-    /// `EINVAL` for other flags; `EEXIST`, `ENODATA`; `EPERM`, `EACCES`; `ENOSPC`; `EOPNOTSUPP`.
+    /// `EINVAL` if `flags` contains a flag that setxattr(2) does not define. All others have the
+    /// same cause as in setxattr(2): `EEXIST`, `ENODATA`, `EPERM`, `EACCES`, `ENOSPC`,
+    /// `EOPNOTSUPP`.
     pub fn setxattr(
         &self,
         caller: Caller,
@@ -72,9 +74,9 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together. Either of them fails, since
-            // the attribute either exists or not. Choose the mode that fails, so that its error is
-            // returned.
+            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, which contradict each other.
+            // So the request must fail. Choose the mode that fails: `Create` if the attribute
+            // exists, otherwise `Replace`.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -101,8 +103,8 @@ impl Server {
         let inode = self.inode(node)?;
         let cred = self.cred(caller);
         let names = self.vfs.listxattr(&cred, &inode)?;
-        // The kernel checks which users may read a `trusted.*` attribute, but not which may see its
-        // name.
+        // The kernel checks whether a caller may read a `trusted.*` attribute, but not whether the
+        // caller may see its name.
         let is_trusted = |name: &[u8]| name.starts_with(b"trusted.");
         let is_prechecked = self.options.permissions == Permissions::Kernel;
         if is_prechecked
@@ -127,9 +129,10 @@ impl Server {
 
     /// Returns the credentials for a change of the attribute `name`.
     ///
-    /// The kernel always checks changes of `security.*` attributes, so the server need not. The
-    /// kernel also removes `security.capability` from a file when a process writes to it. That
-    /// request names the process, which may not have the right to remove the attribute itself.
+    /// The kernel always checks changes of `security.*` attributes, so the returned credentials
+    /// always allow them. A check by the server could refuse a valid request: after a write to a
+    /// file, the kernel sends a request to remove `security.capability`. That request names the
+    /// writing process, which may lack the right to remove the attribute.
     fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
         let cred = self.cred(caller);
         let more = match name.starts_with(b"security.") {

@@ -1,8 +1,8 @@
 //! The threads of a session, from their start to their end.
 //!
-//! Each thread starts before the kernel may send requests, and waits for an order. So if a thread
-//! cannot be started, the mount fails, and no request waits for a thread that does not exist. If
-//! the crew is dropped without an order, the threads end.
+//! Each thread starts before the kernel may send requests, and then waits on a channel for an
+//! `Order`. So if a thread cannot be started, the mount fails, and no request waits for a thread
+//! that does not exist. If the `Crew` is dropped without an order, its threads end.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,22 +19,25 @@ use crate::mount::MountError;
 pub(super) struct Crew {
     threads: Vec<JoinHandle<io::Result<()>>>,
     orders: Vec<Sender<Order>>,
-    /// One receiver for each thread with a ring, for the result of `Order::Register`.
+    /// One receiver for each thread that has a ring. After the order `Order::Register`, the thread
+    /// sends the result of the registration to this receiver.
     reports: Vec<Receiver<Registered>>,
 }
 
 /// An order to a thread that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Register the entries of the ring. Threads without a ring do nothing.
+    /// Register the entries of the thread's ring with the kernel. A thread without a ring does
+    /// nothing.
     Register,
     /// Serve requests, and use the ring if the transport is io_uring.
     Serve(Transport),
 }
 
 impl Crew {
-    /// Starts a thread that serves a ring. `successor` serves the device after the ring has ended,
-    /// or if the ring is not used.
+    /// Starts a thread that serves an io_uring ring. The thread reads the FUSE device instead if
+    /// the kernel does not use the ring, or after the ring has ended. `successor` is its state for
+    /// that.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.
@@ -87,12 +90,13 @@ impl Crew {
         Ok(())
     }
 
-    /// Registers the entries of all rings with the kernel. Returns the error of the first refused
-    /// ring, if there is one. In that case the kernel sends all requests to the device.
+    /// Registers the entries of all rings with the kernel, which delivers requests in them. If the
+    /// kernel refuses a ring, it sends all requests to the FUSE device. In that case this method
+    /// returns the error of the first refused ring.
     ///
     /// # Errors
-    /// The first error of a system call. Then the kernel delivers no requests, because it still
-    /// waits for entries.
+    /// The first error of a system call. After such an error the kernel delivers no requests: it
+    /// waits until each of its queues (one per processor) has a registered entry.
     pub(super) fn register(&mut self) -> Result<Option<Errno>, Errno> {
         self.order(Order::Register);
         let mut refused = None;
@@ -106,7 +110,8 @@ impl Crew {
         Ok(refused)
     }
 
-    /// Lets all threads serve requests. The returned thread ends when all others have ended.
+    /// Lets all threads of the session serve requests. Starts one more thread, which ends when all
+    /// of them have ended, and returns its handle.
     ///
     /// # Errors
     /// A [`MountError`] if that thread cannot be started.
@@ -131,7 +136,8 @@ impl Crew {
 
     fn order(&self, what: Order) {
         for order in &self.orders {
-            // Ignore an error: a thread that has ended is noticed by its missing report.
+            // Ignore an error: it means that the thread has ended. Then `register` notices that the
+            // thread sends no result.
             let _ = order.send(what);
         }
     }

@@ -1,36 +1,36 @@
 //! Serving requests that arrive over the FUSE device.
 //!
-//! Each thread has a channel: an open device that was cloned from the mounted one. The kernel gives
-//! each request to one channel, and accepts the answer only on that channel. If this user may not
-//! open the device, all threads share the mounted one.
+//! Each thread has a channel: a clone of the mounted FUSE device. The kernel gives each request to
+//! one channel, and accepts the answer only on that channel. If this user may not open `/dev/fuse`,
+//! all threads share the mounted device.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `fuse_dev_do_write`).
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use corewalk::Errno;
 
 use super::MESSAGE_BYTES;
-use crate::dispatch::{Dispatcher, Outcome};
+use crate::service::{Dispatch, Outcome};
 use crate::wire::{Message, OUT_HEADER_BYTES, out_header};
 
 /// A thread that reads requests from a channel and serves them.
 #[derive(Debug)]
 pub(super) struct Thread {
-    dispatcher: Arc<Dispatcher>,
+    dispatcher: Arc<dyn Dispatch>,
     channel: Arc<File>,
 }
 
 impl Thread {
     /// Returns a thread that does not run yet.
-    pub(super) fn new(dispatcher: Arc<Dispatcher>, channel: File) -> Thread {
+    pub(super) fn new(dispatcher: Arc<dyn Dispatch>, channel: File) -> Thread {
         Thread { dispatcher, channel: Arc::new(channel) }
     }
 
     /// Returns the dispatcher that serves the requests.
-    pub(super) fn dispatcher(&self) -> &Arc<Dispatcher> {
+    pub(super) fn dispatcher(&self) -> &Arc<dyn Dispatch> {
         &self.dispatcher
     }
 
@@ -44,8 +44,8 @@ impl Thread {
         let mut answer = vec![0; OUT_HEADER_BYTES + payload_bytes];
         loop {
             match rustix::io::read(&self.channel, &mut request) {
-                // The device never delivers an empty message. A socket in place of the device does
-                // when its other end is closed.
+                // The FUSE device never delivers an empty message. The tests use a socket in place
+                // of the device. The socket delivers an empty message when its other end is closed.
                 Ok(0) | Err(Errno::NODEV) => return Ok(()),
                 Ok(len) => self.serve(&request[..len], &mut answer),
                 // `ENOENT` means that the calling process has taken its request back.
@@ -55,14 +55,15 @@ impl Thread {
         }
     }
 
-    /// Serves one request. Writes the answer into `answer`, behind room for its header.
+    /// Serves one request. Writes the body of the answer into `answer`, after the space for the
+    /// header.
     fn serve(&self, request: &[u8], answer: &mut [u8]) {
         let message = match Message::parse(request) {
             Ok(message) => message,
             Err(unique) => {
                 log::error!("the kernel has sent a malformed request");
                 if let Some(unique) = unique {
-                    send(&self.channel, &out_header(unique, Some(Errno::IO), 0));
+                    send(&self.channel, [&out_header(unique, Some(Errno::IO), 0)]);
                 }
                 return;
             }
@@ -72,25 +73,27 @@ impl Thread {
             Outcome::Answer(result) => {
                 let (error, len) = (result.err(), result.unwrap_or(0));
                 answer[..OUT_HEADER_BYTES].copy_from_slice(&out_header(unique, error, len));
-                send(&self.channel, &answer[..OUT_HEADER_BYTES + len]);
+                send(&self.channel, [&answer[..OUT_HEADER_BYTES + len]]);
             }
             Outcome::Silent => {}
             Outcome::Later => {
                 let channel = Arc::clone(&self.channel);
-                self.dispatcher.serve_later(message.to_owned(), move |result| {
+                let reply = move |result: Result<&[u8], Errno>| {
                     let body = result.unwrap_or(&[]);
                     let header = out_header(unique, result.err(), body.len());
-                    send(&channel, &[&header, body].concat());
-                });
+                    send(&channel, [&header, body]);
+                };
+                self.dispatcher.serve_later(message.to_owned(), Box::new(reply));
             }
         }
     }
 }
 
-/// Sends an answer. The only errors that can happen mean that the connection has ended, and with it
-/// the request and all lookups that the kernel holds.
-fn send(channel: &File, answer: &[u8]) {
-    if let Err(error) = rustix::io::retry_on_intr(|| rustix::io::write(channel, answer)) {
+/// Sends an answer. An error means that the connection has ended. The request and all lookups that
+/// the kernel holds have then ended too, so it is enough to log the error.
+fn send<const N: usize>(channel: &File, parts: [&[u8]; N]) {
+    let parts = parts.map(IoSlice::new);
+    if let Err(error) = rustix::io::retry_on_intr(|| rustix::io::writev(channel, &parts)) {
         log::debug!("an answer was not delivered: {error}");
     }
 }

@@ -6,15 +6,17 @@
 //! - the loop that reads the FUSE device, with a socket in place of the device;
 //! - a session of fuser with the adapter, also with a socket.
 //!
-//! The first two must not differ at all. fuser may differ where [`DIFFERENCES`] says so. The test
-//! fails if a difference of that table never occurs.
+//! The dispatcher and the loop that reads the device must give equal answers. The answers of fuser
+//! may differ where [`DIFFERENCES`] says so. The test fails if one of the [`DIFFERENCES`] never
+//! occurs.
 //!
-//! Two kinds of numbers in an answer are replaced before the comparison. A time that the clock has
-//! set becomes 0. A node number becomes a symbol, because a tmpfs gives each thread other numbers.
+//! Before the comparison, the test replaces two kinds of numbers in an answer. A time that was read
+//! from the clock becomes 0. A node number becomes a symbol: its index in the order of appearance.
+//! Each of the three servers has its own tmpfs, so their times and node numbers differ.
 //!
-//! # Requests that are left out
+//! # Requests that the test does not send
 //! - The reply to a retrieval (`FUSE_NOTIFY_REPLY`). It needs no answer, but fuser sends an error.
-//!   The kernel sends it only after a notification that no front uses.
+//!   The kernel sends it only after a notification that this crate never sends.
 //! - A message that is too short. fuser answers with `ENOSYS`, and the dispatcher with `EIO`.
 //! - A second request that opens the connection.
 //! - A time that is no valid `struct timespec`, and a time that does not fit `SystemTime`.
@@ -42,7 +44,7 @@ use crate::wire::{Features, OUT_HEADER_BYTES, Opcode};
 const STREAMS: u64 = 3;
 /// The number of requests of a stream.
 const REQUESTS: u64 = 2000;
-/// The handle of the open files of a back end that has open files.
+/// The handle that every open file gets from the back end `tmpfs_with_handles`.
 const HANDLE: u64 = 7;
 /// The features that the kernel offers: all but `FUSE_INIT_RESERVED` and io_uring.
 const OFFERED: u64 = !(1 << 31 | Features::OVER_IO_URING);
@@ -88,7 +90,7 @@ const OPERATIONS: [Opcode; 34] = [
 /// The flag of an ioctl that may access all memory of the caller (`FUSE_IOCTL_UNRESTRICTED`).
 const IOCTL_UNRESTRICTED: u32 = 2;
 
-/// A server with its options, and the features that the kernel offers.
+/// One case of the test: the options of the servers, and the features that the kernel offers.
 struct Case {
     name: &'static str,
     options: Options,
@@ -101,8 +103,8 @@ struct Case {
 /// A difference between the dispatcher and fuser that is no bug.
 struct Difference {
     reason: &'static str,
-    /// Returns true if the two answers to a request differ only in this way. The second answer is
-    /// that of fuser.
+    /// Returns true if `reason` alone explains why the answers to the request differ. The first
+    /// answer is the dispatcher's, and the second one is fuser's.
     explains: fn(&Request, &[u8], &[u8]) -> bool,
 }
 
@@ -158,8 +160,9 @@ const DIFFERENCES: [Difference; 6] = [
     },
 ];
 
-/// Returns true if the entries of two answers are equal except for their timeouts, and the timeouts
-/// of fuser are the shorter ones.
+/// Returns true if two answers without an error, `ours` of the dispatcher and `fuser` of fuser,
+/// differ only in their timeouts. The entry timeout and the attribute timeout in `fuser` must both
+/// be the shorter one of the two timeouts in `ours`.
 fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
         return false;
@@ -182,8 +185,9 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     without_timeouts(ours) == without_timeouts(fuser) && timeouts(fuser) == [entry.min(attr); 2]
 }
 
-/// Returns true if two listings have equal names, types and cookies, and fuser has a node where the
-/// dispatcher has none. All other nodes must be equal. Attributes and timeouts are not compared.
+/// Compares two listings: `ours` of the dispatcher, and `fuser` of fuser. Returns true if they
+/// differ only in entries that the server could not look up. In `ours`, such an entry has the node
+/// number 0, and at least one such entry must exist. Attributes and timeouts are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
@@ -254,14 +258,16 @@ impl Fronts {
         Fronts { all: [ring, device, fuser], unique: 2, now_secs: now.as_secs(), seen }
     }
 
-    /// Sends a request to all fronts, and compares the answers. Returns the answer.
+    /// Sends a request to all three servers under test, and asserts that their answers are equal.
+    /// Returns the answer.
     fn call(&mut self, request: &Request, place: &str) -> Vec<u8> {
         let opcode = request.opcode;
         let [ours, device, mut fuser] = self.call_all(request, [opcode; 3]);
         assert_eq!(ours, device, "{place}: ring and device differ: {request:?}");
         if opcode == Opcode::COPY_FILE_RANGE_64 && reply::error(&fuser) == Some(Errno::NOSYS) {
-            // Send the request to fuser in the form that fuser knows. After that, all fronts have
-            // made the same copy.
+            // fuser does not know `COPY_FILE_RANGE_64`. So send it the older request
+            // `COPY_FILE_RANGE`. It changes the file of fuser's server as `COPY_FILE_RANGE_64` has
+            // changed that of the two other servers.
             self.seen.differences[0] += 1;
             let older = Request { opcode: Opcode::COPY_FILE_RANGE, ..request.clone() };
             fuser = self.call_one(&older);
@@ -287,8 +293,8 @@ impl Fronts {
         ours
     }
 
-    /// Sends a request with an opcode for each front, and receives the answers, if the request gets
-    /// some.
+    /// Sends a request to each of the three servers under test. `opcodes` contains the opcode for
+    /// each server. Receives the answers, unless the request is a forget.
     fn call_all(&mut self, request: &Request, opcodes: [Opcode; 3]) -> [Vec<u8>; 3] {
         self.unique += 2;
         for (front, opcode) in self.all.iter().zip(opcodes) {
@@ -353,7 +359,7 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
 
 fn tmpfs() -> Arc<dyn FileSystem> {
     // Turn off the sharing of equal extended attributes. The clock decides when tmpfs finds equal
-    // sets, so the fronts could differ in the used space.
+    // sets. So the used space could differ between the servers under test.
     Arc::new(Tmpfs::new(TmpfsOptions::default().with_share_xattrs(false)))
 }
 
@@ -391,7 +397,8 @@ fn cases() -> [Case; 6] {
     ]
 }
 
-/// A directory with two names. The lookup of the name `broken` fails.
+/// A file system with one directory, which contains two names. The lookup of the name `broken`
+/// fails.
 struct Broken;
 
 impl Broken {

@@ -3,23 +3,24 @@
 use std::io;
 use std::sync::Arc;
 
+use corewalk::Errno;
 use corewalk_base::primitives::thread::JoinHandle;
 use fuser::{Session, SessionACL};
 
 use super::{spawn, system};
-use crate::adapter::Adapter;
 use crate::mount::{AllowedUsers, Device, MountError, MountOptions};
-use crate::server::Server;
+use crate::service::Service;
 
 /// Negotiates with the kernel, and starts fuser's threads. Calls `on_ready` before they serve the
 /// first request.
 pub(super) fn start(
-    server: &Arc<Server>,
+    server: &Arc<dyn Service>,
     device: &Device,
     mount: &MountOptions,
     on_ready: impl FnOnce(),
 ) -> Result<JoinHandle<io::Result<()>>, MountError> {
-    let adapter = Adapter::with_server(Arc::clone(server));
+    let adapter = Arc::clone(server).adapter();
+    let adapter = adapter.ok_or(MountError::System("serving through fuser", Errno::OPNOTSUPP))?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(mount.threads.max(1));
     config.clone_fd = device.can_be_cloned();

@@ -12,13 +12,15 @@
 //! request never waits behind a slow one while another thread of its processor is idle.
 //!
 //! # Requests that run later
-//! An offload thread cannot use the ring. It puts its answer into a list and wakes the thread of
-//! the ring, which sends the answer.
+//! An offload thread cannot use the ring. It puts its answer into a list and wakes the ring's
+//! thread, which sends the answer.
 //!
 //! # The end of a ring
-//! When the connection ends, the kernel ends all commands. Then the thread reads the device, which
-//! tells how the connection has ended. If the kernel refuses all entries of one queue, it uses no
-//! ring, and all threads read requests from the device.
+//! When the connection ends, the kernel completes all commands of a ring. After that, the ring's
+//! thread reads the FUSE device. The error of that read tells how the connection has ended.
+//!
+//! If the kernel refuses all entries of the queue of one processor, it sends no request to any
+//! ring. Then all threads read requests from the FUSE device.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`.
 
@@ -34,14 +36,14 @@ use corewalk_base::{Mutex, fuse_device};
 use rustix::thread::CpuSet;
 
 use super::device;
-use crate::dispatch::{Dispatcher, Outcome};
 use crate::mount::Device;
+use crate::service::{Dispatch, Outcome};
 use crate::wire::Message;
 
 /// The number of entries of a queue that one thread serves.
 const DEPTH: usize = 8;
-/// The longest body of an answer to a request that has data or a name, in bytes. The longest one is
-/// the value of an extended attribute.
+/// The longest body of an answer to a request that has data or a name, in bytes. It is the longest
+/// possible value of an extended attribute.
 const SCRATCH_BYTES: usize = 64 << 10;
 /// The pause after an error of io_uring.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -58,10 +60,10 @@ pub(super) struct Queues {
 #[derive(Debug)]
 pub(super) struct Thread {
     queues: Queues,
-    dispatcher: Arc<Dispatcher>,
+    dispatcher: Arc<dyn Dispatch>,
     /// The answers of offload threads.
     finished: Arc<Finished>,
-    /// Serves the device after the ring has ended, or if the ring is not used.
+    /// Serves the FUSE device on this thread after the ring has ended, or if the ring is not used.
     successor: device::Thread,
 }
 
@@ -70,9 +72,11 @@ pub(super) struct Thread {
 pub(super) enum Registered {
     /// The kernel has an entry of each queue.
     Done,
-    /// The kernel has refused all entries of a queue. Then it sends all requests to the device.
+    /// The kernel has refused all entries of a queue. It then sends all requests to the FUSE
+    /// device.
     Refused(Errno),
-    /// A system call has failed. The kernel waits for the entries, and holds all requests back.
+    /// A system call has failed, so a queue of the kernel may lack an entry. The kernel delivers no
+    /// requests until each of its queues has a registered entry.
     Failed(Errno),
 }
 
@@ -82,13 +86,14 @@ type Answer = Result<Box<[u8]>, Errno>;
 /// Answers that offload threads pass to the thread of a ring.
 #[derive(Debug)]
 struct Finished {
-    /// Protected by its own mutex, which is never held together with another one.
+    /// The answers that the ring's thread must send. Protected by their own mutex. No thread holds
+    /// that mutex together with another one.
     answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }
 
-/// Returns rings for `threads` threads. Every queue of the kernel belongs to at least one of them.
-/// `payload_bytes` is the length of the longest request or answer without its header.
+/// Returns one ring for each of `threads` threads. Every queue of the kernel belongs to at least
+/// one ring. `payload_bytes` is the length of the longest request or answer without its header.
 ///
 /// # Errors
 /// The errors of [`FuseRing::new`].
@@ -108,24 +113,25 @@ pub(super) fn rings(
         .collect()
 }
 
-/// Returns the queues that the thread number `thread` serves. There is a queue for each of `cpus`
-/// processors.
+/// Returns the queues that the thread number `thread` serves. `cpus` is the number of processors,
+/// each of which has a queue.
 fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
     let first = (thread % usize::from(cpus)) as u16;
     (first..cpus).step_by(threads.max(1)).collect()
 }
 
 impl Thread {
-    /// Returns a thread that does not run yet. `successor` serves the device after the ring has
-    /// ended, or if the ring is not used.
+    /// Returns the state of a thread that serves a ring. The caller has to start the thread. The
+    /// thread reads the FUSE device instead if the kernel does not use the ring, or after the ring
+    /// has ended. `successor` is its state for that.
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());
         Thread { queues, dispatcher, finished: Arc::new(finished), successor }
     }
 
-    /// Registers the entries with the kernel. The thread that calls this method must also call
-    /// [`Thread::run`].
+    /// Registers the entries of the ring with the kernel, which puts requests into them. The thread
+    /// that calls this method must also call [`Thread::run`].
     pub(super) fn register(&mut self) -> Registered {
         match self.queues.ring.register() {
             Ok(true) => Registered::Done,
@@ -147,13 +153,13 @@ impl Thread {
         let before = run_on(&self.queues.cpus);
         let mut scratch = vec![0; SCRATCH_BYTES];
         while self.queues.ring.live() > 0 {
-            // Serve one request, and then send its answer before the next one. A slow request must
-            // not hold back the answer of the request before it.
+            // Serve one request, and send its answer before the next request is served. A slow
+            // request must not hold back the answer to an earlier request.
             match self.queues.ring.wait() {
                 Ok(waited) if waited.is_woken => self.send_finished(),
                 Ok(_) => {}
-                // For example `ENOMEM`. The thread must not end, because no other thread may serve
-                // its queues.
+                // An error such as `ENOMEM` must not end this thread, because no other thread may
+                // serve its queues.
                 Err(error) => {
                     log::error!("waiting for requests over io_uring: {error}");
                     thread::sleep(PAUSE);
@@ -176,9 +182,9 @@ impl Thread {
     /// Serves one request.
     fn serve(&mut self, entry: EntryId, scratch: &mut [u8]) {
         let RingRequest { header, op_in, payload, payload_len } = self.queues.ring.request(&entry);
-        // The payload holds the names and data of the request, and then the body of the answer. The
-        // dispatcher reads the request while it writes the body. So the body goes to `scratch` if
-        // the request has names or data.
+        // The payload buffer holds the names and data of the request, and later the body of the
+        // answer. The dispatcher reads the request while it writes the body. So if the request has
+        // names or data, the dispatcher writes the body into `scratch`.
         let (outcome, owned) = if payload_len == 0 {
             match Message::parse_parts(header, op_in, &[]) {
                 Ok(message) => {
@@ -204,13 +210,15 @@ impl Thread {
             (Outcome::Answer(result), _) => self.queues.ring.reply(entry, result),
             (_, Some(message)) => {
                 let finished = Arc::clone(&self.finished);
-                self.dispatcher.serve_later(message, move |result| {
+                let reply = move |result: Result<&[u8], Errno>| {
                     finished.answers.lock().push((entry, result.map(Box::from)));
                     finished.waker.wake();
-                });
+                };
+                self.dispatcher.serve_later(message, Box::new(reply));
             }
-            // The kernel sends requests without an answer to the device. If one arrives here all
-            // the same, an empty answer returns the entry to the kernel.
+            // A request without an answer. The kernel sends such requests to the FUSE device, and
+            // never to a ring. If one arrives in a ring all the same, an empty answer makes its
+            // entry free for the next request.
             (_, None) => self.queues.ring.reply(entry, Ok(0)),
         }
     }
@@ -220,9 +228,9 @@ impl Thread {
         let answers = std::mem::take(&mut *self.finished.answers.lock());
         for (entry, result) in answers {
             let payload = self.queues.ring.request(&entry).payload;
-            let result = result.map(|body| {
-                payload[..body.len()].copy_from_slice(&body);
-                body.len()
+            let result = result.and_then(|body| {
+                payload.get_mut(..body.len()).ok_or(Errno::IO)?.copy_from_slice(&body);
+                Ok(body.len())
             });
             self.queues.ring.reply(entry, result);
         }
@@ -239,8 +247,9 @@ fn is_end(error: Errno) -> bool {
     matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
 }
 
-/// Makes this thread run on those of `cpus` on which it may run now, and returns the processors on
-/// which it could run before. If it may run on none of `cpus`, changes nothing and returns None.
+/// Binds this thread to the processors in `cpus`, as far as the thread may run on them. Returns the
+/// processors on which it could run before. If it may run on none of `cpus`, changes nothing and
+/// returns None.
 fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     let allowed = rustix::thread::sched_getaffinity(None).ok()?;
     let mut set = CpuSet::new();
@@ -253,8 +262,8 @@ fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     Some(allowed)
 }
 
-/// Sets the processors on which this thread runs. Ignores an error, because the requests can be
-/// served on any processor.
+/// Sets the processors on which this thread runs. Ignores an error, because the thread can serve
+/// its requests on any processor.
 fn set_affinity(set: &CpuSet) {
     let _ = rustix::thread::sched_setaffinity(None, set);
 }

@@ -1,11 +1,14 @@
-//! Negotiation: the request in which the kernel offers features, and the answer that chooses some.
+//! Negotiation of features: the `FUSE_INIT` request, in which the kernel offers features, and the
+//! answer, in which the server chooses some of them.
 //!
-//! # Features that are not chosen
-//! - File locks. So the kernel manages them itself, as for a local file system.
-//! - `FUSE_SPLICE_*`: no transport splices.
+//! # Features that the server does not choose
+//! - File locks. Without this feature the kernel manages file locks itself, as for a local file
+//!   system.
+//! - `FUSE_SPLICE_*`: no transport uses splice(2).
 //! - `FUSE_HANDLE_KILLPRIV_V2`: a flag in each request would tell the server whether to clear
-//!   set-user-ID and set-group-ID. Without it, a kernel that checks permissions clears most of
-//!   these bits. If the server checks permissions, `FUSE_HANDLE_KILLPRIV` leaves all of them to it.
+//!   set-user-ID and set-group-ID. Without this feature, a kernel that checks permissions clears
+//!   most of these bits. If the server checks permissions, it chooses `FUSE_HANDLE_KILLPRIV`. The
+//!   kernel then leaves all of these bits to the server.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -21,10 +24,10 @@ const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
 /// The oldest minor version that this crate supports (Linux 5.4).
 const MINOR_MIN: u32 = 31;
-/// The least length of a buffer for requests and answers, in bytes: the largest value of an
-/// extended attribute. The kernel demands 8192 bytes.
+/// Minimum length of a buffer for requests and answers, in bytes. It is the length of the longest
+/// value of an extended attribute, and larger than the 8192 bytes that the kernel demands.
 const PAYLOAD_BYTES_MIN: usize = 64 << 10;
-/// The length of the body of the answer, in bytes (`struct fuse_init_out`).
+/// The length of the body of the answer to `FUSE_INIT`, in bytes (`struct fuse_init_out`).
 pub(crate) const INIT_REPLY_BYTES: usize = 64;
 
 /// Defines a constant for the bit of each feature.
@@ -41,10 +44,12 @@ pub(crate) struct Features(pub(crate) u64);
 impl Features {
     features! {
         ASYNC_READ = 0;
+        POSIX_LOCKS = 1;
         ATOMIC_O_TRUNC = 3;
         EXPORT_SUPPORT = 4;
         BIG_WRITES = 5;
         DONT_MASK = 6;
+        FLOCK_LOCKS = 10;
         HAS_IOCTL_DIR = 11;
         AUTO_INVAL_DATA = 12;
         DO_READDIRPLUS = 13;
@@ -74,17 +79,10 @@ impl Features {
             | Features::DONT_MASK
             | Features::ASYNC_DIO
             | Features::HAS_IOCTL_DIR
-            // With this feature the kernel may look up `.` and `..`. It does so when a process
-            // opens a file handle of an inode that the kernel has forgotten.
+            // `EXPORT_SUPPORT` allows the kernel to look up `.` and `..`. The kernel does so when a
+            // process opens a file handle of an inode that the kernel has forgotten.
             | Features::EXPORT_SUPPORT;
-        wanted |= match options.readdirplus {
-            ReaddirPlus::Never => 0,
-            // Do not request listings with attributes if the entry timeout is 0. Then the kernel
-            // looks up each name again anyway, and does not use the attributes of a listing.
-            ReaddirPlus::Auto if options.entry_timeout.is_zero() => 0,
-            ReaddirPlus::Auto => Features::DO_READDIRPLUS | Features::READDIRPLUS_AUTO,
-            ReaddirPlus::Always => Features::DO_READDIRPLUS,
-        };
+        wanted |= readdirplus(options);
         if options.write_cache == WriteCache::Back {
             wanted |= Features::WRITEBACK_CACHE;
         }
@@ -96,8 +94,8 @@ impl Features {
             Permissions::Server => Features::HANDLE_KILLPRIV,
         };
         if !Features::opens_are_free(server, offered) {
-            // With this feature the kernel leaves `O_TRUNC` to the server's `open`, which checks
-            // the permission.
+            // With `ATOMIC_O_TRUNC` the kernel leaves `O_TRUNC` to the server's `open`, which
+            // checks the permission.
             wanted |= Features::ATOMIC_O_TRUNC;
         }
         let missing = wanted & !offered.0;
@@ -107,7 +105,31 @@ impl Features {
         Features(wanted & offered.0)
     }
 
-    /// Returns true if the kernel need not send requests that open and close files.
+    /// Returns those of the offered features that an asynchronous server needs. Two features are
+    /// left out. Without `FUSE_DONT_MASK` the kernel applies the umask itself. Without
+    /// `FUSE_ATOMIC_O_TRUNC` the kernel sends a second request to truncate a file when it opens the
+    /// file.
+    pub(crate) fn choose_async(options: &Options, has_locks: bool, offered: Features) -> Features {
+        let mut wanted = Features::ASYNC_READ
+            | Features::BIG_WRITES
+            | Features::MAX_PAGES
+            | Features::INIT_EXT
+            | Features::PARALLEL_DIROPS
+            | Features::CACHE_SYMLINKS
+            | Features::ASYNC_DIO
+            | Features::HAS_IOCTL_DIR
+            | Features::NO_OPEN_SUPPORT
+            | readdirplus(options);
+        if options.ownership == Ownership::Shared {
+            wanted |= Features::AUTO_INVAL_DATA;
+        }
+        if has_locks {
+            wanted |= Features::POSIX_LOCKS | Features::FLOCK_LOCKS;
+        }
+        Features(wanted & offered.0)
+    }
+
+    /// Returns true if the server may tell the kernel to send neither opens nor releases.
     pub(crate) fn opens_are_free(server: &Server, offered: Features) -> bool {
         let needed = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
         server.opens_are_free() && offered.0 & needed == needed
@@ -142,7 +164,7 @@ impl Init {
         Ok(Init { major, minor, max_readahead, offered })
     }
 
-    /// The body of the answer to a kernel with a newer major version.
+    /// The body of the answer to a `FUSE_INIT` request of a kernel with a newer major version.
     pub(crate) const VERSION: [u8; 8] = {
         let ([a, b, c, d], [e, f, g, h]) = (MAJOR.to_ne_bytes(), MINOR.to_ne_bytes());
         [a, b, c, d, e, f, g, h]
@@ -160,8 +182,8 @@ impl Init {
         bytes.div_ceil(rustix::param::page_size()) as u32
     }
 
-    /// Returns true if the kernel has a newer major version. It then repeats its request with the
-    /// version of the answer.
+    /// Returns true if the kernel has a newer major version. Such a kernel repeats its `FUSE_INIT`
+    /// request with the version that the answer names.
     pub(crate) fn is_newer(&self) -> bool {
         self.major > MAJOR
     }
@@ -192,8 +214,20 @@ impl Init {
     }
 }
 
-/// Returns two numbers of 16 bits that lie one behind the other in the message. A number that is
-/// too large becomes the largest number.
+/// Returns the features for listings with attributes.
+fn readdirplus(options: &Options) -> u64 {
+    match options.readdirplus {
+        ReaddirPlus::Never => 0,
+        // Do not request listings with attributes if the entry timeout is 0. Then the kernel
+        // looks up each name again anyway, and does not use the attributes of a listing.
+        ReaddirPlus::Auto if options.entry_timeout.is_zero() => 0,
+        ReaddirPlus::Auto => Features::DO_READDIRPLUS | Features::READDIRPLUS_AUTO,
+        ReaddirPlus::Always => Features::DO_READDIRPLUS,
+    }
+}
+
+/// Returns a word of 32 bits that contains two numbers of 16 bits. In memory, `first` lies before
+/// `second`. A number that does not fit becomes the largest number that fits.
 fn pair(first: u32, second: u32) -> u32 {
     let [a, b] = [first, second].map(|number| number.min(u32::from(u16::MAX)) as u16);
     let ([a, b], [c, d]) = (a.to_ne_bytes(), b.to_ne_bytes());

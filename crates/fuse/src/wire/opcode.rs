@@ -10,8 +10,8 @@ macro_rules! opcodes {
         impl Opcode {
             $(pub(crate) const $name: Opcode = Opcode($number);)*
 
-            /// Returns the length of the fixed arguments in bytes. It is 0 for an operation that
-            /// this crate does not know.
+            /// Returns the length in bytes of the operation's fixed arguments. The length is 0 for
+            /// an operation that this crate does not know.
             pub(crate) fn fixed_bytes(self) -> usize {
                 match self.0 {
                     $($number => $bytes,)*
@@ -51,8 +51,12 @@ opcodes! {
     READDIR = 28, 40;
     RELEASEDIR = 29, 24;
     FSYNCDIR = 30, 16;
+    GETLK = 31, 48;
+    SETLK = 32, 48;
+    SETLKW = 33, 48;
     ACCESS = 34, 8;
     CREATE = 35, 16;
+    INTERRUPT = 36, 8;
     DESTROY = 38, 0;
     IOCTL = 39, 32;
     NOTIFY_REPLY = 41, 40;

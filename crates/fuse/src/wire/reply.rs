@@ -13,7 +13,8 @@ const DIRENT_BYTES: usize = 24;
 /// The length of `struct fuse_entry_out` in bytes.
 const ENTRY_BYTES: usize = 128;
 
-/// The masks of statx(2) for the attributes that stat(2) has, and for the time of creation.
+/// Masks of statx(2): `STATX_BASIC` for the attributes that stat(2) has too, `STATX_BTIME` for the
+/// time of creation.
 const STATX_BASIC: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 
@@ -65,7 +66,8 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Adds what `fill` writes into a buffer of at most `max` bytes. `fill` returns the length.
+    /// Adds the bytes that `fill` writes to this body. `fill` gets a buffer of at most `max` bytes,
+    /// and returns the number of bytes that it has written.
     ///
     /// # Errors
     /// The error of `fill`; `EINVAL` if the buffer is shorter than `max`.
@@ -186,7 +188,8 @@ impl<'a> Body<'a> {
     /// Adds a `struct fuse_dirent` with its name and the padding behind it.
     ///
     /// # Errors
-    /// `EIO` if less than the whole entry fits into `limit` bytes of body. Then nothing is added.
+    /// `EIO` if the entry with its name and padding does not fit, because the answer's body may
+    /// have at most `limit` bytes. In that case nothing is added.
     pub(crate) fn dirent(
         &mut self,
         limit: usize,
@@ -208,7 +211,8 @@ impl<'a> Body<'a> {
         self.bytes(&[0; 8][..padding])
     }
 
-    /// Adds a `struct fuse_direntplus`. `entry` is `None` for an entry without attributes.
+    /// Adds a `struct fuse_direntplus` to this body. The argument `entry` is `None` if the
+    /// attributes of the name are not known.
     ///
     /// # Errors
     /// As [`Body::dirent`].

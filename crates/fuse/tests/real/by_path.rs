@@ -1,5 +1,5 @@
-//! Tests of the example `mirror`, a back end by path, while directories and files in use are
-//! renamed.
+//! Tests of the example `mirror`, a back end that finds its files by path. They rename directories
+//! and files that are in use.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -210,15 +210,16 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
         assert_eq!(file.read_at(&mut buf, 0).expect("read the file"), 7);
         assert_eq!(file.metadata().expect("read the attributes").nlink(), 0);
         drop(file);
-        // Wait, because the kernel sends the release and the forget a moment after close(2).
+        // Wait until the file is gone on the host. The kernel sends the release and the forget a
+        // moment after close(2).
         while fs::read_dir(mirrored.host()).expect("list the folder").count() > 0 {
             thread::yield_now();
         }
     }
 }
 
-/// A program that watches the directory reports changes by path. The mount must show them, although
-/// the kernel has been told that only the mount changes files.
+/// Checks that the mount shows changes by other programs after they are reported to the kernel by
+/// path. With `Options::exclusive`, the kernel does not look for such changes itself.
 #[test]
 fn changes_that_are_reported_by_path_are_seen() {
     let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };

@@ -23,8 +23,8 @@ impl Calls {
         self.0.lock().expect("no holder panics").push(call.to_owned());
     }
 
-    /// Returns the number of back-end calls since the last `take`, and how many of them were pages:
-    /// calls of `readdir` that reported entries.
+    /// Returns the number of back-end calls since the last call of `take`, and the number of pages
+    /// among them. A page is a call of `readdir` that reported at least one entry.
     fn take(&self) -> (usize, usize) {
         let calls = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
         let is_page = |at: usize| {
@@ -110,7 +110,8 @@ fn short_listing_of_a_thousand_names_costs_at_most_205_calls() {
     }
 }
 
-/// If the back end reports attributes with its entries, a listing must make only one call per page.
+/// If the back end reports attributes with the entries of a directory, a listing must make only one
+/// back-end call per page.
 #[test]
 fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     for (options, page_entries, stat) in both()
@@ -128,8 +129,9 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The listing contained `f0000` with attributes, so a stat of it may make at most one
-            // call of the back end.
+            // The listing has cached the name `f0000` and its attributes. If other programs may
+            // change files, a stat asks the back end once whether the name is still current.
+            // Otherwise it asks nothing.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);
@@ -137,8 +139,9 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// If a back end sets how long an answer is valid, that time must replace the timeout of the
-/// options, unless the server checks permissions.
+/// Checks the case in which a back end sets how long its answer is valid. That time must replace
+/// the timeout of the options. If the server checks permissions, it must have no effect, since the
+/// kernel must not cache then.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

@@ -26,7 +26,7 @@ mod archive;
 mod hello;
 #[path = "../../examples/memory.rs"]
 #[expect(dead_code, reason = "the example's own main")]
-mod memory;
+pub(crate) mod memory;
 #[path = "../../examples/table.rs"]
 #[expect(dead_code, reason = "the example's own main")]
 mod table;
@@ -197,8 +197,8 @@ fn archive_shows_its_members() {
     assert_eq!(fs::metadata(site.path("d")).expect("read the attributes").mode(), 0o040_750);
 }
 
-/// If the path of a member of the archive starts with `..`, the member must not be shown, and the
-/// other members must be.
+/// Checks that a member whose path starts with `..` is not shown in a mounted archive, and that the
+/// other members are shown.
 #[test]
 fn archive_leaves_out_paths_above_its_root() {
     let folder = Folder::new();
@@ -281,8 +281,8 @@ fn table_follows_changes_of_the_host() {
     assert_eq!(read(&point.join("d/f")), "a new version");
 }
 
-/// The kernel caches for a day, even that a name is missing. The example tells it of each change on
-/// the host.
+/// Checks that the example `watch` tells the kernel of each change on the host. The kernel may
+/// cache for a day, and also caches that a name is missing.
 #[test]
 fn watch_shows_changes_on_the_host_at_once() {
     let host = Host::new();

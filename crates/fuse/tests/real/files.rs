@@ -60,8 +60,8 @@ fn inodes_run_out_with_enospc() {
     assert_eq!(errno(fs::create_dir(site.path("d"))), Some(Errno::NOSPC));
 }
 
-/// open(2) with `O_TMPFILE` makes a file without a name, and linkat(2) gives it one. If it gets no
-/// name, it is gone after close(2).
+/// open(2) with `O_TMPFILE` makes a file without a name, and linkat(2) gives it a name. A file that
+/// gets no name is gone after close(2).
 #[test]
 fn file_without_a_name_can_get_one() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -88,8 +88,8 @@ fn file_without_a_name_can_get_one() {
     site.wait_for("the file is gone", |counters| counters.inodes <= before);
 }
 
-/// statx(2) shows the time of creation if the mount asks for it. Later changes of the file do not
-/// change it.
+/// Checks the time of creation in statx(2), on a mount with birth times. Later changes of the file
+/// must not change it.
 #[test]
 fn statx_shows_the_birth_time() {
     let Some(site) = Site::tmpfs(Options::exclusive().with_birth_times(true)) else { return };
@@ -134,7 +134,7 @@ fn append_truncate_and_holes_work() {
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
         // If the kernel has data that it has not written back yet, the server must not report a
-        // hole in the place of the data.
+        // hole at the place of that data.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -150,7 +150,8 @@ fn append_truncate_and_holes_work() {
     }
 }
 
-/// An open file's handle must come back to the back end unchanged, even if it uses all 64 bits.
+/// Checks that each call on an open file passes the handle back to the back end unchanged, even if
+/// the handle uses all 64 bits.
 #[test]
 fn handle_of_the_back_end_is_passed_back_unchanged() {
     let options = [Options::exclusive(), Options::shared()];
@@ -205,8 +206,9 @@ fn copy_file_range_copies_everything() {
     assert_eq!(fs::read(site.path("to")).expect("read the file"), bytes[5..]);
 }
 
-/// A copy must succeed if the store is full only for a moment: for example after a removal, until
-/// the forget of the removed file arrives.
+/// Checks that the server retries a copy_file_range(2) that finds the store full. The retry can
+/// succeed, because the store gets the space of a removed file only when the forget of the file
+/// arrives.
 #[test]
 fn copy_is_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -223,7 +225,8 @@ fn copy_is_retried_when_the_store_is_full() {
     assert_eq!(copy(), Err(Errno::NOSPC));
 }
 
-/// Changes of names and attributes must succeed if the store is full only for a moment.
+/// Checks that operations that change names or attributes are repeated, and so succeed, if the
+/// store is full for a moment.
 #[test]
 fn changes_are_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -278,7 +281,8 @@ fn times_before_1970_survive() {
     }
 }
 
-/// A change that is made on the back end itself must be visible after a notification.
+/// Checks that a change on the back end is visible in the mount after the kernel and the server
+/// have been notified.
 #[test]
 fn invalidated_inode_is_read_again_by_kernel_and_server() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -318,8 +322,8 @@ fn xattrs_are_probed_replaced_and_removed() {
     assert_eq!(rustix::fs::removexattr(&path, "user.k"), Err(Errno::NODATA));
 }
 
-/// Returns true if the command `sh -c script` succeeds in the mount. It runs as a user other than
-/// root, with group `gid`.
+/// Runs the command `sh -c script` in the mount, as a user other than root and with group `gid`.
+/// Returns true if it succeeds.
 fn succeeds_as_other_user(site: &Site, gid: u32, script: &str) -> bool {
     let mut command = Command::new("sh");
     command.args(["-c", script]).current_dir(site.root()).uid(65534).gid(gid);
@@ -348,7 +352,8 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Let root read these files first, so that kernel and server have them in their caches.
+        // Let root read the files first, so that the kernel and the server have them in their
+        // caches.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

@@ -8,8 +8,8 @@ use corewalk_fuse::Options;
 
 use crate::site::Site;
 
-/// Trap P1: a late forget of a removed file must not drop another file that has its name. The
-/// kernel forgets a removed file when it is closed.
+/// Trap P1: a late forget of a removed file must not drop a new file with the same name. The kernel
+/// sends the forget of a removed file when the file is closed.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -48,7 +48,7 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
 }
 
 /// Trap P4: after a rename over a file, the name must exist at once, although the kernel may cache
-/// names and attributes for a day. The test saves the file in the way of editors, git and cargo.
+/// names and attributes for a day. The test saves a file as editors, git and cargo do.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -1,4 +1,4 @@
-//! A tmpfs to which a test adds delays, failures, panics, other inode numbers, or handles.
+//! A tmpfs into which a test can inject delays, failures, panics, other inode numbers, or handles.
 
 use std::ops::ControlFlow;
 
@@ -21,8 +21,8 @@ pub(crate) struct Hooked {
     exchanged: (u64, u64),
     /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
-    /// The handle that each open file gets. Later calls on the file must pass it. If it is 0, open
-    /// files have no state.
+    /// The handle that this back end returns for each open. Later calls on the open file must pass
+    /// this handle. If it is 0, the back end keeps no state for open files.
     handle: u64,
     /// The number of open files.
     open: AtomicU64,
@@ -53,15 +53,15 @@ impl Hooked {
     /// Makes the next `changes` operations that change content, attributes or names fail with
     /// `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The test then sends requests, and the kernel orders the server's loads
-        // after this store.
+        // ORDERING: Relaxed. The test sends its next request after this store of `full`. The kernel
+        // orders the store before the loads by the thread that serves the request.
         self.full.store(changes, Ordering::Relaxed);
     }
 
     /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test reads the number after the answer to a request. The answer
-        // orders this load after the stores of the server.
+        // ORDERING: Relaxed. The test calls this method after the answer to its last request. The
+        // answer orders the server's stores of `full` before this load.
         self.full.load(Ordering::Relaxed)
     }
 
@@ -84,7 +84,7 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The thread that reads the number has opened the files itself.
+        // ORDERING: Relaxed. The thread that reads the number of open files has itself opened them.
         self.open.load(Ordering::Relaxed)
     }
 

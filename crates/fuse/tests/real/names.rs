@@ -129,8 +129,9 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // `Hooked` swaps the numbers 1 and 5. So the file with number 5 in the tmpfs has number 1 for
-    // the server, which must not confuse it with the root.
+    // `Hooked` swaps the inode numbers 1 and 5: the root gets number 5, and the file with number 5
+    // in the tmpfs gets number 1. The server must not confuse that file with the root, although
+    // FUSE gives the root the node number 1.
     for at in 0..10 {
         fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
         fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");
@@ -152,8 +153,8 @@ fn root_may_have_any_number() {
 #[test]
 fn invalidation_shows_changes_by_other_programs() {
     let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    // With `Options::exclusive`, no other program may change files. The test does so nevertheless,
-    // and notifies the server.
+    // `Options::exclusive` states that no other program changes files. The test changes files on
+    // the back end nevertheless, and notifies the server of each change.
     let Some(site) = Site::new(Arc::clone(&tmpfs) as _, Options::exclusive()) else { return };
     let root = tmpfs.root().expect("read the root's attributes");
     let dir = Node::detached(root.ino, FileKind::Directory);
@@ -175,9 +176,9 @@ fn invalidation_shows_changes_by_other_programs() {
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");
 }
 
-/// If another program has made a name a symbolic link, a creation of the name must open the link's
-/// target. The kernel believes that the name is free. It requests a creation, and then looks the
-/// name up.
+/// Checks that open(2) with `O_CREAT` opens the target of a symbolic link that another program has
+/// made under the name. The kernel believes that the name is free. It sends a create request, which
+/// fails, and then looks the name up.
 #[test]
 fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

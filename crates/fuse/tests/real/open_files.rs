@@ -109,7 +109,8 @@ impl FileSystem for Recorder {
         if !self.flags.contains(OpenFlags::DIRECT_IO) {
             return self.inner.read(node, offset, buf);
         }
-        // A file whose size is not known has the size 0, and still content.
+        // A file with `DIRECT_IO` reports size 0, because its size is not known, but it has
+        // content.
         let text = b"status\n".get(offset as usize..).unwrap_or_default();
         let count = text.len().min(buf.len());
         buf[..count].copy_from_slice(&text[..count]);
@@ -151,7 +152,8 @@ fn calls_through_an_open_file_have_its_handle() {
     let file = fs::File::create(site.path("f")).expect("create the file");
     file.set_len(10).expect("truncate the file");
     assert_eq!(fs.handles("setattr"), [FILE]);
-    // For fstat(2) the kernel sends no handle, but for lseek(2) it does.
+    // Use lseek(2) and not fstat(2), because only for lseek(2) the kernel sends the handle with its
+    // getattr.
     assert_eq!(rustix::fs::seek(&file, SeekFrom::End(0)), Ok(10));
     assert_eq!(fs.handles("getattr").last(), Some(&FILE));
     fs::metadata(site.path("f")).expect("stat the file");
@@ -198,7 +200,7 @@ fn each_close_of_a_descriptor_is_a_flush() {
     site.wait_for("the file is closed", |_| fs.handles("release") == [FILE]);
 }
 
-/// If the first flush fails with `ENOSYS`, the kernel sends no other one.
+/// If the first flush of a mount fails with `ENOSYS`, the kernel must send no further flush.
 #[test]
 fn back_end_without_flush_is_asked_once() {
     let fs = Recorder::new(OpenFlags::empty(), Err(Errno::NOSYS));
@@ -225,8 +227,8 @@ fn range_is_copied_by_the_back_end() {
     assert_eq!(fs.handles("write").len(), writes);
 }
 
-/// `/proc` has files with the size 0 and content. The kernel reads such a file only with direct
-/// I/O.
+/// Some file systems, such as `/proc`, have files that report size 0 and still have content. The
+/// kernel reads the content of such a file only with direct I/O.
 #[test]
 fn file_of_unknown_size_is_read_with_direct_io() {
     let fs = Recorder::new(OpenFlags::DIRECT_IO | OpenFlags::NONSEEKABLE, Err(Errno::NOSYS));

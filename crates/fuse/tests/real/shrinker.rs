@@ -26,9 +26,9 @@ fn is_within_budget(counters: &Counters) -> bool {
     counters.bytes <= counters.budget_bytes
 }
 
-/// Calls `visit` with the numbers of each directory and file. After each directory, asserts that
-/// the cache uses at most 1.5 times its budget. The cache may exceed the budget, because the
-/// shrinker thread has to be scheduled first.
+/// Calls `visit` with the index of each directory and of each file in it. After each directory,
+/// asserts that the cache uses at most 1.5 times its budget. The shrinker thread needs time to
+/// react, so the cache may exceed the budget by this much.
 fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     for directory in 0..DIRECTORIES {
         for file in 0..FILES {
@@ -64,16 +64,17 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // The cache may keep negative entries (for names that do not exist) of the removed files. Each
-    // has 96 bytes, and all together may take 1/8 of the budget.
+    // The cache may keep negative entries (for names that do not exist) for the files that were
+    // just removed. Each has 96 bytes, and all together may take 1/8 of the cache's budget of 2
+    // MiB.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P10: the table of inodes must not grow without bound. If the kernel has
-/// `FUSE_NOTIFY_PRUNE`, it must forget directories too.
+/// Trap P10: the table of inodes must not grow without bound. A kernel with `FUSE_NOTIFY_PRUNE`
+/// must also forget directories on request.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };
@@ -105,8 +106,8 @@ fn can_forget_directories() -> bool {
     is_new
 }
 
-/// Open files may exceed the budget. After they are closed, the cache must shrink even if no
-/// request arrives.
+/// Open files may make the cache exceed its budget. Checks that the cache shrinks after the files
+/// are closed, even if no request arrives.
 #[test]
 fn closed_files_are_evicted_without_another_request() {
     let Some(site) = site(64 << 10) else { return };
@@ -153,8 +154,9 @@ fn working_directory_keeps_its_path_under_pressure() {
     assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// Three files have equal extended attributes, each of which was set twice. The back end must come
-/// to store the set of attributes only once, even if no request arrives.
+/// Checks deferred de-duplication of extended attributes. Three files get the same attribute, and
+/// its value is set twice on each file. The back end must then store the set of attributes only
+/// once, even if the kernel sends no further request.
 #[test]
 fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

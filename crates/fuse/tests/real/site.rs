@@ -15,8 +15,8 @@ use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
-/// A test that runs longer than this time counts as hanging. Its mount is removed, because a
-/// process that waits for a hung server cannot be ended.
+/// A test that runs longer than this time counts as hanging. The mount of the test is then removed,
+/// because a process that waits for a hung server cannot be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// A mounted file system and its directory.
@@ -29,7 +29,7 @@ pub(crate) struct Site {
 /// An empty directory, which is removed when this value is dropped.
 pub(crate) struct Folder(PathBuf);
 
-/// A directory with files, which is removed with all that is in it.
+/// A directory with files. The drop removes the directory with its content.
 pub(crate) struct Host(Folder);
 
 impl Site {
@@ -108,8 +108,8 @@ impl Drop for Site {
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The numbers must only be different, and the atomic addition ensures
-        // that.
+        // ORDERING: Relaxed. The numbers in the names of the directories must differ from each
+        // other, and the atomic addition alone ensures that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-fuse-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -124,7 +124,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Ignore an error: a directory on which a file system is still mounted must stay.
+        // Ignore an error: if a file system is still mounted on the directory, the directory must
+        // stay.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -161,7 +162,8 @@ pub(crate) fn mount_options() -> MountOptions {
     options
 }
 
-/// Ends this process if the returned value is not dropped before [`TEST_LIMIT`].
+/// Starts a watchdog, which ends this process if the returned value is not dropped within
+/// [`TEST_LIMIT`].
 pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
     let point = point.to_owned();

@@ -27,8 +27,8 @@ fn slow_lookups_run_side_by_side() {
             thread::sleep(EACH);
         }
     });
-    // Over io_uring, each thread serves the requests of one processor. All clients may run on the
-    // same one, so it needs 16 threads.
+    // Over io_uring, each thread serves the requests of one processor. All 16 clients may run on
+    // the same processor, so each processor needs 16 threads.
     let cpus = fuse_device::possible_cpus().map_or(1, usize::from);
     let threads = if transport() == Transport::Uring { 16 * cpus } else { 16 };
     let mounted = Site::with_threads(Arc::new(fs), Options::exclusive(), threads);
@@ -58,8 +58,8 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// Trap P7: a slow rename of a directory must not delay requests below the directory. The rename
-/// takes 3 s, and meanwhile the test uses files below. The best of three runs counts, since the
+/// Trap P7: a slow rename of a directory must not delay requests below the directory. The test uses
+/// files below the directory while its rename takes 3 s. The best of three runs counts, since the
 /// machine may be busy.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
@@ -115,8 +115,8 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Assert only after the renaming thread has ended. If the test panicked while the renaming
-    // thread waits for the server, the test would never end.
+    // Make the assertions only after the renaming thread has ended. A panic of the test while that
+    // thread waits for the server would make the test hang for ever.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
     assert!(!was_quick, "the rename ended before the requests");
@@ -124,8 +124,8 @@ fn longest_below_a_rename(
     longest
 }
 
-/// If the fsyncs of a file and of a directory wait, the mount must still serve other requests with
-/// its only reading thread.
+/// Checks that a mount with only one reading thread still serves requests while the fsyncs of a
+/// file and of a directory wait.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
@@ -167,8 +167,9 @@ fn waiting_fsync_delays_no_other_request() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. The test makes its requests one after the other, so the kernel orders
-        // the accesses of the server's threads to `is_first`.
+        // ORDERING: Relaxed. The test makes one request after the other. So the accesses to
+        // `is_first` by the server's threads happen one after the other, ordered by the kernel's
+        // requests and answers.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

@@ -1,4 +1,5 @@
-//! The three fronts. Each is a thread with a socket, on whose other end the test plays the kernel.
+//! The three fronts of the test. Each front is a thread that serves a socket, and at the other end
+//! of the socket the test plays the kernel.
 //!
 //! A socket of the type `SOCK_SEQPACKET` keeps the bounds of messages, as the FUSE device does.
 
@@ -17,8 +18,9 @@ use super::super::device;
 use super::reply;
 use super::stream::Request;
 use crate::adapter::Adapter;
-use crate::dispatch::{Dispatcher, Outcome};
+use crate::dispatch::Dispatcher;
 use crate::server::{NO_NODE, Server};
+use crate::service::{Dispatch as _, Outcome};
 use crate::wire::{
     Body, Features, IN_HEADER_BYTES, INIT_REPLY_BYTES, Init, Message, OUT_HEADER_BYTES, Opcode,
     out_header,
@@ -32,7 +34,8 @@ const MESSAGE_BYTES: usize = 256 << 10;
 const OP_IN_BYTES: usize = 128;
 /// The length of the buffer for answers to requests with names or data, in bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// Node numbers that stand for no node. They are the same on all fronts.
+/// Node numbers that mean "no node" on all three servers under test. They appear in requests and
+/// answers as they are, without a symbol (a number that stands for a node on all servers).
 const NO_NODES: [u64; 3] = [0, 0xffff_ffff, NO_NODE];
 
 /// A front with its own server.
@@ -44,8 +47,8 @@ pub(super) struct Front {
     kernel: OwnedFd,
     thread: JoinHandle<()>,
     numbers: Numbers,
-    /// True if the length of the fixed arguments precedes each message, so that the front can split
-    /// the message into its parts.
+    /// True if the test sends the length of the fixed arguments before each message. The thread of
+    /// this front needs this length to split the message into the arguments and the rest.
     gets_parts: bool,
 }
 
@@ -59,7 +62,7 @@ struct Numbers {
 
 impl Numbers {
     fn new() -> Numbers {
-        // Symbols 0 and 1 stand for no node and for the root.
+        // Index 0 means "no node", and index 1 means the root directory, whose node number is 1.
         Numbers { numbers: vec![0, 1], symbols: HashMap::from([(1, 1)]) }
     }
 
@@ -79,7 +82,8 @@ impl Numbers {
 }
 
 impl Front {
-    /// Returns a front that serves the parts of a message as the thread of a ring does.
+    /// Returns a server under test (a front) that takes a message in parts, as a thread of the
+    /// io_uring transport does. The parts are the header, the fixed arguments and the rest.
     ///
     /// Each of these functions also returns the answer to `init`.
     pub(super) fn ring(server: Arc<Server>, init: &[u8]) -> (Front, Vec<u8>) {
@@ -133,7 +137,7 @@ impl Front {
         assert_eq!(sent, bytes.len());
     }
 
-    /// Receives the answer to request `unique`. The node numbers of the answer become symbols.
+    /// Receives the answer to request `unique`, and replaces its node numbers by symbols.
     pub(super) fn receive(&mut self, opcode: Opcode, unique: u64) -> Vec<u8> {
         let mut answer = self.receive_bytes();
         assert!(answer.len() >= OUT_HEADER_BYTES, "{}: the answer is too short", self.name);
@@ -155,7 +159,9 @@ impl Front {
         answer
     }
 
-    /// Gives this front as many symbols as `other` has. The new symbols stand for no node.
+    /// Leaves out the symbols of the nodes that exist only on the front `other`. On this front,
+    /// these symbols (indexes in `numbers`) then stand for `NO_NODE`. So the next new node gets the
+    /// same symbol on both fronts.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }
@@ -167,7 +173,8 @@ impl Front {
     }
 }
 
-/// Returns the two ends of a socket: that of the kernel and that of the front.
+/// Returns the two ends of a socket. The first end is for the test, which plays the kernel. The
+/// second end is for the server under test.
 fn sockets() -> (OwnedFd, OwnedFd) {
     let (kernel, front) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -188,7 +195,8 @@ pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[
     bytes
 }
 
-/// Returns a dispatcher for the connection that the message `init` opens, and the answer.
+/// Opens a connection with the `FUSE_INIT` request `init`. Returns the dispatcher for the
+/// connection, and the answer to `init`.
 fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     let message = Message::parse(init).expect("the message is whole");
     let init = Init::parse(message.args()).expect("the version is supported");
@@ -201,8 +209,9 @@ fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     (Arc::new(Dispatcher::new(Arc::clone(server), &init)), answer)
 }
 
-/// Serves messages until the socket is closed. Before each message is the length of its fixed
-/// arguments, because the kernel tells the parts apart, and not the server.
+/// Serves messages until the socket is closed. The test sends the length of the fixed arguments
+/// before each message. Over io_uring the kernel splits the message, so the server does not have to
+/// know the length.
 fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
     let mut received = vec![0; MESSAGE_BYTES];
     let mut payload = vec![0; dispatcher.payload_bytes()];
@@ -231,7 +240,7 @@ fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
             Outcome::Later => {
                 let socket = Arc::clone(socket);
                 let reply = move |body: Result<&[u8], _>| send_answer(&socket, unique, body);
-                dispatcher.serve_later(message.to_owned(), reply);
+                dispatcher.serve_later(message.to_owned(), Box::new(reply));
             }
         }
     }

@@ -102,8 +102,8 @@ pub(super) fn nodes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     nodes
 }
 
-/// Sets each time in `body` that is close to `now_secs` to 0. The clock has set such a time, and
-/// the fronts read the clock at different times.
+/// Sets each time in `body` that is close to `now_secs` to 0. Such a time comes from the clock.
+/// Each server under test reads the clock at another instant, so these times would differ.
 pub(super) fn mask_times(opcode: Opcode, body: &mut [u8], now_secs: u64) {
     for attr in attributes(opcode, body) {
         for time in 0..3 {

@@ -1,11 +1,11 @@
 //! A generator of requests, which plays the kernel.
 //!
-//! The generator knows the nodes that the kernel would hold, and how often it has looked each of
-//! them up. So most requests succeed, and forgets return exactly what was counted. Some requests
-//! have a bad name, a wrong node, or a size that is too small.
+//! The generator knows which nodes the kernel would hold, and how many lookups of each node. So
+//! most requests succeed, and forgets return the counted lookups. Some requests have a bad name, a
+//! wrong node, or a size that is too small.
 //!
-//! A request names nodes by symbols, because each front has its own node numbers. A symbol is the
-//! position at which a node number first appeared in an answer.
+//! The same request goes to three servers (the fronts), which have different numbers for a node. So
+//! a request names a node by a symbol: the position at which the node first appeared in an answer.
 
 use std::collections::BTreeMap;
 
@@ -23,15 +23,14 @@ const OFFSET_TOO_LARGE: u64 = 1 << 63;
 /// The largest number of nodes in one batch forget.
 const BATCH_MAX: u64 = 5;
 
-const INTERRUPT: Opcode = Opcode(36);
-
 /// A request without its number.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) opcode: Opcode,
     pub(super) node: u64,
     pub(super) uid: u32,
-    /// The fixed arguments, which io_uring delivers in a buffer of their own.
+    /// The arguments of the request, which have a fixed length. Over io_uring, they arrive in a
+    /// separate buffer.
     pub(super) fixed: Vec<u8>,
     /// Names and data.
     pub(super) rest: Vec<u8>,
@@ -99,7 +98,7 @@ pub(super) struct Kernel {
     pending: Option<Request>,
 }
 
-/// A share of all requests, and the method that makes such a request.
+/// The weight of a kind of request in the random choice, and the method that makes such a request.
 type Kind = (u64, fn(&mut Kernel) -> Request);
 
 /// The kinds of requests.
@@ -140,7 +139,8 @@ const KINDS: [Kind; 33] = [
 ];
 
 impl Kernel {
-    /// Returns a kernel that holds only the root. All files have the handle `handle`.
+    /// Returns a generator of requests. It plays a kernel that knows no node but the root directory
+    /// yet. All open files have the handle `handle`.
     pub(super) fn new(rng: Rng, handle: u64) -> Kernel {
         let (forgotten, cookie) = (UNKNOWN_NODE, 0);
         Kernel { rng, held: BTreeMap::new(), forgotten, cookie, handle, pending: None }
@@ -191,7 +191,9 @@ impl Kernel {
             return;
         }
         if opcode == Opcode::TMPFILE {
-            // fuser has not made the file. So forget it before another request uses it.
+            // fuser does not know `TMPFILE`, so only the other two servers under test have made the
+            // file. Send a forget of the file as the next request, so that no other request uses
+            // its node number.
             self.pending = Some(Request::new(Opcode::FORGET, reply::u64_at(body, 0)).u64(1));
         } else {
             self.hold(body);
@@ -370,7 +372,8 @@ impl Kernel {
             _ => self.rng.next_u64() as u32 & 0x7ff,
         };
         let sizes = [0, 1, 5000, 10_000, 20_000, 1 << 40, OFFSET_TOO_LARGE - 1, u64::MAX];
-        // The root keeps its owner and mode, because otherwise most later requests could fail.
+        // Do not change the owner and the mode of the root. Otherwise most later requests could
+        // fail.
         let node = self.any(|_| true).filter(|_| !self.rng.chance(1, 20));
         let node = node.unwrap_or_else(|| self.wrong_node());
         let request = Request::new(Opcode::SETATTR, node).u32(valid).u32(0);
@@ -522,8 +525,8 @@ impl Kernel {
         Request::new(Opcode::FLUSH, self.file()).u64(self.file_handle()).u64(0).u64(0)
     }
 
-    /// Returns a node, and the number of its lookups that a forget takes back. A tenth of these
-    /// pairs have a wrong node or a count that is too large.
+    /// Returns the node and the number of lookups for a forget. In a tenth of the cases the node is
+    /// wrong, or the number is larger than the number of counted lookups.
     fn returned(&mut self) -> (u64, u64) {
         let Some(node) = self.any(|_| true).filter(|_| !self.rng.chance(1, 20)) else {
             let node = self.wrong_node();
@@ -569,14 +572,16 @@ impl Kernel {
         request.data(&data)
     }
 
-    /// Returns a request with an operation that the fronts do not serve.
+    /// Returns a request with an opcode that no front serves.
     fn unknown(&mut self) -> Request {
         let opcode = match self.rng.below(3) {
-            0 => INTERRUPT,
-            // Locks, bmap and poll; then syncfs, and numbers that have no operation.
+            0 => Opcode::INTERRUPT,
+            // The opcodes of file locks (31 to 33), bmap (37), poll (40) and syncfs (50), and four
+            // opcodes that no FUSE operation has.
             _ => Opcode(*self.rng.pick(&[31, 32, 33, 37, 40, 50, 7, 19, 1000, u32::MAX])),
         };
         let request = Request::new(opcode, self.node());
-        (0..6).fold(request, |request, _| request.u64(0))
+        let words = if opcode == Opcode::INTERRUPT { 1 } else { 6 };
+        (0..words).fold(request, |request, _| request.u64(0))
     }
 }

@@ -1,0 +1,54 @@
+//! The answer to a request that a future has served.
+
+use bytes::Bytes;
+use corewalk::Errno;
+
+use super::AsyncNode;
+use crate::wire::Body;
+
+/// The longest body of an answer that is built here, in bytes. The longest one is the answer to a
+/// creation.
+const BODY_BYTES: usize = 256;
+
+/// The answer to a request, and the things that the kernel holds when it has the answer.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub(super) body: Bytes,
+    /// The inodes in the answer. Each gets one lookup when the answer is sent (I.3).
+    pub(super) entries: Vec<AsyncNode>,
+    /// The open file in the answer. If the answer is not sent, the file must be closed.
+    pub(super) opened: Option<AsyncNode>,
+}
+
+impl Answer {
+    /// Returns an answer with a body of at most 256 bytes, which `write` writes.
+    pub(super) fn with_body(
+        write: impl FnOnce(&mut Body<'_>) -> Result<(), Errno>,
+    ) -> Result<Answer, Errno> {
+        let mut buffer = [0; BODY_BYTES];
+        let mut body = Body::new(&mut buffer);
+        write(&mut body)?;
+        let len = body.len();
+        Ok(Answer::from(Bytes::copy_from_slice(&buffer[..len])))
+    }
+
+    /// Adds an inode that the answer gives to the kernel.
+    pub(super) fn with_entry(mut self, entry: AsyncNode) -> Answer {
+        self.entries.push(entry);
+        self
+    }
+
+    /// Counts a lookup for each inode in the answer. Called right before the answer is sent,
+    /// because the kernel may forget an inode as soon as it has the answer.
+    pub(super) fn count_lookups(&mut self) {
+        for entry in self.entries.drain(..) {
+            entry.table_node().get().into_lookups();
+        }
+    }
+}
+
+impl From<Bytes> for Answer {
+    fn from(body: Bytes) -> Answer {
+        Answer { body, entries: Vec::new(), opened: None }
+    }
+}

@@ -1,0 +1,433 @@
+//! The interface to an asynchronous back end.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use corewalk::{
+    Attr, Errno, Fallocate, FileKind, Make, Name, Opened, Removal, RenameMode, SetAttr, StatFs,
+    XattrMode,
+};
+
+use super::AsyncNode;
+
+/// The future of one request, as [`Spawn::spawn`] gets it.
+pub type BoxedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Runs futures on a runtime. Every closure that takes a [`BoxedFuture`] implements this trait.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{BoxedFuture, Spawn};
+///
+/// fn on(runtime: tokio::runtime::Handle) -> impl Spawn {
+///     move |future: BoxedFuture| drop(runtime.spawn(future))
+/// }
+/// ```
+pub trait Spawn: Send + Sync + 'static {
+    /// Makes the runtime run `future` to its end. Does not wait for it. A runtime that ends may
+    /// drop the future; then the request gets `EIO`.
+    fn spawn(&self, future: BoxedFuture);
+}
+
+impl<S: Fn(BoxedFuture) + Send + Sync + 'static> Spawn for S {
+    fn spawn(&self, future: BoxedFuture) {
+        self(future);
+    }
+}
+
+/// An entry of a directory, as [`AsyncFileSystem::readdir`] returns it.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Attr, FileKind};
+/// use corewalk_fuse::OwnedDirEntry;
+///
+/// let entry = OwnedDirEntry::new(b"etc", 7, FileKind::Directory, 1);
+/// assert_eq!((&*entry.name, entry.attr), (&b"etc"[..], None));
+/// let entry = OwnedDirEntry::from_attr(b"etc", Attr::dir(7), 1);
+/// assert_eq!((entry.ino, entry.kind), (7, FileKind::Directory));
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OwnedDirEntry {
+    /// The name: never `.` or `..`, which the server adds.
+    pub name: Box<[u8]>,
+    /// Inode number, or 0 if the back end has no numbers.
+    pub ino: u64,
+    /// File type.
+    pub kind: FileKind,
+    /// The position after this entry. It is unique within the directory, never 0, and at most
+    /// 2^63 - 3.
+    pub cookie: u64,
+    /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
+    /// attributes calls no `lookup`.
+    pub attr: Option<Attr>,
+}
+
+impl OwnedDirEntry {
+    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. A listing
+    /// that continues after this entry passes `cookie`.
+    pub fn new(name: &[u8], ino: u64, kind: FileKind, cookie: u64) -> OwnedDirEntry {
+        OwnedDirEntry { name: name.into(), ino, kind, cookie, attr: None }
+    }
+
+    /// Returns an entry with the attributes `attr`, which also give its inode number and kind.
+    pub fn from_attr(name: &[u8], attr: Attr, cookie: u64) -> OwnedDirEntry {
+        let (ino, kind) = (attr.ino, attr.kind());
+        OwnedDirEntry { name: name.into(), ino, kind, cookie, attr: Some(attr) }
+    }
+}
+
+/// A lock of a part of a file, as in fcntl(2), or of a whole file, as in flock(2).
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{FileLock, LockKind};
+///
+/// fn conflicts(a: &FileLock, b: &FileLock) -> bool { let is_shared = a.kind == LockKind::Read &&
+/// b.kind == LockKind::Read; a.is_flock == b.is_flock && a.owner != b.owner && a.start <= b.end &&
+/// b.start <= a.end && !is_shared }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileLock {
+    /// The kernel's number of the owner: an open file for flock(2), a process for fcntl(2). It is
+    /// unique among the owners of this mount.
+    pub owner: u64,
+    /// The kind of lock.
+    pub kind: LockKind,
+    /// The first locked byte.
+    pub start: u64,
+    /// The last locked byte. 2^63 - 1 stands for the end of the file, however long it gets.
+    pub end: u64,
+    /// The process that has the lock, for fcntl(2) with `F_GETLK`.
+    pub pid: u32,
+    /// True for a lock of flock(2). Locks of flock(2) and of fcntl(2) do not conflict.
+    pub is_flock: bool,
+}
+
+/// The kind of a [`FileLock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// Other owners may have read locks of the same bytes.
+    Read,
+    /// No other owner has a lock of the same bytes.
+    Write,
+    /// The owner has no lock of these bytes any more.
+    Unlock,
+}
+
+/// A file system whose calls are futures. An [`AsyncServer`](crate::AsyncServer) serves it.
+///
+/// Five methods are required. The changes fail with `EROFS` by default. An implementation writes
+/// each method as an `async fn`. Its futures run on the runtime of the program ([`Spawn`]).
+///
+/// # What a back end may rely on
+/// - Changes of one name never overlap, and no `lookup` of the name runs during a change of it.
+///   Calls of `setattr` for one inode do not overlap. All other calls may overlap.
+/// - Permissions are checked by the kernel, names are valid, and the kind of file fits the call.
+/// - A call that changes something, `open`, `release` and `flush` are never dropped before their
+///   end, unless the runtime drops them. If the client is killed, the client gets `EINTR` at once,
+///   and the call goes on. Requests for the same names wait for the end of that call.
+/// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] tells which client it
+///   is.
+/// - [`AsyncFileSystem::forget`] is called when the cache has dropped a file, after its last use. A
+///   file without links stays in use until then.
+///
+/// # What a back end must do
+/// - It never reuses a pair (`ino`, `generation`) for another file. A back end without inode
+///   numbers reports 0 for all of its files. Then the server numbers them, and no file has two
+///   names.
+/// - A call that fails changes nothing.
+/// - As long as a file has a name, its number alone leads to it. `forget` may come while an answer
+///   with the file is on its way, and a lookup may bring the file back later.
+/// - The kind of a file never changes, and no size exceeds 2^63 - 1.
+/// - A future must be safe to drop at each of its `await` points.
+///
+/// # Errors
+/// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. Each
+/// method names only the errors that the caller cannot detect itself.
+///
+/// # Examples
+/// A read-only file system with one file:
+/// ```
+/// use bytes::Bytes;
+/// use corewalk::{Attr, Errno, Name};
+/// use corewalk_fuse::{AsyncFileSystem, AsyncNode, OwnedDirEntry};
+///
+/// const TEXT: &[u8] = b"hello";
+///
+/// struct Hello;
+///
+/// impl AsyncFileSystem for Hello {
+///     async fn root(&self) -> Result<Attr, Errno> {
+///         Ok(Attr::dir(1))
+///     }
+///
+///     async fn lookup(&self, _: &AsyncNode, name: Name<'_>) -> Result<Attr, Errno> {
+///         if name.as_bytes() == TEXT { Ok(Attr::file(2, 5)) } else { Err(Errno::NOENT) }
+///     }
+///
+///     async fn getattr(&self, node: &AsyncNode) -> Result<Attr, Errno> {
+///         Ok(if node.ino() == 1 { Attr::dir(1) } else { Attr::file(2, 5) })
+///     }
+///
+///     async fn readdir(&self, _: &AsyncNode, cookie: u64) -> Result<Vec<OwnedDirEntry>, Errno> {
+///         let entry = OwnedDirEntry::from_attr(TEXT, Attr::file(2, 5), 1);
+///         Ok(if cookie == 0 { vec![entry] } else { vec![] })
+///     }
+///
+///     async fn read(&self, _: &AsyncNode, offset: u64, size: u32) -> Result<Bytes, Errno> {
+///         let rest = TEXT.get(offset as usize..).unwrap_or_default();
+///         Ok(Bytes::from_static(&rest[..rest.len().min(size as usize)]))
+///     }
+/// }
+/// ```
+#[allow(unused_variables)]
+pub trait AsyncFileSystem: Send + Sync + 'static {
+    /// Returns the attributes of the root directory. Called once, when the server starts.
+    fn root(&self) -> impl Future<Output = Result<Attr, Errno>> + Send;
+
+    /// Looks up `name` in `dir`. `ENOENT` if there is no such name.
+    fn lookup(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+    ) -> impl Future<Output = Result<Attr, Errno>> + Send;
+
+    /// Returns the attributes of `node`. The caller ignores their generation.
+    fn getattr(&self, node: &AsyncNode) -> impl Future<Output = Result<Attr, Errno>> + Send;
+
+    /// Returns a page of the entries of `dir` after the entry with the cookie `cookie`, or from the
+    /// start if `cookie` is 0. The back end chooses the length of the page. An empty page is the
+    /// end of the directory. The server keeps a page until the directory is closed, so a listing
+    /// asks for each page once.
+    fn readdir(
+        &self,
+        dir: &AsyncNode,
+        cookie: u64,
+    ) -> impl Future<Output = Result<Vec<OwnedDirEntry>, Errno>> + Send;
+
+    /// Reads up to `size` bytes at `offset`. Fewer bytes mean the end of the file.
+    fn read(
+        &self,
+        node: &AsyncNode,
+        offset: u64,
+        size: u32,
+    ) -> impl Future<Output = Result<Bytes, Errno>> + Send;
+
+    /// Changes attributes, all or none, and returns the new ones. A new size may fail with `EFBIG`
+    /// or `ENOSPC`.
+    fn setattr(
+        &self,
+        node: &AsyncNode,
+        set: &SetAttr,
+    ) -> impl Future<Output = Result<Attr, Errno>> + Send {
+        async { Err(Errno::ROFS) }
+    }
+
+    /// Makes a new file of any kind. Fails with `EEXIST` or `ENOSPC`, or with `ENOENT` if `dir` was
+    /// removed.
+    fn make(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        what: &Make<'_>,
+    ) -> impl Future<Output = Result<Attr, Errno>> + Send {
+        async { Err(Errno::ROFS) }
+    }
+
+    /// Gives `node` another name, and returns its attributes. `EPERM`, the default, if the back end
+    /// has no hard links.
+    fn link(
+        &self,
+        node: &AsyncNode,
+        dir: &AsyncNode,
+        name: Name<'_>,
+    ) -> impl Future<Output = Result<Attr, Errno>> + Send {
+        async { Err(Errno::PERM) }
+    }
+
+    /// Removes a name, by unlink(2) or rmdir(2). `ENOENT` if there is no such name; `ENOTEMPTY` for
+    /// a directory that is not empty; `ENOTDIR` and `EISDIR` if the file is not of the right kind.
+    fn remove(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        removal: Removal,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::ROFS) }
+    }
+
+    /// Renames `from` to `to` in the way that `mode` names. The kernel has excluded loops. `ENOENT`
+    /// if there is no name to rename; `ENOTEMPTY` for a target directory that is not empty.
+    fn rename(
+        &self,
+        from: (&AsyncNode, Name<'_>),
+        to: (&AsyncNode, Name<'_>),
+        mode: RenameMode,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::ROFS) }
+    }
+
+    /// Writes `data` at `offset`, and returns the number of written bytes.
+    fn write(
+        &self,
+        node: &AsyncNode,
+        offset: u64,
+        data: Bytes,
+    ) -> impl Future<Output = Result<usize, Errno>> + Send {
+        async { Err(Errno::ROFS) }
+    }
+
+    /// Returns the target of a symbolic link.
+    fn readlink(&self, node: &AsyncNode) -> impl Future<Output = Result<Bytes, Errno>> + Send {
+        async { Err(Errno::INVAL) }
+    }
+
+    /// Returns true if the back end keeps state for each open file. If false, the server calls
+    /// neither `open` nor `release`.
+    fn has_open_state(&self) -> bool {
+        false
+    }
+
+    /// Opens a regular file with the flags of open(2). Later calls through the open file have the
+    /// handle in [`AsyncNode::handle`].
+    fn open(
+        &self,
+        node: &AsyncNode,
+        flags: u32,
+    ) -> impl Future<Output = Result<Opened, Errno>> + Send {
+        async { Ok(Opened::default()) }
+    }
+
+    /// Closes a handle of `open`.
+    fn release(&self, node: &AsyncNode) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Tells the back end that a client closes a descriptor of an open file. close(2) fails with
+    /// the error of this method. `ENOSYS`, the default, means that the back end needs no such call
+    /// for any file.
+    fn flush(&self, node: &AsyncNode) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Makes data durable, and attributes unless `data_only`.
+    fn fsync(
+        &self,
+        node: &AsyncNode,
+        data_only: bool,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Returns the values of statfs(2).
+    fn statfs(&self) -> impl Future<Output = Result<StatFs, Errno>> + Send {
+        async { Ok(StatFs::default()) }
+    }
+
+    /// Changes the allocation of a regular file. May fail with `ENOSPC` or `EFBIG`.
+    fn fallocate(
+        &self,
+        node: &AsyncNode,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::OPNOTSUPP) }
+    }
+
+    /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
+    /// `EOPNOTSUPP`, the default, makes the kernel copy with reads and writes.
+    fn copy_file_range(
+        &self,
+        from: (&AsyncNode, u64),
+        to: (&AsyncNode, u64),
+        len: u64,
+    ) -> impl Future<Output = Result<u64, Errno>> + Send {
+        async { Err(Errno::OPNOTSUPP) }
+    }
+
+    /// Returns an extended attribute. `ENODATA` if it does not exist. `ENOSYS`, the default here
+    /// and in the next three methods, means that no file has extended attributes. Then the kernel
+    /// does not ask again.
+    fn getxattr(
+        &self,
+        node: &AsyncNode,
+        name: &[u8],
+    ) -> impl Future<Output = Result<Bytes, Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Sets an extended attribute. `EEXIST` and `ENODATA` as `mode` demands; `ENOSPC`.
+    fn setxattr(
+        &self,
+        node: &AsyncNode,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Returns the names of all extended attributes, each with a NUL byte at its end.
+    fn listxattr(&self, node: &AsyncNode) -> impl Future<Output = Result<Bytes, Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Removes an extended attribute. `ENODATA` if it does not exist.
+    fn removexattr(
+        &self,
+        node: &AsyncNode,
+        name: &[u8],
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Returns true if the back end manages locks, because other machines use the files too. If
+    /// false, the kernel manages the locks of this mount, and other machines do not see them. The
+    /// server then calls none of the next three methods.
+    fn has_locks(&self) -> bool {
+        false
+    }
+
+    /// Returns a lock of another owner that conflicts with `lock`, if there is one.
+    fn get_lock(
+        &self,
+        node: &AsyncNode,
+        lock: &FileLock,
+    ) -> impl Future<Output = Result<Option<FileLock>, Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Takes, changes or drops a lock. If another owner has a lock that conflicts, waits if `waits`
+    /// is true, and fails with `EAGAIN` if not. A call that waits is dropped if its client gets a
+    /// signal. If the lock is granted too late for the client, the server drops it with a call of
+    /// this method. `EDEADLK` if a wait would never end.
+    fn set_lock(
+        &self,
+        node: &AsyncNode,
+        lock: &FileLock,
+        waits: bool,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Err(Errno::NOSYS) }
+    }
+
+    /// Drops the locks of `owner` on `node`: those of flock(2) if `is_flock`, else those of
+    /// fcntl(2). A process that closes any descriptor of a file loses its fcntl(2) locks of the
+    /// file.
+    fn unlock_owner(
+        &self,
+        node: &AsyncNode,
+        owner: u64,
+        is_flock: bool,
+    ) -> impl Future<Output = Result<(), Errno>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Tells the back end that the cache has dropped an inode. Any thread may call this method. It
+    /// must neither wait nor call the server.
+    fn forget(&self, ino: u64, generation: u64) {}
+}

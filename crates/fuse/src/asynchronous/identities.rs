@@ -1,0 +1,146 @@
+//! The index of inodes by the back end's numbers.
+//!
+//! The table numbers its inodes itself. The index recognises a file that the back end returns for a
+//! second name (a hard link), or for a directory that another machine has moved. It also counts the
+//! inodes of each file, because the table may drop an inode while a lookup enters the same file
+//! again.
+//!
+//! # Invariants
+//! - J.1: an identity is in the index as long as an inode with it has entered the table and has not
+//!   been dropped.
+//! - J.2: `forget` of the back end is called when the last of these inodes is dropped. The mutex of
+//!   the shard is held meanwhile, so a new inode of the file is added before or after that call.
+//!
+//! A file without a number (0) is not in the index. Its only name identifies it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use corewalk_base::Mutex;
+use foldhash::fast::RandomState;
+
+use super::node::Inode;
+
+/// The number of shards.
+const SHARDS: u64 = 16;
+
+/// The back end's identity of a file: inode number and generation.
+pub(super) type Identity = (u64, u64);
+
+/// The inodes of an asynchronous server, by the inode number of the back end.
+pub(super) struct Identities {
+    /// Each shard is protected by its mutex. A number has several entries if the back end has used
+    /// it for several files.
+    shards: [Mutex<HashMap<u64, Vec<Entry>, RandomState>>; SHARDS as usize],
+}
+
+/// The inode with an identity, as the index knows it.
+pub(super) enum Known {
+    /// No inode has the identity.
+    None,
+    /// The inode that had the identity is being dropped.
+    Dying,
+    /// An inode, which the table may have dropped.
+    Inode(Arc<Inode>),
+}
+
+/// The inodes with one identity.
+struct Entry {
+    generation: u64,
+    /// The inode that new names of the file refer to.
+    current: Weak<Inode>,
+    /// The number of inodes with this identity that have entered the table.
+    inodes: u64,
+}
+
+impl Identities {
+    pub(super) fn new() -> Identities {
+        Identities { shards: std::array::from_fn(|_| Mutex::new(HashMap::default())) }
+    }
+
+    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, Vec<Entry>, RandomState>> {
+        &self.shards[(ino % SHARDS) as usize]
+    }
+
+    /// Returns the inode with an identity.
+    pub(super) fn find(&self, identity: Identity) -> Known {
+        if identity.0 == 0 {
+            return Known::None;
+        }
+        let shard = self.shard(identity.0).lock();
+        let entries = shard.get(&identity.0).into_iter().flatten();
+        let mut entries = entries.filter(|entry| entry.generation == identity.1);
+        let Some(entry) = entries.next() else { return Known::None };
+        // Upgrade without the mutex: dropping the result may drop the inode, which locks the shard.
+        let current = Weak::clone(&entry.current);
+        drop(shard);
+        current.upgrade().map_or(Known::Dying, Known::Inode)
+    }
+
+    /// Returns the table's numbers of all inodes with the back end's number `ino`.
+    pub(super) fn numbers(&self, ino: u64) -> Vec<u64> {
+        let shard = self.shard(ino).lock();
+        let entries: Vec<Weak<Inode>> =
+            shard.get(&ino).into_iter().flatten().map(|entry| entry.current.clone()).collect();
+        drop(shard);
+        entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
+    }
+
+    /// Adds an inode that has just entered the table. If another inode of the same file is in the
+    /// index, returns that one, which the table may be dropping. Otherwise new names of the file
+    /// refer to `inode`.
+    pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
+        let (ino, generation) = inode.identity();
+        if ino == 0 {
+            return None;
+        }
+        let mut shard = self.shard(ino).lock();
+        let entries = shard.entry(ino).or_default();
+        let Some(entry) = entries.iter_mut().find(|entry| entry.generation == generation) else {
+            entries.push(Entry { generation, current: Arc::downgrade(inode), inodes: 1 });
+            return None;
+        };
+        entry.inodes += 1;
+        let earlier = entry.current.upgrade();
+        if earlier.is_none() {
+            entry.current = Arc::downgrade(inode);
+        }
+        // The caller drops `earlier` without the mutex, for the same reason as in `find`.
+        earlier
+    }
+
+    /// Makes new names of a file refer to `inode`, if they refer to `earlier`. Otherwise returns
+    /// the inode to which they refer.
+    pub(super) fn replace(&self, inode: &Arc<Inode>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
+        let (ino, generation) = inode.identity();
+        let mut shard = self.shard(ino).lock();
+        let mut entries = shard.get_mut(&ino).into_iter().flatten();
+        let entry = entries.find(|entry| entry.generation == generation)?;
+        let current = entry.current.upgrade();
+        match current {
+            Some(current) if !Arc::ptr_eq(&current, earlier) => Some(current),
+            _ => {
+                entry.current = Arc::downgrade(inode);
+                None
+            }
+        }
+    }
+
+    /// Drops an inode that has entered the table. Calls `forget` if it was the last one with its
+    /// identity.
+    pub(super) fn remove(&self, identity: Identity, forget: impl FnOnce()) {
+        let mut shard = self.shard(identity.0).lock();
+        let Some(entries) = shard.get_mut(&identity.0) else { return };
+        let Some(at) = entries.iter().position(|entry| entry.generation == identity.1) else {
+            return;
+        };
+        entries[at].inodes -= 1;
+        if entries[at].inodes == 0 {
+            entries.swap_remove(at);
+            if entries.is_empty() {
+                shard.remove(&identity.0);
+            }
+            forget();
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! Requests about names: lookups, and requests that create, remove and rename files.
+//!
+//! Each request locks the names that it is about ([`Key::Name`]), before it calls the back end and
+//! until the table has the result. So no lookup of a name runs during a change of it, and the table
+//! gets the changes of a name in their order.
+
+use std::time::Duration;
+
+use corewalk::attr::mode;
+use corewalk::{Attr, Errno, FileKind, Make, Name, Opened, Removal, RenameMode};
+use rustix::fs::{OFlags, RenameFlags};
+
+use super::answer::Answer;
+use super::attributes::checked;
+use super::files::CREATION_FLAGS;
+use super::flights::Flight;
+use super::identities::{Identity, Known};
+use super::node::Change;
+use super::requests::{Cached, Miss};
+use super::server::{AsyncServer, Entering, Fetched, Found, Key};
+use super::under_way::Request;
+use super::{AsyncFileSystem, AsyncNode};
+use crate::mount::Pages;
+use crate::server::ROOT_NODE;
+use crate::wire::{Body, Message, Opcode};
+
+/// How often a lookup asks the back end, if other machines invalidate the name meanwhile.
+const TRIES: u32 = 4;
+
+/// A change of a name under way. If it is dropped before [`NameChange::end`], it is not known
+/// whether the back end has made the change. Then the table and the kernel drop the name.
+struct NameChange<'s, F: AsyncFileSystem> {
+    server: &'s AsyncServer<F>,
+    request: &'s Request,
+    dir: AsyncNode,
+    name: Box<[u8]>,
+    change: Option<Change>,
+}
+
+impl<'s, F: AsyncFileSystem> NameChange<'s, F> {
+    /// Begins the change of a name that the caller has locked.
+    ///
+    /// # Errors
+    /// `EINTR` if the request was cancelled.
+    fn begin(
+        server: &'s AsyncServer<F>,
+        request: &'s Request,
+        dir: &AsyncNode,
+        name: Name<'_>,
+    ) -> Result<NameChange<'s, F>, Errno> {
+        // The kernel may also have cached the entries of the directory.
+        request.begin(dir, Pages::Drop)?;
+        request.touch_name(dir, name);
+        let change = Some(dir.change_of_names());
+        let (dir, name) = (dir.clone(), name.as_bytes().into());
+        Ok(NameChange { server, request, dir, name, change })
+    }
+
+    /// Returns the time at which the change began.
+    fn began(&self) -> u64 {
+        self.change.as_ref().map_or(0, Change::began)
+    }
+
+    /// Ends the change, after the table has its result.
+    fn end(mut self) {
+        self.change = None;
+    }
+}
+
+impl<F: AsyncFileSystem> Drop for NameChange<'_, F> {
+    fn drop(&mut self) {
+        if self.change.is_some()
+            && let Ok(name) = Name::new(&self.name)
+        {
+            self.request.set_stale();
+            // Ignore an error: a removed directory has no names.
+            let _ = self.server.table.invalidated(&self.dir.table_node().get(), name);
+        }
+    }
+}
+
+/// The inode of a name that a request changes.
+enum Child {
+    /// There is none, or its cached attributes are not used.
+    None,
+    /// The table has the name.
+    Node(AsyncNode),
+    /// The table does not have the name, but it may have the inode.
+    Identity(Identity),
+}
+
+/// The change of the inode of a name.
+struct ChildChange<'s, F: AsyncFileSystem> {
+    server: &'s AsyncServer<F>,
+    /// The identity of an inode that the table did not have when the change began. It may have
+    /// entered the table during the change.
+    identity: Option<Identity>,
+    _change: Option<Change>,
+}
+
+impl<F: AsyncFileSystem> Drop for ChildChange<'_, F> {
+    fn drop(&mut self) {
+        if let Some(node) = self.identity.and_then(|identity| self.server.known(identity)) {
+            node.inode().invalidate_attributes();
+        }
+    }
+}
+
+impl<F: AsyncFileSystem> AsyncServer<F> {
+    pub(super) fn forget(&self, message: &Message<'_>) {
+        let mut args = message.args();
+        match message.header.opcode {
+            Opcode::BATCH_FORGET => {
+                let count = args.u32().unwrap_or(0);
+                args.forgets(count).for_each(|(node, n)| self.forget_node(node, n));
+            }
+            _ => self.forget_node(message.header.node, args.u64().unwrap_or(0)),
+        }
+    }
+
+    fn forget_node(&self, node: u64, n: u64) {
+        if node != ROOT_NODE && !self.table.forget(node, n) {
+            log::warn!("refused to forget node {node} {n} times: it is not held that often");
+        }
+    }
+
+    /// Answers a lookup from the cache.
+    pub(super) fn cached_lookup(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
+        let name = message.args().name()?;
+        let found = self.cached_child(message.header.node, name).ok_or(Miss::Later)?;
+        self.entry_out(&found, body)?;
+        found.node.table_node().get().into_lookups();
+        Ok(())
+    }
+
+    pub(super) async fn lookup(&self, message: &Message<'_>) -> Result<Answer, Errno> {
+        let dir = self.file(message)?;
+        let name = Name::new(message.args().name()?)?;
+        let negative_timeout = self.options.negative_timeout;
+        match self.find(&dir, name).await {
+            Err(Errno::NOENT) if !negative_timeout.is_zero() => {
+                Answer::with_body(|body| body.negative_entry(negative_timeout))
+            }
+            found => self.entry(found?),
+        }
+    }
+
+    /// Looks up a name in the cache, or asks the back end.
+    async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
+        let mut flight = self.flights.lock(name_key(dir, name)).await;
+        // Another request may have entered the name while this one waited.
+        if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
+            return Ok(found);
+        }
+        let shared = dir.enter_found(|| {
+            let shared = *flight.shared()?;
+            Some(shared.and_then(|(attr, asked)| {
+                Ok((self.enter(dir, name, &attr, Entering::Found)?, attr, asked))
+            }))
+        });
+        if let Some(shared) = shared {
+            let (node, attr, asked) = shared?;
+            return Ok(found(node, attr, asked));
+        }
+        for _ in 1..TRIES {
+            let (attr, asked) = self.ask(dir, name, &mut flight).await?;
+            let enter = || self.enter(dir, name, &attr, Entering::Found);
+            if let Some(node) = dir.enter_found(|| flight.is_valid().then(enter)) {
+                return Ok(found(node?, attr, asked));
+            }
+        }
+        // The name is invalidated again and again. So neither the table nor the kernel keeps it.
+        let (attr, asked) = self.ask(dir, name, &mut flight).await?;
+        let node = self.enter(dir, name, &attr, Entering::Found)?;
+        let _ = self.table.invalidated(&dir.table_node().get(), name);
+        Ok(Found { is_entry_current: false, ..found(node, attr, asked) })
+    }
+
+    /// Asks the back end for a name.
+    async fn ask(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        flight: &mut Flight<'_, Key, Fetched>,
+    ) -> Result<(Attr, u64), Errno> {
+        flight.ask();
+        let asked = self.shared.now();
+        let result = self.fs.lookup(dir, name).await;
+        if result == Err(Errno::NOENT) {
+            // Another machine has removed the file or renamed it. A directory that was renamed must
+            // keep its files in the table, since clients may still use them.
+            let _ = self.table.invalidated(&dir.table_node().get(), name);
+        }
+        let fetched = result.and_then(|attr| Ok((checked(attr, attr.kind())?, asked)));
+        flight.complete(fetched);
+        fetched
+    }
+
+    pub(super) async fn symlink(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        let mut args = message.args();
+        let (name, target) = (args.name()?, args.name()?);
+        let caller = message.header.caller;
+        let what = Make::new(mode::S_IFLNK | 0o777, caller.uid, caller.gid).with_target(target);
+        self.entry(self.make(message, request, Name::new(name)?, what).await?)
+    }
+
+    pub(super) async fn mknod(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        let mut args = message.args();
+        let (mode, rdev, _umask) = (args.u32()?, args.u32()?, args.u32()?);
+        let caller = message.header.caller;
+        let what = Make::new(mode, caller.uid, caller.gid).with_rdev(u64::from(rdev));
+        self.entry(self.make(message, request, Name::new(args.name()?)?, what).await?)
+    }
+
+    pub(super) async fn mkdir(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        let mut args = message.args();
+        let (mode, _umask) = (args.u32()?, args.u32()?);
+        let caller = message.header.caller;
+        let what = Make::new(mode::S_IFDIR | mode & 0o7777, caller.uid, caller.gid);
+        self.entry(self.make(message, request, Name::new(args.name()?)?, what).await?)
+    }
+
+    /// Makes a file. The kernel has applied the umask.
+    async fn make(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+        name: Name<'_>,
+        mut what: Make<'_>,
+    ) -> Result<Found, Errno> {
+        let dir = self.file(message)?;
+        let kind = FileKind::from_mode(what.mode).unwrap_or(FileKind::Regular);
+        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        (what.gid, what.mode) = self.inherited(&dir, what.gid, what.mode).await?;
+        let change = NameChange::begin(self, request, &dir, name)?;
+        flight.clear();
+        flight.ask();
+        let attr = match self.fs.make(&dir, name, &what).await {
+            Ok(attr) => checked(attr, kind)?,
+            // The kernel has looked for the name and found no file. So `change` drops the name.
+            Err(Errno::EXIST) => return Err(Errno::EXIST),
+            Err(error) => {
+                change.end();
+                return Err(error);
+            }
+        };
+        let node = self.enter(&dir, name, &attr, Entering::Made)?;
+        let is_current = node.store(&attr, change.began());
+        // If another machine has changed the name meanwhile, `change` drops it.
+        let is_entry_current = flight.is_valid();
+        if is_entry_current {
+            change.end();
+        }
+        Ok(Found { node, attr, is_current, is_entry_current })
+    }
+
+    pub(super) async fn create(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+        flags: u32,
+    ) -> Result<Answer, Errno> {
+        let mut args = message.args();
+        let (open, mode, _umask) = (args.u32()?, args.u32()?, args.u32()?);
+        let name = Name::new(args.name()?)?;
+        let caller = message.header.caller;
+        let has_open_state = self.fs.has_open_state();
+        let what = Make::new(mode::S_IFREG | mode & 0o7777, caller.uid, caller.gid)
+            .with_open(has_open_state.then_some(open));
+        let open = OFlags::from_bits_retain(open);
+        let found = match self.make(message, request, name, what).await {
+            // Another machine has made the file. The kernel looks the name up again, checks the
+            // permission to open the file, and truncates it if the program wants that.
+            Err(Errno::EXIST) if !open.contains(OFlags::EXCL) => return Err(Errno::STALE),
+            made => made?,
+        };
+        let opened = match has_open_state {
+            true => self.fs.open(&found.node, (open & !CREATION_FLAGS).bits()).await,
+            false => Ok(Opened::default()),
+        };
+        if opened.is_err() {
+            // The file exists, but the kernel learns only of the error.
+            request.set_stale();
+        }
+        let opened = opened?;
+        let mut answer = Answer::with_body(|body| {
+            self.entry_out(&found, body)?;
+            body.open_out(opened.handle, opened.flags.bits() | flags)
+        })?;
+        answer.opened = has_open_state.then(|| found.node.clone().with_handle(opened.handle));
+        Ok(answer.with_entry(found.node))
+    }
+
+    pub(super) async fn link(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        let mut args = message.args();
+        let (node, dir) = (self.node(args.u64()?)?, self.file(message)?);
+        let name = Name::new(args.name()?)?;
+        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let change = NameChange::begin(self, request, &dir, name)?;
+        request.begin(&node, Pages::Keep)?;
+        flight.clear();
+        flight.ask();
+        let change_of_node = node.change();
+        let attr = match self.fs.link(&node, &dir, name).await {
+            Ok(attr) => checked(attr, node.kind())?,
+            Err(Errno::EXIST) => return Err(Errno::EXIST),
+            Err(error) => {
+                change.end();
+                return Err(error);
+            }
+        };
+        let linked = self.table.linked(&node.table_node().get(), &dir.table_node().get(), name);
+        // If the table cannot enter the name, or if another machine has changed it meanwhile,
+        // `change` drops it.
+        let is_entry_current = linked.is_ok() && flight.is_valid();
+        if is_entry_current {
+            change.end();
+        }
+        change_of_node.end_with(attr);
+        let is_current = node.cached() == Some(attr);
+        self.entry(Found { node, attr, is_current, is_entry_current })
+    }
+
+    pub(super) async fn remove(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        let dir = self.file(message)?;
+        let name = Name::new(message.args().name()?)?;
+        let removal = match message.header.opcode {
+            Opcode::RMDIR => Removal::Rmdir,
+            _ => Removal::Unlink,
+        };
+        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let child = self.child(&dir, name).await?;
+        let change = NameChange::begin(self, request, &dir, name)?;
+        let _change_of_child = self.begin_child(request, child)?;
+        flight.clear();
+        let removed = self.fs.remove(&dir, name, removal).await;
+        // If the table cannot remove the name, `change` drops it.
+        let is_told = match removed {
+            Ok(()) | Err(Errno::NOENT) => self.table.removed(&dir.table_node().get(), name).is_ok(),
+            Err(_) => true,
+        };
+        if is_told {
+            change.end();
+        }
+        removed.map(|()| Answer::default())
+    }
+
+    pub(super) async fn rename(
+        &self,
+        message: &Message<'_>,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        let header = message.header;
+        let mut args = message.args();
+        let (from, to) = (self.file(message)?, self.node(args.u64()?)?);
+        let flags = if header.opcode == Opcode::RENAME2 { args.u32()? } else { 0 };
+        let mode = match RenameFlags::from_bits_retain(flags) {
+            flags if flags.is_empty() => RenameMode::Replace,
+            RenameFlags::NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::INVAL),
+        };
+        let (old, new) = (Name::new(args.name()?)?, Name::new(args.name()?)?);
+        let (mut first, mut second) =
+            self.flights.lock_both(name_key(&from, old), name_key(&to, new)).await;
+        let children = [self.child(&from, old).await?, self.child(&to, new).await?];
+        let changes = [
+            NameChange::begin(self, request, &from, old)?,
+            NameChange::begin(self, request, &to, new)?,
+        ];
+        let [old_child, new_child] = children;
+        let _changes_of_children =
+            [self.begin_child(request, old_child)?, self.begin_child(request, new_child)?];
+        let flights = [Some(&mut first), second.as_mut()].into_iter().flatten();
+        flights.for_each(|flight| {
+            flight.clear();
+            flight.ask();
+        });
+        let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
+        let (from, to) = (from.table_node().get(), to.table_node().get());
+        // If the table cannot rename, if the back end does not have the names that the kernel
+        // knows, or if another machine has changed a name meanwhile, `changes` drops both names.
+        let is_told = match (renamed, mode) {
+            (Ok(()), RenameMode::Exchange) => {
+                self.table.exchanged((&from, old), (&to, new)).is_ok()
+            }
+            (Ok(()), _) => self.table.renamed((&from, old), (&to, new)).is_ok(),
+            (Err(error), _) => error != Errno::NOENT && error != Errno::EXIST,
+        };
+        if is_told && first.is_valid() && second.is_none_or(|second| second.is_valid()) {
+            changes.into_iter().for_each(NameChange::end);
+        }
+        renamed.map(|()| Answer::default())
+    }
+
+    /// Returns the child `name` of `dir`, whose attributes a change of the name also changes. If
+    /// the table has lost names, it may still have the inode by another name. Then asks the back
+    /// end which inode it is. The caller has locked the name.
+    async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
+        if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
+            return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));
+        }
+        let stats = self.table.stats();
+        let has_lost_names = stats.reclaimed > 0 || stats.invalidations > 0;
+        if !self.is_exclusive() || !has_lost_names {
+            return Ok(Child::None);
+        }
+        match self.fs.lookup(dir, name).await {
+            Ok(attr) => Ok(Child::Identity((attr.ino, attr.generation))),
+            Err(Errno::NOENT) => Ok(Child::None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Begins the change of a child.
+    fn begin_child<'s>(
+        &'s self,
+        request: &Request,
+        child: Child,
+    ) -> Result<ChildChange<'s, F>, Errno> {
+        let (node, identity) = match child {
+            Child::None => (None, None),
+            Child::Node(node) => (Some(node), None),
+            Child::Identity(identity) => (self.known(identity), Some(identity)),
+        };
+        let change = node.map(|node| begin(request, &node)).transpose()?;
+        let identity = if change.is_none() { identity } else { None };
+        Ok(ChildChange { server: self, identity, _change: change })
+    }
+
+    /// Returns the node with an identity, if the table has it.
+    fn known(&self, identity: Identity) -> Option<AsyncNode> {
+        match self.shared.identities.find(identity) {
+            Known::Inode(inode) => self.node(inode.number()).ok(),
+            Known::None | Known::Dying => None,
+        }
+    }
+
+    /// Returns the answer with an entry.
+    fn entry(&self, found: Found) -> Result<Answer, Errno> {
+        Ok(Answer::with_body(|body| self.entry_out(&found, body))?.with_entry(found.node))
+    }
+
+    fn entry_out(&self, found: &Found, body: &mut Body<'_>) -> Result<(), Errno> {
+        let mut timeouts = self.timeouts(&found.attr, found.is_current);
+        if !found.is_entry_current {
+            timeouts.entry = Duration::ZERO;
+        }
+        let attr = Self::shown(&found.node, &found.attr);
+        body.entry_out((found.node.number(), 0), timeouts, &attr)
+    }
+}
+
+/// Returns a node that a lookup has found, and caches its attributes if they are current. The back
+/// end was asked at the time `asked`.
+fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
+    let is_current = node.store(&attr, asked);
+    Found { node, attr, is_current, is_entry_current: true }
+}
+
+/// Begins a change of a node by a request.
+fn begin(request: &Request, node: &AsyncNode) -> Result<Change, Errno> {
+    request.begin(node, Pages::Keep)?;
+    Ok(node.change())
+}
+
+fn name_key(dir: &AsyncNode, name: Name<'_>) -> Key {
+    Key::Name(dir.number(), name.as_bytes().into())
+}

@@ -1,0 +1,407 @@
+//! The server: its cache, and the requests that the cache answers.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use corewalk::attr::mode;
+use corewalk::{Attr, Errno, FileKind, InodeTable, Name, TableNode, Vfs};
+
+use super::flights::Flights;
+use super::identities::Known;
+use super::listing::Listings;
+use super::node::{Inode, Shared, Table};
+use super::requests::AsyncDispatcher;
+use super::under_way::UnderWay;
+use super::{AsyncFileSystem, AsyncNode, Spawn};
+use crate::adapter::Adapter;
+use crate::mount::{EndSignals, Mount, MountError, MountOptions, mount_server};
+use crate::notify::Notifier;
+use crate::options::{Options, Ownership, Permissions, WriteCache};
+use crate::server::ROOT_NODE;
+use crate::service::{Dispatch, Service};
+use crate::timeouts::Timeouts;
+use crate::transport::{NoRings, Transport};
+use crate::wire::{Features, Init, Message};
+
+/// Mounts `fs` on the directory `path`, and serves it like [`serve`](crate::serve). The futures of
+/// `fs` run where `spawn` runs them.
+///
+/// The call blocks its thread until the mount has ended, so a program calls it from a thread that
+/// runs no futures.
+///
+/// # Errors
+/// The errors of [`serve`](crate::serve).
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk_fuse::{AsyncFileSystem, MountOptions, Options, serve_async};
+///
+/// fn run(fs: impl AsyncFileSystem) -> Result<(), Box<dyn std::error::Error>> {
+///     let runtime = tokio::runtime::Runtime::new()?;
+///     let handle = runtime.handle().clone();
+///     let spawn = move |future| drop(handle.spawn(future));
+///     let (options, mount) = (Options::shared(), MountOptions::default());
+///     Ok(serve_async(Arc::new(fs), Path::new("/mnt"), options, &mount, spawn)?)
+/// }
+/// ```
+pub fn serve_async<F: AsyncFileSystem>(
+    fs: Arc<F>,
+    path: &Path,
+    options: Options,
+    mount: &MountOptions,
+    spawn: impl Spawn,
+) -> Result<(), MountError> {
+    let signals = EndSignals::watch()?;
+    options.check().map_err(MountError::Options)?;
+    let server = AsyncServer::new(fs, options, spawn).map_err(MountError::FileSystem)?;
+    Mount::serve_async(Arc::new(server), path, mount)?.wait_or_unmount(signals)
+}
+
+/// A server of an asynchronous file system.
+///
+/// [`Mount::serve_async`] mounts it. See [`AsyncFileSystem`] for an example of a back end.
+///
+/// With [`Options::exclusive`], the server answers lookups and requests for attributes from its
+/// cache. With [`Options::shared`], it asks the back end when the kernel asks. Requests for one
+/// name that wait at the same time share an answer, which is never older than the request. Of the
+/// other options, the server uses the timeouts, `readdirplus`, the limits, and `requests_max`.
+pub struct AsyncServer<F> {
+    pub(super) fs: Arc<F>,
+    pub(super) table: Arc<Table>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) options: Options,
+    pub(super) timeouts: Timeouts,
+    pub(super) flights: Flights<Key, Fetched>,
+    pub(super) listings: Listings,
+    pub(super) under_way: Arc<UnderWay>,
+}
+
+/// A key that requests lock.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Key {
+    /// A name in the directory with this number.
+    Name(u64, Box<[u8]>),
+    /// The attributes of the inode with this number.
+    Attributes(u64),
+    /// The changes of attributes of the inode with this number.
+    SetAttributes(u64),
+}
+
+/// An answer of the back end, and the time of the clock at which it was asked.
+pub(super) type Fetched = Result<(Attr, u64), Errno>;
+
+/// An inode and its attributes, for an answer.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) node: AsyncNode,
+    pub(super) attr: Attr,
+    /// False if the attributes may have changed meanwhile. Then the kernel must not cache them.
+    pub(super) is_current: bool,
+    /// False if the name may have changed meanwhile. Then the kernel must not cache it.
+    pub(super) is_entry_current: bool,
+}
+
+/// Tells how a name of the back end's answer enters the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entering {
+    /// A lookup has found the name.
+    Found,
+    /// The request has made the file, so it is another file than one that had the name before.
+    Made,
+}
+
+impl<F: AsyncFileSystem> AsyncServer<F> {
+    /// Returns a server of `fs`. Its futures run where `spawn` runs them. Waits until `fs` has
+    /// returned the root directory, so the calling thread must not be the only one of the runtime.
+    ///
+    /// # Errors
+    /// `EINVAL` for options that [conflict](Options::check), for [`Permissions::Server`] and for
+    /// [`WriteCache::Back`]; `ENOTDIR` if the root is not a directory; the errors of
+    /// [`AsyncFileSystem::root`]; `EIO` if the runtime drops its future; `ENOMEM`.
+    pub fn new(fs: Arc<F>, options: Options, spawn: impl Spawn) -> Result<AsyncServer<F>, Errno> {
+        let is_refused = options.permissions == Permissions::Server
+            || options.write_cache == WriteCache::Back
+            || options.requests_max == 0;
+        if is_refused || options.check().is_err() {
+            return Err(Errno::INVAL);
+        }
+        let (sender, receiver) = channel();
+        let asked = Arc::clone(&fs);
+        spawn.spawn(Box::pin(async move {
+            // Ignore an error: the receiver waits for this message.
+            let _ = sender.send(asked.root().await);
+        }));
+        let root = receiver.recv().map_err(|_| Errno::IO)??;
+        if !root.is_dir() {
+            return Err(Errno::NOTDIR);
+        }
+        let shared = Shared::new(Arc::clone(&fs));
+        let inode = Inode::new(&shared, &root, &Known::None);
+        let table = Arc::new(InodeTable::new(inode, options.vfs.clone())?);
+        let server = AsyncServer {
+            fs,
+            table,
+            shared,
+            timeouts: Timeouts::of(&options),
+            flights: Flights::new(),
+            listings: Listings::default(),
+            under_way: UnderWay::new(options.requests_max, Box::new(spawn)),
+            options,
+        };
+        // Give the root its number.
+        let root = server.node(ROOT_NODE)?;
+        let _ = root.inode().index();
+        drop(root);
+        Ok(server)
+    }
+
+    /// Returns the options.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Returns the number of requests that wait for the back end.
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.options.ownership == Ownership::Exclusive
+    }
+
+    /// Returns the node with this number.
+    pub(super) fn node(&self, number: u64) -> Result<AsyncNode, Errno> {
+        let node = self.table.get(number)?;
+        Ok(AsyncNode::new(self.table.owned(node)))
+    }
+
+    /// Returns the node of a request.
+    pub(super) fn file(&self, message: &Message<'_>) -> Result<AsyncNode, Errno> {
+        Ok(self.node(message.header.node)?.with_caller(message.header.caller))
+    }
+
+    /// Returns true if the back end must know which files are open.
+    pub(super) fn has_open_state(&self) -> bool {
+        self.fs.has_open_state() || self.fs.has_locks()
+    }
+
+    /// Returns the attributes of an answer. Programs see the back end's number. The kernel sees the
+    /// generation 0, because the table never uses a number again.
+    pub(super) fn shown(node: &AsyncNode, attr: &Attr) -> Attr {
+        attr.with_ino(node.ino()).with_generation(0)
+    }
+
+    /// Returns the timeouts of an answer with these attributes.
+    pub(super) fn timeouts(&self, attr: &Attr, is_current: bool) -> Timeouts {
+        let timeouts = self.timeouts.set_by(attr);
+        if is_current { timeouts } else { timeouts.without_attributes() }
+    }
+
+    /// Returns the child `name` of `dir` from the cache. The answer is None if the cache does not
+    /// have the name, or not its attributes, or if other programs may change them.
+    pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
+        if !self.is_exclusive() {
+            return None;
+        }
+        let node = AsyncNode::new(self.table.owned(self.table.child(dir, name).ok()?));
+        let attr = node.cached()?;
+        Some(Found { node, attr, is_current: true, is_entry_current: true })
+    }
+
+    /// Enters an answer of the back end for `name` in `dir` into the table. The request was sent
+    /// to the back end at the time `asked`. The caller excludes changes of the name.
+    ///
+    /// # Errors
+    /// The errors of [`InodeTable::entered_if`] and [`InodeTable::linked`].
+    pub(super) fn enter(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        attr: &Attr,
+        entering: Entering,
+    ) -> Result<AsyncNode, Errno> {
+        let dir = dir.table_node().get();
+        let is_same =
+            |known: &Inode| known.is(attr) && (entering == Entering::Found || attr.ino != 0);
+        if let Ok(node) = self.table.child(dir.ino(), name.as_bytes()) {
+            if node.kind() == attr.kind() && is_same(&node.data()) {
+                return Ok(AsyncNode::new(self.table.owned(node)));
+            }
+            if node.kind() == FileKind::Directory {
+                // Another machine may have renamed the directory, and clients may still use it. In
+                // the table, files can be entered in it as long as it is not removed.
+                self.table.invalidated(&dir, name)?;
+            }
+        }
+        // A hard link, or a directory that another machine has moved, or a name that was
+        // invalidated.
+        let known = self.shared.identities.find((attr.ino, attr.generation));
+        if let Known::Inode(known) = &known
+            && let Some(node) = self.usable(known, attr)
+        {
+            self.moved(&node, &dir, name);
+            return Ok(node);
+        }
+        let inode = Inode::new(&self.shared, attr, &known);
+        let node = self.table.entered_if(&dir, name, attr.kind(), inode, is_same)?;
+        let node = AsyncNode::new(self.table.owned(node));
+        // Another request may have entered the file by another name meanwhile.
+        let mut other = node.inode().index();
+        while let Some(inode) = other {
+            if let Some(first) = self.usable(&inode, attr) {
+                self.moved(&first, &dir, name);
+                return Ok(first);
+            }
+            other = node.inode().replace(&inode);
+        }
+        Ok(node)
+    }
+
+    /// Enters a name at which the back end has a file that the table knows. If the table cannot
+    /// enter the name, the next lookup asks the back end again.
+    fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
+        if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
+            log::debug!("a name is not cached: {error}");
+        }
+    }
+
+    /// Returns the node of an inode, if the table has it and its kind is that of `attr`.
+    fn usable(&self, inode: &Inode, attr: &Attr) -> Option<AsyncNode> {
+        self.node(inode.number()).ok().filter(|node| node.kind() == attr.kind())
+    }
+
+    /// Returns the group and the mode of a new file in `dir`. A file in a directory with
+    /// set-group-ID gets the directory's group, and a directory also gets the bit.
+    pub(super) async fn inherited(
+        &self,
+        dir: &AsyncNode,
+        gid: u32,
+        mode: u32,
+    ) -> Result<(u32, u32), Errno> {
+        let cached = if self.is_exclusive() { dir.cached() } else { None };
+        let attr = match cached {
+            Some(attr) => attr,
+            None => self.attributes(dir).await?.0,
+        };
+        Ok(match attr.mode & mode::S_ISGID {
+            0 => (gid, mode),
+            _ if mode & mode::S_IFMT == mode::S_IFDIR => (attr.gid, mode | mode::S_ISGID),
+            _ => (attr.gid, mode),
+        })
+    }
+}
+
+impl<F: AsyncFileSystem> Mount<AsyncServer<F>> {
+    /// Mounts the file system of `server` on the directory `path`.
+    ///
+    /// # Errors
+    /// A [`MountError`], in which case nothing is mounted. `EOPNOTSUPP` for
+    /// [`Transport::Fuser`].
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use std::{path::Path, sync::Arc};
+    /// use corewalk_fuse::{AsyncFileSystem, AsyncServer, Mount, MountOptions, Options};
+    ///
+    /// fn run(fs: impl AsyncFileSystem) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let runtime = tokio::runtime::Runtime::new()?;
+    ///     let handle = runtime.handle().clone();
+    ///     let spawn = move |future| drop(handle.spawn(future));
+    ///     let server = Arc::new(AsyncServer::new(Arc::new(fs), Options::exclusive(), spawn)?);
+    ///     let mount = Mount::serve_async(server, Path::new("/mnt"), &MountOptions::default())?;
+    ///     println!("{} requests wait", mount.server().under_way());
+    ///     Ok(mount.wait()?)
+    /// }
+    /// ```
+    pub fn serve_async(
+        server: Arc<AsyncServer<F>>,
+        path: &Path,
+        mount: &MountOptions,
+    ) -> Result<Mount<AsyncServer<F>>, MountError> {
+        mount_server(server, path, mount)
+    }
+}
+
+impl<F: AsyncFileSystem> Service for AsyncServer<F> {
+    fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn vfs(&self) -> &Vfs {
+        self.table.cache()
+    }
+
+    fn translate(&self, number: u64) -> u64 {
+        // The table numbers its root 1, like the protocol.
+        number
+    }
+
+    fn waits(&self) -> bool {
+        // Over io_uring, each request under way would keep an entry of a ring, of which there are
+        // few.
+        true
+    }
+
+    fn features(&self, offered: Features) -> Features {
+        Features::choose_async(&self.options, self.fs.has_locks(), offered)
+    }
+
+    fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
+        let dir = self.node(parent)?;
+        dir.invalidate_name(|| {
+            self.flights.invalidate(&Key::Name(parent, name.as_bytes().into()));
+            self.table.invalidated(&dir.table_node().get(), name)
+        })
+    }
+
+    fn resolve(&self, path: &mut dyn Iterator<Item = Name<'_>>) -> Result<u64, Errno> {
+        let mut node = ROOT_NODE;
+        for name in path {
+            node = self.table.child(node, name.as_bytes())?.ino();
+        }
+        Ok(node)
+    }
+
+    fn nodes_of(&self, ino: u64) -> Vec<u64> {
+        let mut numbers = self.shared.identities.numbers(ino);
+        // A file without a number in the back end has the table's number.
+        if self.node(ino).is_ok_and(|node| node.ino() == ino) {
+            numbers.push(ino);
+        }
+        numbers
+    }
+
+    fn invalidate_attributes(&self, node: u64) -> Result<(), Errno> {
+        self.node(node)?.inode().invalidate_attributes();
+        Ok(())
+    }
+
+    fn set_transport(&self, _: Transport, _: Option<&NoRings>) {
+        // [`Mount::transport`] tells the transport.
+    }
+
+    fn set_notifier(&self, notifier: Notifier) {
+        self.under_way.stale().set_notifier(notifier);
+    }
+
+    fn dispatcher(self: Arc<Self>, init: &Init) -> Arc<dyn Dispatch> {
+        Arc::new(AsyncDispatcher::new(self, init))
+    }
+
+    fn adapter(self: Arc<Self>) -> Option<Adapter> {
+        None
+    }
+}
+
+impl<F> fmt::Debug for AsyncServer<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncServer")
+            .field("options", &self.options)
+            .field("table", &self.table)
+            .field("under_way", &self.under_way.len())
+            .finish_non_exhaustive()
+    }
+}

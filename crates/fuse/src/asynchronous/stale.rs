@@ -1,0 +1,114 @@
+//! Cached answers that the kernel must drop, after a request whose answer could not tell the
+//! result.
+//!
+//! If a client is killed, its request gets `EINTR`, but a change goes on. If a future panics, it is
+//! unknown whether the back end has made the change. In both cases the kernel may still have the
+//! old names, attributes and pages in its cache. So a thread tells the kernel to drop them.
+//!
+//! The kernel may have to wait for a lock that a client of another request holds. So neither a
+//! thread of the runtime nor a thread that reads requests may send these notifications.
+
+use std::sync::{Arc, OnceLock};
+
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
+
+use crate::mount::Pages;
+use crate::notify::Notifier;
+
+/// The nodes and names that a request changes.
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    /// Node numbers, and whether the content of the file changes too.
+    pub(super) nodes: Vec<(u64, Pages)>,
+    /// Names, each with the node number of its directory.
+    pub(super) names: Vec<(u64, Box<[u8]>)>,
+}
+
+/// Makes the kernel drop cached answers. There are two threads at most: one for nodes, and one for
+/// names, which may have to wait for a lock of the kernel.
+#[derive(Debug, Default)]
+pub(super) struct Stale {
+    notifier: OnceLock<Notifier>,
+    nodes: Queue<(u64, Pages)>,
+    names: Queue<(u64, Box<[u8]>)>,
+}
+
+/// Notifications that a thread sends.
+#[derive(Debug)]
+struct Queue<T> {
+    /// The notifications, and true if a thread sends them. Protected by its own mutex, which is
+    /// held alone.
+    waiting: Mutex<(Vec<T>, bool)>,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Queue<T> {
+        Queue { waiting: Mutex::new((Vec::new(), false)) }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds notifications. Returns true if the caller must start a thread that sends them.
+    fn add(&self, more: Vec<T>) -> bool {
+        let mut waiting = self.waiting.lock();
+        waiting.0.extend(more);
+        !waiting.0.is_empty() && !std::mem::replace(&mut waiting.1, true)
+    }
+
+    /// Sends notifications until there are no more.
+    fn send_all(&self, send: impl Fn(T)) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            let all = std::mem::take(&mut waiting.0);
+            if all.is_empty() {
+                waiting.1 = false;
+                return;
+            }
+            drop(waiting);
+            all.into_iter().for_each(&send);
+        }
+    }
+
+    /// Notes that the thread could not be started.
+    fn has_no_thread(&self) {
+        self.waiting.lock().1 = false;
+    }
+}
+
+impl Stale {
+    pub(super) fn set_notifier(&self, notifier: Notifier) {
+        let is_first = self.notifier.set(notifier).is_ok();
+        debug_assert!(is_first, "a server is mounted once");
+    }
+
+    /// Makes the kernel drop its cached answers about `touched`. Does not wait for the kernel.
+    pub(super) fn drop_later(self: &Arc<Self>, touched: Touched) {
+        if self.nodes.add(touched.nodes) {
+            let this = Arc::clone(self);
+            let started = start(move || {
+                this.nodes.send_all(|(node, pages)| {
+                    this.notifier.get().inspect(|notifier| notifier.drop_inode(node, pages));
+                });
+            });
+            started.unwrap_or_else(|()| self.nodes.has_no_thread());
+        }
+        if self.names.add(touched.names) {
+            let this = Arc::clone(self);
+            let started = start(move || {
+                this.names.send_all(|(parent, name)| {
+                    this.notifier.get().inspect(|notifier| notifier.drop_entry(parent, &name));
+                });
+            });
+            started.unwrap_or_else(|()| self.names.has_no_thread());
+        }
+    }
+}
+
+/// Starts a thread. Logs an error.
+fn start(run: impl FnOnce() + Send + 'static) -> Result<(), ()> {
+    let builder = thread::Builder::new().name("corewalk-stale".into());
+    builder.spawn(run).map(drop).map_err(|error| {
+        log::error!("the kernel keeps old answers, since a thread cannot be started: {error}");
+    })
+}

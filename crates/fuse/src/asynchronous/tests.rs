@@ -1,0 +1,490 @@
+//! Tests of the messages that the asynchronous server answers.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use bytes::Bytes;
+use corewalk::{Attr, Errno, FileKind, Make, Name, Opened, Removal};
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
+use corewalk_base::{Condvar, Mutex};
+
+use super::requests::AsyncDispatcher;
+use super::*;
+use crate::options::{Options, ReaddirPlus};
+use crate::service::{Dispatch as _, Outcome};
+use crate::wire::{Init, Message, Opcode};
+
+/// How long a test waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROOT: u64 = crate::server::ROOT_NODE;
+/// A pid that no process has, since all pids are below 2^22. A request of it counts as killed.
+const KILLED: u32 = u32::MAX;
+/// The size of a buffer for entries, in bytes.
+const LISTING_BYTES: u32 = 4096;
+
+/// A back end with the files `f` and `g`, which are one file, and some wrong answers.
+#[derive(Default)]
+struct Fake {
+    /// The calls in their order.
+    calls: Mutex<Vec<String>>,
+    /// Closed while calls with the name `slow` must wait.
+    gate: Arc<Gate>,
+    /// True after another machine has renamed the directory `dir`.
+    is_renamed: AtomicBool,
+}
+
+/// A gate at which calls wait.
+#[derive(Default)]
+struct Gate {
+    is_closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn set_closed(&self, is_closed: bool) {
+        *self.is_closed.lock() = is_closed;
+        self.opened.notify_all();
+    }
+
+    /// Waits until the gate is open. Blocks a thread of the runtime, which has several.
+    fn pass(&self) {
+        let mut is_closed = self.is_closed.lock();
+        while *is_closed {
+            self.opened.wait(&mut is_closed);
+        }
+    }
+}
+
+impl Fake {
+    fn call(&self, text: String) {
+        self.calls.lock().push(text);
+    }
+}
+
+fn file() -> Attr {
+    Attr::file(5, 10).with_generation(7).with_nlink(2)
+}
+
+impl AsyncFileSystem for Fake {
+    async fn root(&self) -> Result<Attr, Errno> {
+        Ok(Attr::dir(3).with_generation(7))
+    }
+
+    async fn lookup(&self, _: &AsyncNode, name: Name<'_>) -> Result<Attr, Errno> {
+        self.call(format!("lookup {}", String::from_utf8_lossy(name.as_bytes())));
+        match name.as_bytes() {
+            b"f" | b"g" => Ok(file()),
+            b"turns" => Ok(Attr::file(8, 1)),
+            // ORDERING: Relaxed. The test sets the flag before it sends the request.
+            b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
+            b"slow" => {
+                self.gate.pass();
+                Err(Errno::NOENT)
+            }
+            _ => Err(Errno::NOENT),
+        }
+    }
+
+    async fn getattr(&self, node: &AsyncNode) -> Result<Attr, Errno> {
+        self.call(format!("getattr {}", node.ino()));
+        Ok(match node.ino() {
+            ino @ (3 | 20) => Attr::dir(ino),
+            // A regular file that turns into a directory.
+            8 => Attr::dir(8),
+            _ => file(),
+        })
+    }
+
+    async fn readdir(&self, _: &AsyncNode, cookie: u64) -> Result<Vec<OwnedDirEntry>, Errno> {
+        self.call(format!("readdir {cookie}"));
+        Ok(match cookie {
+            0 => vec![
+                OwnedDirEntry::from_attr(b"f", file(), 10),
+                OwnedDirEntry::from_attr(b"g", file(), 20),
+            ],
+            20 => vec![OwnedDirEntry::new(b"a/b", 9, FileKind::Regular, 30)],
+            30 => vec![OwnedDirEntry::new(b"loop", 9, FileKind::Regular, 30)],
+            _ => Vec::new(),
+        })
+    }
+
+    async fn read(&self, _: &AsyncNode, _: u64, size: u32) -> Result<Bytes, Errno> {
+        Ok(Bytes::from(vec![1; size as usize + 1]))
+    }
+
+    async fn make(&self, _: &AsyncNode, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.call(format!("make {}", String::from_utf8_lossy(name.as_bytes())));
+        match name.as_bytes() {
+            b"other" => Err(Errno::EXIST),
+            b"wrong" => Ok(Attr::dir(11)),
+            b"slow" => {
+                self.gate.pass();
+                Ok(Attr::new(13, what.mode))
+            }
+            _ => Ok(Attr::new(12, what.mode)),
+        }
+    }
+
+    async fn remove(&self, _: &AsyncNode, name: Name<'_>, _: Removal) -> Result<(), Errno> {
+        self.call(format!("remove {}", String::from_utf8_lossy(name.as_bytes())));
+        Ok(())
+    }
+
+    fn has_open_state(&self) -> bool {
+        true
+    }
+
+    async fn open(&self, _: &AsyncNode, flags: u32) -> Result<Opened, Errno> {
+        self.call(format!("open {flags}"));
+        Ok(Opened::new(77))
+    }
+
+    async fn fsync(&self, node: &AsyncNode, _: bool) -> Result<(), Errno> {
+        self.call(format!("fsync {} {}", node.ino(), node.handle()));
+        Ok(())
+    }
+
+    async fn readlink(&self, _: &AsyncNode) -> Result<Bytes, Errno> {
+        Ok(Bytes::from(vec![b'x'; 5000]))
+    }
+}
+
+/// A server with its runtime.
+struct Rig {
+    fs: Arc<Fake>,
+    server: Arc<AsyncServer<Fake>>,
+    dispatcher: AsyncDispatcher<Fake>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Rig {
+    fn new(options: Options) -> Rig {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(3).build().unwrap();
+        let handle = runtime.handle().clone();
+        let fs = Arc::new(Fake::default());
+        let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
+        let server = AsyncServer::new(Arc::clone(&fs), options, spawn).expect("start the server");
+        let server = Arc::new(server);
+        let words = [7, 45, 4096, u32::MAX, 0];
+        let args: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let bytes = message(Opcode::INIT, 0, 2, 0, &args);
+        let init = Init::parse(Message::parse(&bytes).unwrap().args()).expect("a known version");
+        let dispatcher = AsyncDispatcher::new(Arc::clone(&server), &init);
+        Rig { fs, server, dispatcher, _runtime: runtime }
+    }
+
+    /// Serves a message. The answer arrives at the returned receiver.
+    fn send(&self, bytes: &[u8]) -> Receiver<Result<Vec<u8>, Errno>> {
+        let (sender, answer) = channel();
+        let mut buffer = vec![0; 64 << 10];
+        let message = Message::parse(bytes).expect("the message is whole");
+        match self.dispatcher.serve(&message, &mut buffer) {
+            Outcome::Answer(result) => {
+                sender.send(result.map(|len| buffer[..len].to_vec())).expect("the test waits");
+            }
+            Outcome::Silent => {}
+            Outcome::Later => {
+                let reply = move |body: Result<&[u8], Errno>| {
+                    // Ignore an error: the test may have ended.
+                    let _ = sender.send(body.map(<[u8]>::to_vec));
+                };
+                self.dispatcher.serve_later(message.to_owned(), Box::new(reply));
+            }
+        }
+        answer
+    }
+
+    fn serve(&self, opcode: Opcode, node: u64, args: &[u8]) -> Result<Vec<u8>, Errno> {
+        let answer = self.send(&message(opcode, node, 2, 1, args));
+        answer.recv_timeout(PATIENCE).expect("an answer")
+    }
+
+    /// Looks a name up in the root, and returns its node number.
+    fn lookup(&self, name: &[u8]) -> Result<u64, Errno> {
+        self.serve(Opcode::LOOKUP, ROOT, name).map(|body| word(&body, 0))
+    }
+
+    fn wait_for(&self, what: &str, condition: impl Fn(&Rig) -> bool) {
+        for _ in 0..PATIENCE.as_millis() {
+            if condition(self) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("{what}");
+    }
+
+    fn taken_calls(&self) -> Vec<String> {
+        std::mem::take(&mut *self.fs.calls.lock())
+    }
+}
+
+fn message(opcode: Opcode, node: u64, unique: u64, pid: u32, args: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend([40 + args.len() as u32, opcode.0].iter().flat_map(|word| word.to_ne_bytes()));
+    bytes.extend([unique, node].iter().flat_map(|word| word.to_ne_bytes()));
+    bytes.extend([0, 0, pid, 0].iter().flat_map(|word| word.to_ne_bytes()));
+    bytes.extend(args);
+    bytes
+}
+
+fn word(body: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(body[at..at + 8].try_into().unwrap())
+}
+
+fn args(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn create(name: &[u8], flags: u32) -> Vec<u8> {
+    let words = [flags, 0o644, 0, 0];
+    [&words.map(u32::to_ne_bytes).concat()[..], name].concat()
+}
+
+/// Lists the root from `offset` with attributes. Returns pairs of node number and generation.
+fn list(rig: &Rig, handle: u64, offset: u64) -> Result<Vec<(u64, u64)>, Errno> {
+    let mut words = args(&[handle, offset]);
+    words.extend(LISTING_BYTES.to_ne_bytes());
+    words.extend([0; 20]);
+    let body = rig.serve(Opcode::READDIRPLUS, ROOT, &words)?;
+    let (mut entries, mut at) = (Vec::new(), 0);
+    while at < body.len() {
+        entries.push((word(&body, at), word(&body, at + 8)));
+        let name = u32::from_ne_bytes(body[at + 144..at + 148].try_into().unwrap()) as usize;
+        at += (152 + name).next_multiple_of(8);
+    }
+    Ok(entries)
+}
+
+/// Checks that a lookup and a listing give the kernel one node for two names of a file, and the
+/// generation 0 in each answer.
+#[test]
+fn two_names_of_a_file_are_one_node_with_one_generation() {
+    let rig = Rig::new(Options::exclusive().with_readdirplus(ReaddirPlus::Always));
+    let body = rig.serve(Opcode::LOOKUP, ROOT, b"f\0").unwrap();
+    let (node, generation) = (word(&body, 0), word(&body, 8));
+    // The attributes have the back end's number.
+    assert_eq!((generation, word(&body, 40)), (0, 5));
+    assert_eq!(rig.lookup(b"g\0"), Ok(node));
+    let opened = rig.serve(Opcode::OPENDIR, ROOT, &[0; 8]).unwrap();
+    let entries = list(&rig, word(&opened, 0), 0).unwrap();
+    assert_eq!(entries[2..], [(node, 0), (node, 0)]);
+    // Four lookups were counted.
+    let table = &rig.server.table;
+    assert!(!table.forget(node, 5) && table.forget(node, 4));
+}
+
+/// Checks that wrong names and cookies of a listing are errors, and not passed to the kernel.
+#[test]
+fn wrong_entries_of_a_listing_are_errors() {
+    let rig = Rig::new(Options::exclusive());
+    let opened = rig.serve(Opcode::OPENDIR, ROOT, &[0; 8]).unwrap();
+    let handle = word(&opened, 0);
+    assert_eq!(list(&rig, handle, 0).unwrap().len(), 4);
+    assert_eq!(list(&rig, handle, 22), Err(Errno::IO), "a name with a slash");
+    assert_eq!(list(&rig, handle, 32), Err(Errno::IO), "a cookie that does not move on");
+    assert_eq!(list(&rig, handle, 42), Ok(Vec::new()));
+    assert_eq!(list(&rig, handle + 1, 0), Err(Errno::BADF));
+}
+
+/// Checks that attributes of another kind of file, a link target that is too long and too many
+/// bytes of a read do not reach the kernel.
+#[test]
+fn wrong_answers_of_the_back_end_are_errors() {
+    let rig = Rig::new(Options::shared());
+    let node = rig.lookup(b"turns\0").unwrap();
+    assert_eq!(rig.serve(Opcode::GETATTR, node, &[0; 16]), Err(Errno::IO));
+    assert_eq!(rig.serve(Opcode::READLINK, node, &[]), Err(Errno::NAMETOOLONG));
+    let mut read = args(&[0, 0]);
+    read.extend(100_u32.to_ne_bytes());
+    read.extend([0; 20]);
+    assert_eq!(rig.serve(Opcode::READ, node, &read).unwrap().len(), 100);
+    assert_eq!(rig.serve(Opcode::CREATE, ROOT, &create(b"wrong\0", 0)), Err(Errno::IO));
+}
+
+/// If another machine has made the file that a request creates, the kernel must look it up and
+/// check the permission to open it.
+#[test]
+fn file_of_another_machine_is_not_opened_without_a_permission_check() {
+    let rig = Rig::new(Options::shared());
+    let excl = rustix::fs::OFlags::EXCL.bits();
+    assert_eq!(rig.serve(Opcode::CREATE, ROOT, &create(b"other\0", 0)), Err(Errno::STALE));
+    assert_eq!(rig.serve(Opcode::CREATE, ROOT, &create(b"other\0", excl)), Err(Errno::EXIST));
+    assert!(!rig.taken_calls().iter().any(|call| call.starts_with("open")));
+}
+
+/// A client has a directory open that another machine has renamed. A lookup of the old name finds
+/// nothing. The client must still find and make files in the directory.
+#[test]
+fn directory_that_another_machine_has_renamed_can_be_used() {
+    let rig = Rig::new(Options::shared());
+    let dir = rig.lookup(b"dir\0").unwrap();
+    // ORDERING: Relaxed. See `Fake::lookup`.
+    rig.fs.is_renamed.store(true, Ordering::Relaxed);
+    assert_eq!(rig.lookup(b"dir\0"), Err(Errno::NOENT));
+    rig.serve(Opcode::LOOKUP, dir, b"f\0").expect("a file in the directory");
+    rig.serve(Opcode::CREATE, dir, &create(b"new\0", 0)).expect("a new file in the directory");
+}
+
+/// Trap T25: another machine changes a name while this one makes a file there. The made file must
+/// not be cached under the name.
+#[test]
+fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
+    let rig = Rig::new(Options::exclusive());
+    rig.fs.gate.set_closed(true);
+    let answer = rig.send(&message(Opcode::CREATE, ROOT, 2, 1, &create(b"slow\0", 0)));
+    rig.wait_for("the creation runs", |rig| {
+        rig.fs.calls.lock().iter().any(|call| call == "make slow")
+    });
+    let name = Name::new(b"slow").unwrap();
+    crate::service::Service::invalidate_name(&*rig.server, ROOT, name).unwrap();
+    rig.fs.gate.set_closed(false);
+    let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("the file is made");
+    assert_eq!(word(&body, 16), 0, "the kernel must not cache the name");
+    rig.taken_calls();
+    assert_eq!(rig.lookup(b"slow\0"), Ok(0));
+    assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// Checks that the back end does not get the flags of open(2) that have already taken effect.
+#[test]
+fn created_file_is_opened_without_the_flags_of_its_creation() {
+    let rig = Rig::new(Options::exclusive());
+    use rustix::fs::OFlags;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::RDWR;
+    rig.serve(Opcode::CREATE, ROOT, &create(b"new\0", flags.bits())).unwrap();
+    let opened = format!("open {}", OFlags::RDWR.bits());
+    assert_eq!(rig.taken_calls().last(), Some(&opened));
+}
+
+/// Checks that fsync(2) of a directory reaches the back end, without the handle of the server's own
+/// listing.
+#[test]
+fn fsync_of_a_directory_reaches_the_back_end() {
+    let rig = Rig::new(Options::exclusive());
+    rig.serve(Opcode::FSYNCDIR, ROOT, &args(&[9, 0])).unwrap();
+    assert_eq!(rig.taken_calls(), ["fsync 3 0"]);
+}
+
+/// Checks that the kernel cannot set ACLs, since nothing would enforce them.
+#[test]
+fn acls_are_refused() {
+    let rig = Rig::new(Options::exclusive());
+    let name = b"system.posix_acl_access\0";
+    let get = rig.serve(Opcode::GETXATTR, ROOT, &[&args(&[100])[..], name].concat());
+    assert_eq!(get, Err(Errno::OPNOTSUPP));
+    let set = rig.serve(Opcode::SETXATTR, ROOT, &[&args(&[0])[..], name].concat());
+    assert_eq!(set, Err(Errno::OPNOTSUPP));
+    let other = rig.serve(Opcode::GETXATTR, ROOT, &[&args(&[100])[..], b"user.a\0"].concat());
+    assert_eq!(other, Err(Errno::NOSYS));
+}
+
+/// An interrupt that arrives before its request must cancel the request when it arrives.
+#[test]
+fn interrupt_before_its_request_is_remembered() {
+    let rig = Rig::new(Options::exclusive());
+    rig.fs.gate.set_closed(true);
+    let interrupt = message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42]));
+    assert!(rig.send(&interrupt).try_recv().is_err(), "an interrupt has no answer");
+    let answer = rig.send(&message(Opcode::LOOKUP, ROOT, 42, KILLED, b"slow\0"));
+    assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
+    rig.fs.gate.set_closed(false);
+    rig.wait_for("the request ends", |rig| rig.server.under_way() == 0);
+}
+
+/// A change whose client is killed while it waits for a name must not be made.
+#[test]
+fn cancelled_change_that_has_not_begun_is_not_made() {
+    let rig = Rig::new(Options::exclusive());
+    rig.fs.gate.set_closed(true);
+    let lookup = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
+    rig.wait_for("the lookup runs", |rig| !rig.fs.calls.lock().is_empty());
+    let remove = rig.send(&message(Opcode::UNLINK, ROOT, 42, KILLED, b"slow\0"));
+    rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
+    assert_eq!(remove.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
+    rig.fs.gate.set_closed(false);
+    assert_eq!(lookup.recv_timeout(PATIENCE).expect("an answer").map(|body| word(&body, 0)), Ok(0));
+    rig.wait_for("the requests end", |rig| rig.server.under_way() == 0);
+    assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// If the connection ends while a request runs and another one is queued, both must end.
+#[test]
+fn end_of_the_connection_ends_queued_requests() {
+    let rig = Rig::new(Options::exclusive().with_requests_max(1));
+    rig.fs.gate.set_closed(true);
+    let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
+    rig.wait_for("the lookup runs", |rig| !rig.fs.calls.lock().is_empty());
+    let queued = rig.send(&message(Opcode::GETATTR, ROOT, 42, 1, &[0; 16]));
+    let release = rig.send(&message(Opcode::RELEASE, ROOT, 44, 0, &[0; 24]));
+    let Rig { fs, server, dispatcher, _runtime } = rig;
+    drop(dispatcher);
+    for answer in [running, queued] {
+        assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
+    }
+    fs.gate.set_closed(false);
+    // A file that is being closed must still be closed.
+    assert_eq!(release.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
+    while server.under_way() > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
+}
+
+/// Trap T25: a removal of one name changes the attributes of a file that has another name, even if
+/// the table does not have the removed name any more.
+#[test]
+fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.lookup(b"f\0").unwrap();
+    assert_eq!(rig.lookup(b"g\0"), Ok(node));
+    rig.taken_calls();
+    rig.serve(Opcode::GETATTR, node, &[0; 16]).unwrap();
+    assert_eq!(rig.taken_calls(), [""; 0], "the attributes are cached");
+    let root = rig.server.node(ROOT).unwrap();
+    let name = Name::new(b"g").unwrap();
+    rig.server.table.invalidated(&root.table_node().get(), name).unwrap();
+    rig.serve(Opcode::UNLINK, ROOT, b"g\0").unwrap();
+    rig.serve(Opcode::GETATTR, node, &[0; 16]).unwrap();
+    assert_eq!(rig.taken_calls().last().map(String::as_str), Some("getattr 5"));
+}
+
+/// The index must know a file until its last inode is dropped, and must then call `forget` once.
+#[test]
+fn inode_that_the_table_drops_leaves_the_index() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.lookup(b"f\0").unwrap();
+    assert_eq!(rig.server.shared.identities.numbers(5), [node]);
+    assert!(rig.server.table.forget(node, 1));
+    rig.server.table.cache().prune();
+    assert!(rig.server.shared.identities.numbers(5).is_empty());
+    let again = rig.lookup(b"f\0").unwrap();
+    assert_ne!(again, node);
+    assert_eq!(rig.server.shared.identities.numbers(5), [again]);
+}
+
+/// An answer that was asked for before a change has ended must not be stored, and neither must an
+/// answer that is older than the stored one.
+#[test]
+fn trap_t25_only_current_attributes_are_stored() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.server.node(rig.lookup(b"f\0").unwrap()).unwrap();
+    let shared = &rig.server.shared;
+    let before = shared.now();
+    let change = node.change();
+    assert!(!node.store(&file(), shared.now()), "a change is under way");
+    drop(change);
+    assert!(!node.store(&file(), before), "a change has ended since");
+    assert_eq!(node.cached(), None);
+    assert!(node.store(&file().with_size(1), shared.now()));
+    let (first, second) = (node.change(), node.change());
+    first.end_with(file().with_size(2));
+    second.end_with(file().with_size(3));
+    assert_eq!(node.cached(), None, "two changes at the same time");
+    node.change().end_with(file().with_size(4));
+    assert_eq!(node.cached().map(|attr| attr.size), Some(4));
+    assert_eq!(node.generation(), 7);
+}

@@ -1,0 +1,358 @@
+//! The requests that have a future: how many run, and how they end.
+//!
+//! A request is in the index from its start until its future has ended. At most `running_max`
+//! futures run. Further requests wait in a queue.
+//!
+//! # The end of a request
+//! [`Request::take_reply`] gives out the reply once. So a request that is cancelled and ends at the
+//! same time gets one answer (I.1). If a future ends in any other way than by its answer, it drops
+//! its [`Running`]. That answers `EIO`, and starts the next request of the queue.
+//!
+//! A future calls [`Request::begin`] right before its first call that changes something. Until
+//! then, a cancelled request is dropped. From then on, it runs to its end.
+//!
+//! # Locks
+//! The mutex of a request may be locked under that of the queue. The mutex of a shard of the index
+//! is held alone. None is held while a future is spawned, aborted or dropped, or while an answer is
+//! sent.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use corewalk::{Errno, Name};
+use corewalk_base::Mutex;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicUsize, Ordering};
+use foldhash::fast::RandomState;
+use futures_util::FutureExt as _;
+use futures_util::future::{AbortHandle, AbortRegistration, Abortable};
+
+use super::interrupts::{self, Interrupted};
+use super::stale::{Stale, Touched};
+use super::{AsyncNode, BoxedFuture, Spawn};
+use crate::mount::Pages;
+use crate::service::Reply;
+use crate::wire::{Header, Opcode};
+
+/// The number of shards of the index.
+const SHARDS: u64 = 16;
+/// Maximum number of interrupts of one shard that came before their requests.
+const EARLY_MAX: usize = 64;
+
+/// All requests that have a future.
+pub(super) struct UnderWay {
+    spawn: Box<dyn Spawn>,
+    running_max: usize,
+    shards: [Mutex<Shard>; SHARDS as usize],
+    queue: Mutex<Queue>,
+    /// The number of calls of `start_waiting` that have not been taken into account. The call that
+    /// makes it 1 starts the requests for all of them.
+    starts: AtomicUsize,
+    interrupted: Arc<Interrupted>,
+    stale: Arc<Stale>,
+}
+
+/// A part of the index of requests. All fields are protected by the mutex of the shard.
+#[derive(Default)]
+struct Shard {
+    /// The requests by the kernel's number.
+    requests: HashMap<u64, Arc<Request>, RandomState>,
+    /// The numbers of interrupted requests that were not in the index, the newest last. Such a
+    /// request has ended, or the thread that has read it has not started it yet.
+    early: VecDeque<u64>,
+}
+
+/// All fields are protected by `UnderWay::queue`.
+#[derive(Default)]
+struct Queue {
+    /// The number of futures that run.
+    running: usize,
+    waiting: VecDeque<(Arc<Request>, BoxedFuture)>,
+}
+
+/// A request that has a future.
+pub(super) struct Request {
+    unique: u64,
+    /// The thread that waits for the answer.
+    pid: u32,
+    /// True if no client waits for the request, so that it must run even if the mount ends.
+    is_kept: bool,
+    /// True if any signal cancels the request, because it waits for a lock.
+    waits_for_lock: bool,
+    state: Mutex<State>,
+    abort: AbortHandle,
+    /// True if the request counts in `Queue::running`.
+    runs: AtomicBool,
+}
+
+/// All fields are protected by `Request::state`.
+struct State {
+    /// Sends the answer. `None` if the answer was sent.
+    reply: Option<Reply>,
+    /// True if the future has begun to change something.
+    has_begun: bool,
+    /// The nodes and names that the request changes.
+    touched: Touched,
+    /// True if the answer does not tell the kernel what has changed.
+    is_stale: bool,
+}
+
+/// A future that runs. Dropping the value ends the request.
+struct Running {
+    under_way: Arc<UnderWay>,
+    request: Arc<Request>,
+}
+
+impl UnderWay {
+    pub(super) fn new(running_max: usize, spawn: Box<dyn Spawn>) -> Arc<UnderWay> {
+        Arc::new(UnderWay {
+            spawn,
+            running_max,
+            shards: std::array::from_fn(|_| Mutex::default()),
+            queue: Mutex::default(),
+            starts: AtomicUsize::new(0),
+            interrupted: Arc::default(),
+            stale: Arc::default(),
+        })
+    }
+
+    /// Returns the number of requests.
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().requests.len()).sum()
+    }
+
+    pub(super) fn stale(&self) -> &Stale {
+        &self.stale
+    }
+
+    fn shard(&self, unique: u64) -> &Mutex<Shard> {
+        // The kernel counts requests in steps of 2.
+        &self.shards[(unique / 2 % SHARDS) as usize]
+    }
+
+    /// Runs the future that `serve` returns for a request, or queues it. The future takes the reply
+    /// and answers. It must not answer in any other way.
+    pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
+        self: &Arc<Self>,
+        header: Header,
+        reply: Reply,
+        serve: impl FnOnce(Arc<Request>) -> S,
+    ) {
+        let (abort, registration) = AbortHandle::new_pair();
+        let touched = Touched::default();
+        let state = State { reply: Some(reply), has_begun: false, touched, is_stale: false };
+        let request = Arc::new(Request {
+            unique: header.unique,
+            pid: header.caller.pid,
+            is_kept: header.opcode == Opcode::RELEASE,
+            waits_for_lock: header.opcode == Opcode::SETLKW,
+            state: Mutex::new(state),
+            abort,
+            runs: AtomicBool::new(false),
+        });
+        let mut shard = self.shard(request.unique).lock();
+        shard.requests.insert(request.unique, Arc::clone(&request));
+        let is_interrupted = shard.early.contains(&request.unique);
+        drop(shard);
+        let running = Running { under_way: Arc::clone(self), request: Arc::clone(&request) };
+        let future = run(running, registration, serve(Arc::clone(&request)));
+        self.queue.lock().waiting.push_back((Arc::clone(&request), Box::pin(future)));
+        if is_interrupted {
+            self.interrupted_by_signal(&request);
+        }
+        self.start_waiting();
+    }
+
+    /// Starts requests of the queue as long as fewer futures run than may run.
+    fn start_waiting(&self) {
+        // ORDERING: SeqCst. Each call either starts the requests itself, or adds to `starts` before
+        // the thread that starts them subtracts, so that thread looks at the queue again.
+        if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
+            return;
+        }
+        let mut seen = 1;
+        while seen > 0 {
+            while let Some(future) = self.next_waiting() {
+                // A runtime that has ended may drop the future at once, or panic. Then the end of
+                // that request calls this function, which returns at once.
+                let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
+                if catch_unwind(spawn).is_err() {
+                    log::error!("the runtime has refused a request");
+                }
+            }
+            // ORDERING: SeqCst. See above.
+            seen = self.starts.fetch_sub(seen, Ordering::SeqCst) - seen;
+        }
+    }
+
+    fn next_waiting(&self) -> Option<BoxedFuture> {
+        let mut queue = self.queue.lock();
+        if queue.running >= self.running_max {
+            return None;
+        }
+        let (request, future) = queue.waiting.pop_front()?;
+        queue.running += 1;
+        // ORDERING: Relaxed. The future, which reads the value, is passed on with the mutex.
+        request.runs.store(true, Ordering::Relaxed);
+        Some(future)
+    }
+
+    /// Handles the kernel's message that a signal has come to the thread that waits for a request.
+    pub(super) fn interrupt(&self, unique: u64) {
+        let mut shard = self.shard(unique).lock();
+        match shard.requests.get(&unique).cloned() {
+            Some(request) => {
+                drop(shard);
+                self.interrupted_by_signal(&request);
+            }
+            None => {
+                // The kernel sends no second message. So remember it, in case the request comes.
+                if shard.early.len() == EARLY_MAX {
+                    shard.early.pop_front();
+                }
+                shard.early.push_back(unique);
+            }
+        }
+    }
+
+    /// If the signal kills the thread, or if the request waits for a lock, cancels the request.
+    fn interrupted_by_signal(&self, request: &Arc<Request>) {
+        if request.is_kept {
+            return;
+        }
+        if !request.waits_for_lock && !interrupts::is_killed(request.pid) {
+            self.interrupted.watch(request);
+            return;
+        }
+        request.cancel();
+        self.drop_cancelled();
+    }
+
+    /// Drops the requests of the queue that were cancelled.
+    fn drop_cancelled(&self) {
+        let mut queue = self.queue.lock();
+        let (dropped, kept) = std::mem::take(&mut queue.waiting)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|(request, _)| request.is_cancelled());
+        queue.waiting = kept;
+        drop(queue);
+        // Drop the futures without the mutex, since their end locks the queue.
+        drop(dropped);
+    }
+
+    /// Ends all requests, because the connection has ended. Changes that have begun go on.
+    pub(super) fn end(&self) {
+        let requests = |shard: &Mutex<Shard>| -> Vec<Arc<Request>> {
+            shard.lock().requests.values().cloned().collect()
+        };
+        let all: Vec<_> = self.shards.iter().flat_map(requests).collect();
+        all.iter().filter(|request| !request.is_kept).for_each(|request| request.cancel());
+        self.drop_cancelled();
+        self.start_waiting();
+    }
+}
+
+/// Runs the future of a request, until it has ended or the request is cancelled.
+async fn run(
+    running: Running,
+    registration: AbortRegistration,
+    serve: impl Future<Output = ()> + Send,
+) {
+    // An error means that the future has panicked or was aborted. The panic hook has printed the
+    // message of a panic. Dropping `running` answers.
+    let _ = Abortable::new(AssertUnwindSafe(serve).catch_unwind(), registration).await;
+    drop(running);
+}
+
+impl Request {
+    /// Returns the function that sends the answer, or `None` if an answer was sent.
+    pub(super) fn take_reply(&self) -> Option<Reply> {
+        self.state.lock().reply.take()
+    }
+
+    /// Begins a change of `node`, which may also change the content of the file. The future is not
+    /// dropped from now on.
+    ///
+    /// # Errors
+    /// `EINTR` if the request was cancelled before.
+    pub(super) fn begin(&self, node: &AsyncNode, pages: Pages) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        if state.reply.is_none() && !state.has_begun && !self.is_kept {
+            return Err(Errno::INTR);
+        }
+        state.has_begun = true;
+        state.touched.nodes.push((node.number(), pages));
+        Ok(())
+    }
+
+    /// Notes that the request changes a name.
+    pub(super) fn touch_name(&self, dir: &AsyncNode, name: Name<'_>) {
+        self.state.lock().touched.names.push((dir.number(), name.as_bytes().into()));
+    }
+
+    /// Notes that the answer does not tell the kernel what has changed.
+    pub(super) fn set_stale(&self) {
+        self.state.lock().is_stale = true;
+    }
+
+    /// Returns true if the request has its answer and has changed nothing.
+    fn is_cancelled(&self) -> bool {
+        let state = self.state.lock();
+        state.reply.is_none() && !state.has_begun
+    }
+
+    /// Returns true if the request has got its answer.
+    pub(super) fn is_answered(&self) -> bool {
+        self.state.lock().reply.is_none()
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Answers `EINTR`. Drops the future, unless it has begun to change something.
+    pub(super) fn cancel(&self) {
+        let mut state = self.state.lock();
+        let (reply, has_begun) = (state.reply.take(), state.has_begun);
+        // The answer does not tell the kernel what the change has done.
+        state.is_stale |= has_begun;
+        drop(state);
+        if let Some(reply) = reply {
+            reply(Err(Errno::INTR));
+        }
+        if !has_begun {
+            self.abort.abort();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut state = self.request.state.lock();
+        let reply = state.reply.take();
+        // Without a reply, the future was dropped, or it has panicked.
+        let is_stale = state.is_stale || reply.is_some();
+        let touched = std::mem::take(&mut state.touched);
+        drop(state);
+        if let Some(reply) = reply {
+            reply(Err(Errno::IO));
+        }
+        if is_stale {
+            self.under_way.stale.drop_later(touched);
+        }
+        let unique = self.request.unique;
+        self.under_way.shard(unique).lock().requests.remove(&unique);
+        // ORDERING: Relaxed. See `next_waiting`.
+        if self.request.runs.load(Ordering::Relaxed) {
+            self.under_way.queue.lock().running -= 1;
+            self.under_way.start_waiting();
+        }
+    }
+}
+
+impl fmt::Debug for UnderWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnderWay").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,79 @@
+//! The server as the mount and the transports see it.
+
+use std::sync::Arc;
+
+use corewalk::{Cred, Errno, Name, Vfs};
+
+use super::Server;
+use crate::adapter::Adapter;
+use crate::dispatch::Dispatcher;
+use crate::notify::Notifier;
+use crate::options::Options;
+use crate::service::{Dispatch, Service};
+use crate::transport::{NoRings, Transport};
+use crate::wire::{Features, Init};
+
+impl Service for Server {
+    fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn vfs(&self) -> &Vfs {
+        &self.vfs
+    }
+
+    fn translate(&self, number: u64) -> u64 {
+        Server::translate(self, number)
+    }
+
+    fn waits(&self) -> bool {
+        self.waits
+    }
+
+    fn features(&self, offered: Features) -> Features {
+        Features::choose(self, offered)
+    }
+
+    fn resolve(&self, path: &mut dyn Iterator<Item = Name<'_>>) -> Result<u64, Errno> {
+        let (mut inode, cred) = (self.vfs.root(), Cred::root());
+        for name in path {
+            inode = self.vfs.lookup(&cred, &inode, name)?;
+        }
+        Ok(self.translate(inode.ino()))
+    }
+
+    fn nodes_of(&self, ino: u64) -> Vec<u64> {
+        vec![self.translate(ino)]
+    }
+
+    fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
+        self.vfs.invalidate(&self.vfs.inode(self.translate(parent))?, name)
+    }
+
+    fn invalidate_attributes(&self, node: u64) -> Result<(), Errno> {
+        self.vfs.invalidate_attributes(&self.vfs.inode(self.translate(node))?);
+        Ok(())
+    }
+
+    fn set_transport(&self, transport: Transport, why: Option<&NoRings>) {
+        let text = match why {
+            Some(why) => format!("{}: {why}", transport.name()),
+            None => transport.name().to_owned(),
+        };
+        let is_first = self.transport.set(text.into()).is_ok();
+        debug_assert!(is_first, "a server is mounted once");
+    }
+
+    fn set_notifier(&self, notifier: Notifier) {
+        let is_first = self.notifier.set(notifier).is_ok();
+        debug_assert!(is_first, "a server is mounted once");
+    }
+
+    fn dispatcher(self: Arc<Self>, init: &Init) -> Arc<dyn Dispatch> {
+        Arc::new(Dispatcher::new(self, init))
+    }
+
+    fn adapter(self: Arc<Self>) -> Option<Adapter> {
+        Some(Adapter::with_server(self))
+    }
+}
