@@ -15,12 +15,13 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_fuse::{
-    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, Mount, Options, OwnedDirEntry,
+    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, Mount, MountOptions, Options,
+    OwnedDirEntry, Transport,
 };
 use corewalk_testkit::require::has_fuse;
 use tokio::runtime::Runtime;
 
-use crate::site::{Folder, mount_options, watch};
+use crate::site::{Folder, async_mount_options, watch};
 use crate::storm::{self, Links};
 
 #[path = "../../examples/async_memory.rs"]
@@ -53,6 +54,15 @@ impl Site {
         threads: usize,
         delay: impl Fn(&'static str, &[u8]) -> Duration + Send + Sync + 'static,
     ) -> Option<Site> {
+        Site::with(&async_mount_options().with_threads(threads), options, delay)
+    }
+
+    /// Mounts as [`Site::new`] does, with the mount options `with`.
+    fn with(
+        with: &MountOptions,
+        options: Options,
+        delay: impl Fn(&'static str, &[u8]) -> Duration + Send + Sync + 'static,
+    ) -> Option<Site> {
         if !has_fuse() {
             return None;
         }
@@ -64,8 +74,7 @@ impl Site {
         let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
         let fs = Later::new(Box::new(delay) as Delay);
         let server = Arc::new(AsyncServer::new(fs, options, spawn).expect("start the server"));
-        let with = mount_options().with_threads(threads);
-        let mount = Mount::serve_async(server, folder.path(), &with).expect("mount");
+        let mount = Mount::serve_async(server, folder.path(), with).expect("mount");
         let watched = watch(mount.point().path());
         Some(Site { mount: Some(mount), folder, runtime: Some(runtime), _watched: watched })
     }
@@ -94,6 +103,18 @@ impl Drop for Site {
         if let Some(runtime) = self.runtime.take().and_then(Arc::into_inner) {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// Returns the mount options of the tests, but not with io_uring. Over io_uring, at most 8 requests
+/// of each processor can wait for the back end. A mount of an asynchronous back end uses io_uring
+/// only if that is demanded.
+fn without_rings() -> MountOptions {
+    match async_mount_options() {
+        options if options.transport == Transport::Uring => {
+            options.with_transport(Transport::Device)
+        }
+        options => options,
     }
 }
 
@@ -156,7 +177,8 @@ fn async_files_have_the_usual_calls() {
 fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     const READS: usize = 1000;
     let hangs = |call, _: &[u8]| if call == "read" { FOR_EVER } else { Duration::ZERO };
-    let Some(site) = Site::new(Options::exclusive(), 2, hangs) else { return };
+    let with = without_rings().with_threads(2);
+    let Some(site) = Site::with(&with, Options::exclusive(), hangs) else { return };
     fs::write(site.path("f"), "text").expect("write the file");
     fs::write(site.path("other"), "text").expect("write the file");
     // The kernel reads a page once, so each reader has its own file.
@@ -226,9 +248,8 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
         }
         _ => Duration::ZERO,
     };
-    let Some(site) = Site::new(Options::exclusive().with_requests_max(8), 2, delay) else {
-        return;
-    };
+    let options = Options::exclusive().with_requests_max(8);
+    let Some(site) = Site::with(&without_rings(), options, delay) else { return };
     let mut clients: Vec<Child> = (0..20)
         .map(|at| {
             let client = reader(&site.path(&format!("f{at}")));
@@ -462,7 +483,7 @@ fn trap_p6_async_slow_lookups_run_side_by_side() {
     let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
     let server = AsyncServer::new(Arc::new(SlowLookups), Options::exclusive(), spawn);
     let server = Arc::new(server.expect("start the server"));
-    let with = mount_options().with_threads(2);
+    let with = without_rings().with_threads(2);
     let mount = Mount::serve_async(server, folder.path(), &with).expect("mount");
     let _watched = watch(mount.point().path());
     let rate = |attempt: u32| {

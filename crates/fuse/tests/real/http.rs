@@ -12,7 +12,7 @@ use corewalk_base::primitives::thread;
 use corewalk_fuse::{AsyncServer, BoxedFuture, Mount, Options};
 use corewalk_testkit::require::has_fuse;
 
-use crate::site::{Folder, mount_options, watch};
+use crate::site::{Folder, async_mount_options, watch};
 
 #[path = "../../examples/http.rs"]
 #[expect(dead_code, reason = "the example's own main")]
@@ -109,7 +109,7 @@ fn async_http_shows_the_files_of_a_web_server() {
     let options = Options::shared().with_entry_timeout(SLOW).with_attr_timeout(SLOW);
     let fs = Arc::new(example::Http::new(&web_server()));
     let server = Arc::new(AsyncServer::new(fs, options, spawn).expect("start the server"));
-    let mount = Mount::serve_async(server, folder.path(), &mount_options()).expect("mount");
+    let mount = Mount::serve_async(server, folder.path(), &async_mount_options()).expect("mount");
     let _watched = watch(mount.point().path());
 
     let path = |name: &str| folder.path().join(name);

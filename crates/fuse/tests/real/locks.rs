@@ -17,7 +17,7 @@ use corewalk_testkit::require::has_fuse;
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use tokio::sync::Notify;
 
-use crate::site::{Folder, mount_options, watch};
+use crate::site::{Folder, async_mount_options, watch};
 
 /// How long a test waits for something that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -119,7 +119,7 @@ fn in_mount(test: impl FnOnce(&Locked, &Mount<AsyncServer<Locked>>, &std::path::
     let fs = Arc::new(Locked::default());
     let server = AsyncServer::new(Arc::clone(&fs), Options::exclusive(), spawn);
     let server = Arc::new(server.expect("start the server"));
-    let mount = Mount::serve_async(server, folder.path(), &mount_options()).expect("mount");
+    let mount = Mount::serve_async(server, folder.path(), &async_mount_options()).expect("mount");
     let _watched = watch(mount.point().path());
     test(&fs, &mount, &folder.path().join("f"));
     drop(mount);

@@ -162,6 +162,17 @@ pub(crate) fn mount_options() -> MountOptions {
     options
 }
 
+/// Returns the mount options of the tests of asynchronous back ends. Requests through fuser cannot
+/// reach such a back end, so these tests then use the device.
+pub(crate) fn async_mount_options() -> MountOptions {
+    match mount_options() {
+        options if options.transport == Transport::Fuser => {
+            options.with_transport(Transport::Device)
+        }
+        options => options,
+    }
+}
+
 /// Starts a watchdog, which ends this process if the returned value is not dropped within
 /// [`TEST_LIMIT`].
 pub(crate) fn watch(point: &Path) -> Sender<()> {
