@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use corewalk::{Attr, Errno, FileKind, Name};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -176,7 +177,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.fill(&dir, &request, &page, &mut body, &mut entries)?;
         let len = body.len();
         buffer.truncate(len);
-        Ok(Answer { body: buffer.into(), entries, opened: None })
+        Ok(Answer { entries, ..Answer::from(Bytes::from(buffer)) })
     }
 
     /// Adds entries of a page to an answer until it is full. Adds the nodes that the answer gives

@@ -8,11 +8,12 @@
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`, `fuse_release_common`).
 
+use std::sync::Arc;
+
 use corewalk::Errno;
 
 use super::answer::Answer;
 use super::server::AsyncServer;
-use super::under_way::Request;
 use super::{AsyncFileSystem, AsyncNode, FileLock, LockKind};
 use crate::wire::{Message, Opcode};
 
@@ -53,20 +54,24 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         })
     }
 
-    pub(super) async fn set_lock(
-        &self,
-        message: &Message<'_>,
-        request: &Request,
-    ) -> Result<Answer, Errno> {
+    pub(super) async fn set_lock(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let (node, lock) = self.lock_of(message)?;
         let waits = message.header.opcode == Opcode::SETLKW;
         self.fs.set_lock(&node, &lock, waits).await?;
-        if request.is_answered() && lock.kind != LockKind::Unlock {
-            // A signal came at the same time, and the client does not know that it has the lock.
+        let lock = (lock.kind != LockKind::Unlock).then_some((node, lock));
+        Ok(Answer { lock, ..Answer::default() })
+    }
+
+    /// Drops a lock that was granted when its client had been interrupted. The request may be
+    /// dropped at any time, so another future does that.
+    pub(super) fn unlock_later(self: &Arc<Self>, (node, lock): (AsyncNode, FileLock)) {
+        let server = Arc::clone(self);
+        self.under_way.spawn(Box::pin(async move {
             let unlock = FileLock { kind: LockKind::Unlock, ..lock };
-            self.fs.set_lock(&node, &unlock, false).await?;
-        }
-        Ok(Answer::default())
+            if let Err(error) = server.fs.set_lock(&node, &unlock, false).await {
+                log::error!("a lock stays, although its client was interrupted: {error}");
+            }
+        }));
     }
 
     /// Ends the locks that end with a flush or a release.

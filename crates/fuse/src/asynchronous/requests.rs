@@ -145,7 +145,9 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
                 // The client was killed, and does not get the answer.
                 None => {
                     request.set_stale();
-                    if let Some(opened) = result.ok().and_then(|answer| answer.opened) {
+                    let Answer { opened, lock, .. } = result.unwrap_or_default();
+                    lock.into_iter().for_each(|lock| server.unlock_later(lock));
+                    if let Some(opened) = opened {
                         server.fs.release(&opened).await;
                     }
                 }
@@ -186,7 +188,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 self.copy_file_range(message, request).await
             }
             Opcode::GETLK => self.get_lock(message).await,
-            Opcode::SETLK | Opcode::SETLKW => self.set_lock(message, request).await,
+            Opcode::SETLK | Opcode::SETLKW => self.set_lock(message).await,
             Opcode::STATFS => self.statfs().await,
             Opcode::GETXATTR | Opcode::LISTXATTR => self.read_xattr(message).await,
             Opcode::SETXATTR => self.setxattr(message, request).await,

@@ -146,6 +146,16 @@ impl AsyncFileSystem for Fake {
         Ok(())
     }
 
+    fn has_locks(&self) -> bool {
+        true
+    }
+
+    async fn set_lock(&self, _: &AsyncNode, lock: &FileLock, _: bool) -> Result<(), Errno> {
+        self.call(format!("{:?} {} to {}", lock.kind, lock.start, lock.end));
+        self.gate.pass();
+        Ok(())
+    }
+
     async fn readlink(&self, _: &AsyncNode) -> Result<Bytes, Errno> {
         Ok(Bytes::from(vec![b'x'; 5000]))
     }
@@ -409,6 +419,24 @@ fn cancelled_change_that_has_not_begun_is_not_made() {
     assert_eq!(lookup.recv_timeout(PATIENCE).expect("an answer").map(|body| word(&body, 0)), Ok(0));
     rig.wait_for("the requests end", |rig| rig.server.under_way() == 0);
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// A lock that is granted when its client has been interrupted must be dropped again.
+#[test]
+fn lock_that_is_granted_too_late_is_dropped() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.lookup(b"f\0").unwrap();
+    rig.taken_calls();
+    rig.fs.gate.set_closed(true);
+    // A write lock of the bytes 3 to 9 of the owner 77.
+    let lock = args(&[0, 77, 3, 9, 1, 0]);
+    let answer = rig.send(&message(Opcode::SETLKW, node, 42, 1, &lock));
+    rig.wait_for("the request waits", |rig| !rig.fs.calls.lock().is_empty());
+    rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
+    assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
+    rig.fs.gate.set_closed(false);
+    rig.wait_for("the lock is dropped", |rig| rig.fs.calls.lock().len() == 2);
+    assert_eq!(rig.taken_calls(), ["Write 3 to 9", "Unlock 3 to 9"]);
 }
 
 /// If the connection ends while a request runs and another one is queued, both must end.

@@ -131,6 +131,11 @@ impl UnderWay {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
+    /// Runs a future that belongs to no request.
+    pub(super) fn spawn(&self, future: BoxedFuture) {
+        self.spawn.spawn(future);
+    }
+
     /// Runs the future that `serve` returns for a request, or queues it. The future takes the reply
     /// and answers. It must not answer in any other way.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
