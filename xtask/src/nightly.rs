@@ -42,7 +42,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 11] = [
+const LONG: [Long; 12] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -81,6 +81,11 @@ const LONG: [Long; 11] = [
     Long {
         name: "storm by path",
         words: &["test", "-p", "corewalk", "--test", "by_path"],
+        variables: &[("COREWALK_STORM_CALLS", "2000000")],
+    },
+    Long {
+        name: "storms on a mount",
+        words: &["test", "-p", "corewalk-fuse", "--test", "real", "storm"],
         variables: &[("COREWALK_STORM_CALLS", "2000000")],
     },
     Long {
