@@ -189,8 +189,8 @@ impl Mount {
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
             let mut command = match from.example() {
                 Some(example) => {
-                    let folder = site.program.parent().unwrap_or(&site.folder);
-                    let mut command = Command::new(folder.join("examples").join(example));
+                    let examples = checks::target_folder(&site.root).join("debug/examples");
+                    let mut command = Command::new(examples.join(example));
                     command.arg("--allow-other");
                     command.args((from == Source::Mirror).then_some(&host)).arg(&path);
                     command
