@@ -13,7 +13,8 @@
 //! - Requests for one name, and requests for the attributes of one inode, share the answer of the
 //!   back end (`flights`).
 //! - If a client is killed, its request gets `EINTR` at once (`interrupts`). A future that only
-//!   reads is dropped. A future that changes something goes on, and keeps its locks.
+//!   reads is dropped. A future that changes names goes on, and keeps its locks. A client that
+//!   changes content waits for the end of its future.
 //!
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use corewalk::Errno;
 
-use super::{AsyncNode, FileLock};
+use super::AsyncNode;
 use crate::wire::Body;
 
 /// The longest body of an answer that is built here, in bytes. The longest one is the answer to a
@@ -18,8 +18,6 @@ pub(super) struct Answer {
     pub(super) entries: Vec<AsyncNode>,
     /// The open file in the answer. If the answer is not sent, the file must be closed.
     pub(super) opened: Option<AsyncNode>,
-    /// The lock that the request has taken. If the answer is not sent, the lock must be dropped.
-    pub(super) lock: Option<(AsyncNode, FileLock)>,
 }
 
 impl Answer {

@@ -128,8 +128,9 @@ pub enum LockKind {
 ///   Calls of `setattr` for one inode do not overlap. All other calls may overlap.
 /// - Permissions are checked by the kernel, names are valid, and the kind of file fits the call.
 /// - A call that changes something, `open`, `release` and `flush` are never dropped before their
-///   end, unless the runtime drops them. If the client is killed, the client gets `EINTR` at once,
-///   and the call goes on. Requests for the same names wait for the end of that call.
+///   end, unless the runtime drops them. If the client is killed meanwhile, the call goes on. The
+///   client of a change of names or of `open` gets `EINTR` at once, and requests for the same names
+///   wait for the end of the call. The client of a change of content waits for the end.
 /// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] tells which client it
 ///   is.
 /// - [`AsyncFileSystem::forget`] is called when the cache has dropped a file, after its last use. A
@@ -404,8 +405,7 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
 
     /// Takes, changes or drops a lock. If another owner has a lock that conflicts, waits if `waits`
     /// is true, and fails with `EAGAIN` if not. A call that waits is dropped if its client gets a
-    /// signal. If the lock is granted too late for the client, the server drops it with a call of
-    /// this method. `EDEADLK` if a wait would never end.
+    /// signal. A dropped call must not take the lock. `EDEADLK` if a wait would never end.
     fn set_lock(
         &self,
         node: &AsyncNode,

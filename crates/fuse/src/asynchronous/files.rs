@@ -36,7 +36,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         };
         let mut answer =
             Answer::with_body(|body| body.open_out(opened.handle, opened.flags.bits() | flags))?;
-        answer.opened = Some(node.with_handle(opened.handle));
+        answer.opened = self.fs.has_open_state().then(|| node.with_handle(opened.handle));
         Ok(answer)
     }
 
@@ -63,11 +63,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        self.end_locks(message, &node).await?;
-        match self.fs.flush(&node).await {
-            // The kernel must go on to send flushes, since they end locks.
+        let unlocked = self.end_locks(message, &node).await;
+        let flushed = self.fs.flush(&node).await;
+        let result = unlocked.and(flushed);
+        // After `ENOSYS` the kernel would send no more flushes, which end locks.
+        match result {
             Err(Errno::NOSYS) if self.fs.has_locks() => {}
-            flushed => flushed?,
+            result => result?,
         }
         Ok(Answer::default())
     }

@@ -1,14 +1,12 @@
 //! Requests about locks of files, for back ends that other machines use too.
 //!
 //! A request that waits for a lock is cancelled by any signal, as fcntl(2) and flock(2) demand. If
-//! its future gets the lock all the same, the server drops the lock again.
+//! its future gets the lock at the same time, the request succeeds all the same.
 //!
 //! The kernel tells the server when locks end: a flush ends the locks of fcntl(2) of a process, and
 //! a release ends the locks of flock(2) of an open file.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`, `fuse_release_common`).
-
-use std::sync::Arc;
 
 use corewalk::Errno;
 
@@ -58,20 +56,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (node, lock) = self.lock_of(message)?;
         let waits = message.header.opcode == Opcode::SETLKW;
         self.fs.set_lock(&node, &lock, waits).await?;
-        let lock = (lock.kind != LockKind::Unlock).then_some((node, lock));
-        Ok(Answer { lock, ..Answer::default() })
-    }
-
-    /// Drops a lock that was granted when its client had been interrupted. The request may be
-    /// dropped at any time, so another future does that.
-    pub(super) fn unlock_later(self: &Arc<Self>, (node, lock): (AsyncNode, FileLock)) {
-        let server = Arc::clone(self);
-        self.under_way.spawn(Box::pin(async move {
-            let unlock = FileLock { kind: LockKind::Unlock, ..lock };
-            if let Err(error) = server.fs.set_lock(&node, &unlock, false).await {
-                log::error!("a lock stays, although its client was interrupted: {error}");
-            }
-        }));
+        Ok(Answer::default())
     }
 
     /// Ends the locks that end with a flush or a release.

@@ -145,9 +145,7 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
                 // The client was killed, and does not get the answer.
                 None => {
                     request.set_stale();
-                    let Answer { opened, lock, .. } = result.unwrap_or_default();
-                    lock.into_iter().for_each(|lock| server.unlock_later(lock));
-                    if let Some(opened) = opened {
+                    if let Some(opened) = result.ok().and_then(|answer| answer.opened) {
                         server.fs.release(&opened).await;
                     }
                 }

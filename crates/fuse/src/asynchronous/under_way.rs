@@ -9,7 +9,9 @@
 //! its [`Running`]. That answers `EIO`, and starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something. Until
-//! then, a cancelled request is dropped. From then on, it runs to its end.
+//! then, a cancelled request is dropped. From then on, it runs to its end. A client whose request
+//! changes the content of a file even waits for the end. Otherwise its change could overwrite that
+//! of a later request.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. The mutex of a shard of the index
@@ -21,7 +23,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use corewalk::{Errno, Name};
+use corewalk::{Errno, FileKind, Name};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicUsize, Ordering};
 use foldhash::fast::RandomState;
@@ -76,9 +78,11 @@ pub(super) struct Request {
     unique: u64,
     /// The thread that waits for the answer.
     pid: u32,
-    /// True if no client waits for the request, so that it must run even if the mount ends.
+    /// True if the request closes a file. It must run even if its client is killed or the mount ends,
+    /// because the kernel does not send another one.
     is_kept: bool,
-    /// True if any signal cancels the request, because it waits for a lock.
+    /// True if the request waits for a lock. Then any signal cancels it. It does not count as
+    /// running, because the request that ends its wait must be able to run.
     waits_for_lock: bool,
     state: Mutex<State>,
     abort: AbortHandle,
@@ -92,6 +96,10 @@ struct State {
     reply: Option<Reply>,
     /// True if the future has begun to change something.
     has_begun: bool,
+    /// True if the future has begun to change the content of a file.
+    changes_content: bool,
+    /// True if the request was cancelled.
+    is_cancelled: bool,
     /// The nodes and names that the request changes.
     touched: Touched,
     /// True if the answer does not tell the kernel what has changed.
@@ -131,11 +139,6 @@ impl UnderWay {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Runs a future that belongs to no request.
-    pub(super) fn spawn(&self, future: BoxedFuture) {
-        self.spawn.spawn(future);
-    }
-
     /// Runs the future that `serve` returns for a request, or queues it. The future takes the reply
     /// and answers. It must not answer in any other way.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
@@ -146,11 +149,18 @@ impl UnderWay {
     ) {
         let (abort, registration) = AbortHandle::new_pair();
         let touched = Touched::default();
-        let state = State { reply: Some(reply), has_begun: false, touched, is_stale: false };
+        let state = State {
+            reply: Some(reply),
+            has_begun: false,
+            changes_content: false,
+            is_cancelled: false,
+            touched,
+            is_stale: false,
+        };
         let request = Arc::new(Request {
             unique: header.unique,
             pid: header.caller.pid,
-            is_kept: header.opcode == Opcode::RELEASE,
+            is_kept: matches!(header.opcode, Opcode::RELEASE | Opcode::FLUSH),
             waits_for_lock: header.opcode == Opcode::SETLKW,
             state: Mutex::new(state),
             abort,
@@ -162,7 +172,11 @@ impl UnderWay {
         drop(shard);
         let running = Running { under_way: Arc::clone(self), request: Arc::clone(&request) };
         let future = run(running, registration, serve(Arc::clone(&request)));
-        self.queue.lock().waiting.push_back((Arc::clone(&request), Box::pin(future)));
+        if request.waits_for_lock {
+            self.spawn_caught(Box::pin(future));
+        } else {
+            self.queue.lock().waiting.push_back((Arc::clone(&request), Box::pin(future)));
+        }
         if is_interrupted {
             self.interrupted_by_signal(&request);
         }
@@ -179,15 +193,19 @@ impl UnderWay {
         let mut seen = 1;
         while seen > 0 {
             while let Some(future) = self.next_waiting() {
-                // A runtime that has ended may drop the future at once, or panic. Then the end of
-                // that request calls this function, which returns at once.
-                let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
-                if catch_unwind(spawn).is_err() {
-                    log::error!("the runtime has refused a request");
-                }
+                self.spawn_caught(future);
             }
             // ORDERING: SeqCst. See above.
             seen = self.starts.fetch_sub(seen, Ordering::SeqCst) - seen;
+        }
+    }
+
+    /// Passes a future to the runtime. A runtime that has ended may drop the future at once, or
+    /// panic. Then the end of the request calls `start_waiting`, which returns at once.
+    fn spawn_caught(&self, future: BoxedFuture) {
+        let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
+        if catch_unwind(spawn).is_err() {
+            log::error!("the runtime has refused a request");
         }
     }
 
@@ -283,10 +301,11 @@ impl Request {
     /// `EINTR` if the request was cancelled before.
     pub(super) fn begin(&self, node: &AsyncNode, pages: Pages) -> Result<(), Errno> {
         let mut state = self.state.lock();
-        if state.reply.is_none() && !state.has_begun && !self.is_kept {
+        if state.is_cancelled && !state.has_begun {
             return Err(Errno::INTR);
         }
         state.has_begun = true;
+        state.changes_content |= pages == Pages::Drop && node.kind() != FileKind::Directory;
         state.touched.nodes.push((node.number(), pages));
         Ok(())
     }
@@ -301,10 +320,10 @@ impl Request {
         self.state.lock().is_stale = true;
     }
 
-    /// Returns true if the request has its answer and has changed nothing.
+    /// Returns true if the request was cancelled and has changed nothing.
     fn is_cancelled(&self) -> bool {
         let state = self.state.lock();
-        state.reply.is_none() && !state.has_begun
+        state.is_cancelled && !state.has_begun
     }
 
     /// Returns true if the request has got its answer.
@@ -316,10 +335,18 @@ impl Request {
         self.pid
     }
 
-    /// Answers `EINTR`. Drops the future, unless it has begun to change something.
+    /// Cancels the request. Drops the future, unless it has begun to change something. Answers
+    /// `EINTR` at once, with two exceptions. A request that changes the content of a file goes on as
+    /// if it was not cancelled. A request that waits for a lock answers when its future has ended,
+    /// because the future may get the lock at the same time.
     pub(super) fn cancel(&self) {
         let mut state = self.state.lock();
-        let (reply, has_begun) = (state.reply.take(), state.has_begun);
+        if state.changes_content {
+            return;
+        }
+        state.is_cancelled = true;
+        let reply = if self.waits_for_lock { None } else { state.reply.take() };
+        let has_begun = state.has_begun;
         // The answer does not tell the kernel what the change has done.
         state.is_stale |= has_begun;
         drop(state);
@@ -336,12 +363,13 @@ impl Drop for Running {
     fn drop(&mut self) {
         let mut state = self.request.state.lock();
         let reply = state.reply.take();
-        // Without a reply, the future was dropped, or it has panicked.
+        // Without an answer, the future was dropped, or it has panicked.
         let is_stale = state.is_stale || reply.is_some();
+        let error = if state.is_cancelled { Errno::INTR } else { Errno::IO };
         let touched = std::mem::take(&mut state.touched);
         drop(state);
         if let Some(reply) = reply {
-            reply(Err(Errno::IO));
+            reply(Err(error));
         }
         if is_stale {
             self.under_way.stale.drop_later(touched);
