@@ -78,8 +78,8 @@ pub(super) struct Request {
     unique: u64,
     /// The thread that waits for the answer.
     pid: u32,
-    /// True if the request closes a file. It must run even if its client is killed or the mount ends,
-    /// because the kernel does not send another one.
+    /// True if the request closes a file. It must run even if its client is killed or the mount
+    /// ends, because the kernel does not send another one.
     is_kept: bool,
     /// True if the request waits for a lock. Then any signal cancels it. It does not count as
     /// running, because the request that ends its wait must be able to run.
@@ -336,9 +336,9 @@ impl Request {
     }
 
     /// Cancels the request. Drops the future, unless it has begun to change something. Answers
-    /// `EINTR` at once, with two exceptions. A request that changes the content of a file goes on as
-    /// if it was not cancelled. A request that waits for a lock answers when its future has ended,
-    /// because the future may get the lock at the same time.
+    /// `EINTR` at once, with two exceptions. A request that changes the content of a file goes on
+    /// as if it was not cancelled. A request that waits for a lock answers when its future has
+    /// ended, because the future may get the lock at the same time.
     pub(super) fn cancel(&self) {
         let mut state = self.state.lock();
         if state.changes_content {

@@ -465,8 +465,8 @@ impl AsyncFileSystem for SlowLookups {
 const EACH_LOOKUP: Duration = Duration::from_millis(20);
 
 /// Trap P6: 16 threads look up names in 16 directories, and each lookup takes 20 ms. Two threads
-/// read the requests. The rate must be at least 90 % of the ideal 800 per second; on an idle machine
-/// it is 96 %. The best of five runs counts, since other tests run at the same time.
+/// read the requests. The rate must be at least 90 % of the ideal 800 per second; on an idle
+/// machine it is 96 %. The best of five runs counts, since other tests run at the same time.
 #[test]
 fn trap_p6_async_slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 50;
