@@ -106,7 +106,8 @@ impl KernelCache {
     /// Drops the cached attributes and pages of the file at `path`, because its content or its
     /// attributes have changed. `path` is relative to the root of the mount, as in
     /// [`KernelCache::invalidate_entry_at`]. The call looks the path up, so it may ask the back
-    /// end. If no file exists at `path`, the call drops the cached answer for the name.
+    /// end. For an [`AsyncFileSystem`](crate::AsyncFileSystem), the call looks only into the cache.
+    /// If it finds no file at `path`, it drops the cached answer for the name.
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.

@@ -86,6 +86,26 @@ pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync
         .collect()
 }
 
+/// Calls a function if the thread panics. A thread of a race uses it to end the other threads,
+/// which would otherwise wait for it for ever.
+///
+/// # Examples
+/// ```
+/// use corewalk_testkit::race::OnPanic;
+///
+/// let _end = OnPanic(|| eprintln!("this thread has panicked"));
+/// ```
+#[derive(Debug)]
+pub struct OnPanic<F: Fn()>(pub F);
+
+impl<F: Fn()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            (self.0)();
+        }
+    }
+}
+
 /// Counts how often each outcome of a fixed list is reached.
 ///
 /// ```

@@ -7,8 +7,7 @@ use std::time::Duration;
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, FileSystem, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_base::primitives::thread;
-use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::race::{self, OnPanic, Watchdog};
 use corewalk_testkit::rng::Seed;
 
 use crate::memory::Memory;
@@ -183,7 +182,12 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {
         let mut turn = 0;
-        let _end = EndOnPanic { storm, unfinished: &unfinished };
+        let _end = OnPanic(|| {
+            // ORDERING: Relaxed. The counts only end the storm.
+            storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
+            // ORDERING: Relaxed. As above.
+            unfinished.store(0, Ordering::Relaxed);
+        });
         let calls = [1, 5, 7].get(racer.thread).copied().unwrap_or(6);
         // ORDERING: Relaxed. The counts of calls and of unfinished threads only end the stress
         // test. No other memory is published with them.
@@ -207,25 +211,6 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
         turn
     });
     [turns[2], turns[0]]
-}
-
-/// Ends the test if the thread that owns this value panics. Otherwise the other threads would wait
-/// for that thread for ever.
-struct EndOnPanic<'a> {
-    storm: &'a Storm<'a>,
-    unfinished: &'a AtomicU64,
-}
-
-impl Drop for EndOnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            // ORDERING: Relaxed. The count of calls only ends the stress test. No other memory is
-            // published with it.
-            self.storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
-            // ORDERING: Relaxed. As above.
-            self.unfinished.store(0, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Functions that read files and names directly from the back end, to check the result of a stress

@@ -64,14 +64,15 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
         let unlocked = self.end_locks(message, &node).await;
-        let flushed = self.fs.flush(&node).await;
-        let result = unlocked.and(flushed);
-        // After `ENOSYS` the kernel would send no more flushes, which end locks.
-        match result {
+        match self.fs.flush(&node).await {
+            // After `ENOSYS` the kernel would send no more flushes, which end locks.
             Err(Errno::NOSYS) if self.fs.has_locks() => {}
-            result => result?,
+            flushed => flushed?,
         }
-        Ok(Answer::default())
+        match unlocked {
+            Err(Errno::NOSYS) => Err(Errno::IO),
+            unlocked => unlocked.map(|()| Answer::default()),
+        }
     }
 
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {
@@ -134,7 +135,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let mut args = message.args();
         let (handle_in, offset_in) = (args.u64()?, offset(args.u64()?)?);
         let from = self.file(message)?.with_handle(handle_in);
-        let to = self.node(args.u64()?)?.with_handle(args.u64()?);
+        let to = self.other(message, args.u64()?)?.with_handle(args.u64()?);
         let (offset_out, len) = (offset(args.u64()?)?, args.u64()?.min(COPY_BYTES_MAX));
         request.begin(&to, Pages::Drop)?;
         let _change = to.change();

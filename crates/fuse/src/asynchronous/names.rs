@@ -309,7 +309,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         request: &Request,
     ) -> Result<Answer, Errno> {
         let mut args = message.args();
-        let (node, dir) = (self.node(args.u64()?)?, self.file(message)?);
+        let (node, dir) = (self.other(message, args.u64()?)?, self.file(message)?);
         let name = Name::new(args.name()?)?;
         let mut flight = self.flights.lock(name_key(&dir, name)).await;
         let change = NameChange::begin(self, request, &dir, name)?;
@@ -372,7 +372,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let header = message.header;
         let mut args = message.args();
-        let (from, to) = (self.file(message)?, self.node(args.u64()?)?);
+        let (from, to) = (self.file(message)?, self.other(message, args.u64()?)?);
         let flags = if header.opcode == Opcode::RENAME2 { args.u32()? } else { 0 };
         let mode = match RenameFlags::from_bits_retain(flags) {
             flags if flags.is_empty() => RenameMode::Replace,

@@ -180,7 +180,12 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
 
     /// Returns the node of a request.
     pub(super) fn file(&self, message: &Message<'_>) -> Result<AsyncNode, Errno> {
-        Ok(self.node(message.header.node)?.with_caller(message.header.caller))
+        self.other(message, message.header.node)
+    }
+
+    /// Returns the second node of a request, which has the number `number`.
+    pub(super) fn other(&self, message: &Message<'_>, number: u64) -> Result<AsyncNode, Errno> {
+        Ok(self.node(number)?.with_caller(message.header.caller))
     }
 
     /// Returns true if the back end must know which files are open.

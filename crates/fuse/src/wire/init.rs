@@ -67,18 +67,21 @@ impl Features {
         OVER_IO_URING = 41;
     }
 
+    /// The features that every server needs.
+    const COMMON: u64 = Features::ASYNC_READ
+        | Features::BIG_WRITES
+        | Features::MAX_PAGES
+        | Features::INIT_EXT
+        | Features::PARALLEL_DIROPS
+        | Features::CACHE_SYMLINKS
+        | Features::ASYNC_DIO
+        | Features::HAS_IOCTL_DIR;
+
     /// Returns those of the offered features that `server` needs.
     pub(crate) fn choose(server: &Server, offered: Features) -> Features {
         let options = server.options();
-        let mut wanted = Features::ASYNC_READ
-            | Features::BIG_WRITES
-            | Features::MAX_PAGES
-            | Features::INIT_EXT
-            | Features::PARALLEL_DIROPS
-            | Features::CACHE_SYMLINKS
+        let mut wanted = Features::COMMON
             | Features::DONT_MASK
-            | Features::ASYNC_DIO
-            | Features::HAS_IOCTL_DIR
             // `EXPORT_SUPPORT` allows the kernel to look up `.` and `..`. The kernel does so when a
             // process opens a file handle of an inode that the kernel has forgotten.
             | Features::EXPORT_SUPPORT;
@@ -110,16 +113,7 @@ impl Features {
     /// `FUSE_ATOMIC_O_TRUNC` the kernel sends a second request to truncate a file when it opens the
     /// file.
     pub(crate) fn choose_async(options: &Options, has_locks: bool, offered: Features) -> Features {
-        let mut wanted = Features::ASYNC_READ
-            | Features::BIG_WRITES
-            | Features::MAX_PAGES
-            | Features::INIT_EXT
-            | Features::PARALLEL_DIROPS
-            | Features::CACHE_SYMLINKS
-            | Features::ASYNC_DIO
-            | Features::HAS_IOCTL_DIR
-            | Features::NO_OPEN_SUPPORT
-            | readdirplus(options);
+        let mut wanted = Features::COMMON | Features::NO_OPEN_SUPPORT | readdirplus(options);
         if options.ownership == Ownership::Shared {
             wanted |= Features::AUTO_INVAL_DATA;
         }

@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,14 +14,9 @@ use corewalk::{Attr, Errno, Name, errno_of};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{
-    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, Mount, MountOptions, Options,
-    OwnedDirEntry, Transport,
-};
-use corewalk_testkit::require::has_fuse;
-use tokio::runtime::Runtime;
+use corewalk_fuse::{AsyncFileSystem, AsyncNode, MountOptions, Options, OwnedDirEntry, Transport};
 
-use crate::site::{Folder, async_mount_options, watch};
+use crate::site::{AsyncSite, async_mount_options};
 use crate::storm::{self, Links};
 
 #[path = "../../examples/async_memory.rs"]
@@ -38,18 +33,12 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 type Delay = Box<dyn Fn(&'static str, &[u8]) -> Duration + Send + Sync>;
 
 /// A mounted asynchronous file system in memory.
-struct Site {
-    mount: Option<Mount<AsyncServer<Later<Delay>>>>,
-    folder: Folder,
-    runtime: Option<Arc<Runtime>>,
-    _watched: Sender<()>,
-}
+type Site = AsyncSite<Later<Delay>>;
 
 impl Site {
     /// Mounts a file system whose calls wait as long as `delay` says. `threads` threads read
-    /// requests, and the runtime has two threads. Returns `None` if mounting is not possible on
-    /// this machine.
-    fn new(
+    /// requests.
+    fn of(
         options: Options,
         threads: usize,
         delay: impl Fn(&'static str, &[u8]) -> Duration + Send + Sync + 'static,
@@ -57,52 +46,13 @@ impl Site {
         Site::with(&async_mount_options().with_threads(threads), options, delay)
     }
 
-    /// Mounts as [`Site::new`] does, with the mount options `with`.
+    /// Mounts as [`Site::of`] does, with the mount options `with`.
     fn with(
         with: &MountOptions,
         options: Options,
         delay: impl Fn(&'static str, &[u8]) -> Duration + Send + Sync + 'static,
     ) -> Option<Site> {
-        if !has_fuse() {
-            return None;
-        }
-        let folder = Folder::new();
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(2).enable_all().build().expect("start the runtime");
-        let runtime = Arc::new(runtime);
-        let handle = runtime.handle().clone();
-        let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
-        let fs = Later::new(Box::new(delay) as Delay);
-        let server = Arc::new(AsyncServer::new(fs, options, spawn).expect("start the server"));
-        let mount = Mount::serve_async(server, folder.path(), with).expect("mount");
-        let watched = watch(mount.point().path());
-        Some(Site { mount: Some(mount), folder, runtime: Some(runtime), _watched: watched })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn mount(&self) -> &Mount<AsyncServer<Later<Delay>>> {
-        self.mount.as_ref().expect("only drop takes the mount")
-    }
-
-    /// Waits until `condition` holds for the number of requests under way.
-    fn wait_for(&self, what: &str, condition: impl Fn(usize) -> bool) {
-        let begin = Instant::now();
-        while !condition(self.mount().server().under_way()) {
-            assert!(begin.elapsed() < PATIENCE, "{what}: {:?}", self.mount().server());
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        drop(self.mount.take());
-        if let Some(runtime) = self.runtime.take().and_then(Arc::into_inner) {
-            runtime.shutdown_background();
-        }
+        AsyncSite::new(Later::new(Box::new(delay) as Delay), options, with)
     }
 }
 
@@ -139,7 +89,7 @@ fn resident_bytes() -> u64 {
 #[test]
 fn async_files_have_the_usual_calls() {
     for options in [Options::exclusive(), Options::shared()] {
-        let Some(site) = Site::new(options, 2, |_, _| Duration::ZERO) else { return };
+        let Some(site) = Site::of(options, 2, |_, _| Duration::ZERO) else { return };
         fs::create_dir(site.path("d")).expect("make a directory");
         fs::write(site.path("d/f"), "text").expect("write a file");
         fs::hard_link(site.path("d/f"), site.path("g")).expect("link the file");
@@ -290,7 +240,7 @@ fn async_read_ends_only_by_a_signal_that_kills() {
         "lookup" if name == b"missing" => FOR_EVER,
         _ => Duration::ZERO,
     };
-    let Some(site) = Site::new(Options::exclusive(), 2, hangs) else { return };
+    let Some(site) = Site::of(Options::exclusive(), 2, hangs) else { return };
     let script = format!("trap : USR1; cd {}; read line < missing", site.path("").display());
     let mut command = Command::new("sh");
     let mut shell = command.args(["-c", &script]).stderr(Stdio::null()).spawn().expect("start sh");
@@ -324,7 +274,7 @@ fn async_change_goes_on_if_its_client_is_killed() {
         }
         _ => Duration::ZERO,
     };
-    let Some(site) = Site::new(Options::exclusive(), 2, slow) else { return };
+    let Some(site) = Site::of(Options::exclusive(), 2, slow) else { return };
     for (program, exists) in [("mkdir", true), ("rmdir", false)] {
         let mut child =
             Command::new(program).arg(site.path("slow")).spawn().expect("start the program");
@@ -367,7 +317,7 @@ fn async_write_of_a_killed_client_ends_before_the_client() {
         "write" if slow.swap(false, Ordering::Relaxed) => SLOW,
         _ => Duration::ZERO,
     };
-    let Some(site) = Site::new(Options::exclusive(), 2, delay) else { return };
+    let Some(site) = Site::of(Options::exclusive(), 2, delay) else { return };
     fs::write(site.path("f"), "old").expect("write the file");
     // ORDERING: Relaxed. As above.
     is_slow.store(true, Ordering::Relaxed);
@@ -405,7 +355,7 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
         ("lookup", b"hangs") => FOR_EVER,
         _ => Duration::ZERO,
     };
-    let Some(site) = Site::new(Options::shared(), 2, delay) else { return };
+    let Some(site) = Site::of(Options::shared(), 2, delay) else { return };
     let path = site.path("panics");
     let ask = || {
         let path = path.clone();
@@ -420,8 +370,7 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let hung = thread::spawn(move || fs::metadata(path).map_err(errno_of).err());
     site.wait_for("the request hangs", |waiting| waiting >= 1);
     let mut site = site;
-    let runtime = site.runtime.take().and_then(Arc::into_inner).expect("the only reference");
-    runtime.shutdown_background();
+    site.end_runtime();
     assert_eq!(hung.join().unwrap(), Some(Errno::IO));
     // A request that comes after the end of the runtime.
     assert_eq!(fs::metadata(site.path("new")).map_err(errno_of).err(), Some(Errno::IO));
@@ -465,27 +414,19 @@ impl AsyncFileSystem for SlowLookups {
 const EACH_LOOKUP: Duration = Duration::from_millis(20);
 
 /// Trap P6: 16 threads look up names in 16 directories, and each lookup takes 20 ms. Two threads
-/// read the requests. The rate must be at least 90 % of the ideal 800 per second; on an idle
-/// machine it is 96 %. The best of five runs counts, since other tests run at the same time.
+/// read the requests. The rate must be at least 90 % of the ideal 800 per second. The best of five
+/// runs counts, since other tests run at the same time.
 #[test]
 fn trap_p6_async_slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 50;
-    if !has_fuse() {
-        return;
-    }
-    let (folder, runtime) = (Folder::new(), Runtime::new().expect("start the runtime"));
-    let handle = runtime.handle().clone();
-    let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
-    let server = AsyncServer::new(Arc::new(SlowLookups), Options::exclusive(), spawn);
-    let server = Arc::new(server.expect("start the server"));
     let with = without_rings().with_threads(2);
-    let mount = Mount::serve_async(server, folder.path(), &with).expect("mount");
-    let _watched = watch(mount.point().path());
+    let site = AsyncSite::new(Arc::new(SlowLookups), Options::exclusive(), &with);
+    let Some(site) = site else { return };
     let rate = |attempt: u32| {
         let begin = Instant::now();
         thread::scope(|scope| {
             for dir in 0..16 {
-                let dir = folder.path().join(format!("d{dir}"));
+                let dir = site.path(&format!("d{dir}"));
                 scope.spawn(move || {
                     for at in 0..LOOKUPS {
                         assert!(!dir.join(format!("missing{attempt}-{at}")).exists());
@@ -504,8 +445,6 @@ fn trap_p6_async_slow_lookups_run_side_by_side() {
     }
     println!("{best:.0} lookups/s of an ideal 800/s");
     assert!(best >= 0.9 * 800.0, "{best:.0} lookups/s");
-    drop(mount);
-    runtime.shutdown_background();
 }
 
 /// Trap P7: a rename that takes 3 s must not delay requests below the directory.
@@ -513,7 +452,7 @@ fn trap_p6_async_slow_lookups_run_side_by_side() {
 fn trap_p7_async_slow_rename_delays_no_request_below() {
     const SLOW: Duration = Duration::from_secs(3);
     let slow = |call, _: &[u8]| if call == "rename" { SLOW } else { Duration::ZERO };
-    let Some(site) = Site::new(Options::shared(), 2, slow) else { return };
+    let Some(site) = Site::of(Options::shared(), 2, slow) else { return };
     fs::create_dir(site.path("d")).expect("make a directory");
     fs::write(site.path("d/f"), "text").expect("write a file");
     let (file, dir) = (File::open(site.path("d/f")).unwrap(), File::open(site.path("d")).unwrap());
@@ -557,7 +496,7 @@ fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
         }
         _ => Duration::ZERO,
     };
-    let Some(site) = Site::new(Options::exclusive(), 2, delay) else { return };
+    let Some(site) = Site::of(Options::exclusive(), 2, delay) else { return };
     let path = site.path("f");
     let first = thread::spawn(move || path.exists());
     is_asked.recv_timeout(PATIENCE).expect("the lookup runs");
@@ -585,7 +524,7 @@ fn async_back_end_is_asked_once() {
             counted.fetch_add(1, Ordering::Relaxed);
             Duration::ZERO
         };
-        let Some(site) = Site::new(options, 2, delay) else { return };
+        let Some(site) = Site::of(options, 2, delay) else { return };
         let taken = |what: &str| {
             // ORDERING: Relaxed. As above.
             let calls = calls.swap(0, Ordering::Relaxed);
@@ -628,9 +567,9 @@ fn storm(options: Options, [call, rename]: [Duration; 2], threads: usize, calls:
         "forget" => Duration::ZERO,
         _ => call,
     };
-    let Some(site) = Site::new(options, 2, delay) else { return };
+    let Some(site) = Site::of(options, 2, delay) else { return };
     let kernel = site.mount().kernel_cache().clone();
-    storm::run(site.folder.path(), Links::Yes, threads, calls, &|path| {
+    storm::run(site.root(), Links::Yes, threads, calls, &|path| {
         kernel.invalidate_entry_at(Path::new(path)).expect("notify the kernel");
     });
 }

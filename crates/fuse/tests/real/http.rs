@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use corewalk::{Errno, errno_of};
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{AsyncServer, BoxedFuture, Mount, Options};
-use corewalk_testkit::require::has_fuse;
+use corewalk_fuse::Options;
 
-use crate::site::{Folder, async_mount_options, watch};
+use crate::site::{AsyncSite, async_mount_options};
 
 #[path = "../../examples/http.rs"]
 #[expect(dead_code, reason = "the example's own main")]
@@ -99,20 +98,10 @@ fn web_server() -> String {
 
 #[test]
 fn async_http_shows_the_files_of_a_web_server() {
-    if !has_fuse() {
-        return;
-    }
-    let folder = Folder::new();
-    let runtime = tokio::runtime::Runtime::new().expect("start the runtime");
-    let handle = runtime.handle().clone();
-    let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
     let options = Options::shared().with_entry_timeout(SLOW).with_attr_timeout(SLOW);
     let fs = Arc::new(example::Http::new(&web_server()));
-    let server = Arc::new(AsyncServer::new(fs, options, spawn).expect("start the server"));
-    let mount = Mount::serve_async(server, folder.path(), &async_mount_options()).expect("mount");
-    let _watched = watch(mount.point().path());
-
-    let path = |name: &str| folder.path().join(name);
+    let Some(site) = AsyncSite::new(fs, options, &async_mount_options()) else { return };
+    let path = |name: &str| site.path(name);
     let mut names: Vec<_> =
         fs::read_dir(path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
@@ -130,14 +119,10 @@ fn async_http_shows_the_files_of_a_web_server() {
     // A slow read delays no other request.
     let slow = path("slow");
     let reading = thread::spawn(move || fs::read_to_string(slow));
-    while mount.server().under_way() == 0 {
-        thread::yield_now();
-    }
+    site.wait_for("the read waits", |waiting| waiting > 0);
     let begin = Instant::now();
     assert_eq!(fs::metadata(path("small")).unwrap().len(), 5);
     assert!(begin.elapsed() < SLOW / 2, "{:?}", begin.elapsed());
     assert_eq!(reading.join().unwrap().unwrap(), "slow");
     drop(file);
-    drop(mount);
-    runtime.shutdown_background();
 }

@@ -9,15 +9,11 @@ use bytes::Bytes;
 use corewalk::{Attr, Errno, Name};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{
-    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, FileLock, LockKind, Mount, Options,
-    OwnedDirEntry,
-};
-use corewalk_testkit::require::has_fuse;
+use corewalk_fuse::{AsyncFileSystem, AsyncNode, FileLock, LockKind, Options, OwnedDirEntry};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use tokio::sync::Notify;
 
-use crate::site::{Folder, async_mount_options, watch};
+use crate::site::{AsyncSite, async_mount_options};
 
 /// How long a test waits for something that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -107,23 +103,11 @@ impl AsyncFileSystem for Locked {
     }
 }
 
-/// Mounts the back end, and calls `test` with the path of its file.
-fn in_mount(test: impl FnOnce(&Locked, &Mount<AsyncServer<Locked>>, &std::path::Path)) {
-    if !has_fuse() {
-        return;
-    }
-    let folder = Folder::new();
-    let runtime = tokio::runtime::Runtime::new().expect("start the runtime");
-    let handle = runtime.handle().clone();
-    let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
+/// Mounts the back end.
+fn mounted() -> Option<(Arc<Locked>, AsyncSite<Locked>)> {
     let fs = Arc::new(Locked::default());
-    let server = AsyncServer::new(Arc::clone(&fs), Options::exclusive(), spawn);
-    let server = Arc::new(server.expect("start the server"));
-    let mount = Mount::serve_async(server, folder.path(), &async_mount_options()).expect("mount");
-    let _watched = watch(mount.point().path());
-    test(&fs, &mount, &folder.path().join("f"));
-    drop(mount);
-    runtime.shutdown_background();
+    let site = AsyncSite::new(Arc::clone(&fs), Options::exclusive(), &async_mount_options())?;
+    Some((fs, site))
 }
 
 fn until(what: &str, condition: impl Fn() -> bool) {
@@ -137,50 +121,50 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 /// Locks of flock(2) reach the back end, and end when the file is closed. A signal must end a wait.
 #[test]
 fn async_flock_reaches_the_back_end_and_can_be_interrupted() {
-    in_mount(|fs, mount, path| {
-        let first = File::open(path).expect("open the file");
-        flock(&first, FlockOperation::LockExclusive).expect("lock the file");
-        assert_eq!(fs.locks.lock().len(), 1);
-        let second = File::open(path).expect("open the file");
-        let refused = flock(&second, FlockOperation::NonBlockingLockShared);
-        assert_eq!(refused, Err(Errno::AGAIN));
-        // flock(1) ends its wait by a timer signal, which it handles.
-        let begin = Instant::now();
-        let mut command = Command::new("flock");
-        let status = command.args(["-w", "0.3"]).arg(path).arg("true").status();
-        assert_eq!(status.expect("run flock(1)").code(), Some(1), "the wait ends");
-        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
-        until("the request ends", || mount.server().under_way() == 0);
+    let Some((fs, site)) = mounted() else { return };
+    let path = &site.path("f");
+    let first = File::open(path).expect("open the file");
+    flock(&first, FlockOperation::LockExclusive).expect("lock the file");
+    assert_eq!(fs.locks.lock().len(), 1);
+    let second = File::open(path).expect("open the file");
+    let refused = flock(&second, FlockOperation::NonBlockingLockShared);
+    assert_eq!(refused, Err(Errno::AGAIN));
+    // flock(1) ends its wait by a timer signal, which it handles.
+    let begin = Instant::now();
+    let mut command = Command::new("flock");
+    let status = command.args(["-w", "0.3"]).arg(path).arg("true").status();
+    assert_eq!(status.expect("run flock(1)").code(), Some(1), "the wait ends");
+    assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+    site.wait_for("the request ends", |waiting| waiting == 0);
 
-        let waiting = thread::spawn(move || {
-            flock(&second, FlockOperation::LockShared).expect("get the lock");
-            second
-        });
-        until("a request waits", || mount.server().under_way() == 1);
-        drop(first);
-        let second = waiting.join().expect("the thread ends");
-        let locks = fs.locks.lock().clone();
-        assert!(matches!(locks[..], [FileLock { kind: LockKind::Read, is_flock: true, .. }]));
-        drop(second);
-        until("the lock ends with its file", || fs.locks.lock().is_empty());
+    let waiting = thread::spawn(move || {
+        flock(&second, FlockOperation::LockShared).expect("get the lock");
+        second
     });
+    site.wait_for("a request waits", |waiting| waiting == 1);
+    drop(first);
+    let second = waiting.join().expect("the thread ends");
+    let locks = fs.locks.lock().clone();
+    assert!(matches!(locks[..], [FileLock { kind: LockKind::Read, is_flock: true, .. }]));
+    drop(second);
+    until("the lock ends with its file", || fs.locks.lock().is_empty());
 }
 
 /// Locks of fcntl(2) reach the back end, and end when the process closes any descriptor.
 #[test]
 fn async_posix_lock_ends_when_the_process_closes_the_file() {
-    in_mount(|fs, _, path| {
-        let first = File::open(path).expect("open the file");
-        fcntl_lock(&first, FlockOperation::LockShared).expect("lock the file");
-        let locks = fs.locks.lock().clone();
-        let [lock] = locks[..] else { panic!("{locks:?}") };
-        assert_eq!((lock.kind, lock.start, lock.is_flock), (LockKind::Read, 0, false));
-        assert_eq!(lock.end, i64::MAX as u64);
-        fcntl_lock(&first, FlockOperation::Unlock).expect("unlock the file");
-        assert!(fs.locks.lock().is_empty());
-        fcntl_lock(&first, FlockOperation::NonBlockingLockShared).expect("lock the file");
-        // POSIX: closing another descriptor of the file ends the lock, too.
-        drop(File::open(path).expect("open the file"));
-        until("the lock ends", || fs.locks.lock().is_empty());
-    });
+    let Some((fs, site)) = mounted() else { return };
+    let path = &site.path("f");
+    let first = File::open(path).expect("open the file");
+    fcntl_lock(&first, FlockOperation::LockShared).expect("lock the file");
+    let locks = fs.locks.lock().clone();
+    let [lock] = locks[..] else { panic!("{locks:?}") };
+    assert_eq!((lock.kind, lock.start, lock.is_flock), (LockKind::Read, 0, false));
+    assert_eq!(lock.end, i64::MAX as u64);
+    fcntl_lock(&first, FlockOperation::Unlock).expect("unlock the file");
+    assert!(fs.locks.lock().is_empty());
+    fcntl_lock(&first, FlockOperation::NonBlockingLockShared).expect("lock the file");
+    // POSIX: closing another descriptor of the file ends the lock, too.
+    drop(File::open(path).expect("open the file"));
+    until("the lock ends", || fs.locks.lock().is_empty());
 }

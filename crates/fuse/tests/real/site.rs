@@ -11,18 +11,33 @@ use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };
-use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server, Transport};
+use corewalk_fuse::{
+    AllowedUsers, AsyncFileSystem, AsyncServer, BoxedFuture, Counters, Mount, MountOptions,
+    Options, Server, Transport,
+};
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
+use tokio::runtime::Runtime;
 
 /// A test that runs longer than this time counts as hanging. The mount of the test is then removed,
 /// because a process that waits for a hung server cannot be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
+/// How long a test waits for something that happens at once on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// A mounted file system and its directory.
 pub(crate) struct Site {
     mount: Option<Mount>,
     folder: Folder,
+    _watched: Sender<()>,
+}
+
+/// A mounted asynchronous file system, its directory and its runtime.
+pub(crate) struct AsyncSite<F: AsyncFileSystem> {
+    mount: Option<Mount<AsyncServer<F>>>,
+    folder: Folder,
+    runtime: Option<Runtime>,
     _watched: Sender<()>,
 }
 
@@ -102,6 +117,61 @@ impl Drop for Site {
     fn drop(&mut self) {
         // Drop the mount before its directory is removed.
         drop(self.mount.take());
+    }
+}
+
+impl<F: AsyncFileSystem> AsyncSite<F> {
+    /// Mounts `fs`, whose futures run on a runtime with two threads. If mounting is not possible on
+    /// this machine, prints a message and returns `None`.
+    pub(crate) fn new(fs: Arc<F>, options: Options, with: &MountOptions) -> Option<AsyncSite<F>> {
+        if !has_fuse() {
+            return None;
+        }
+        let folder = Folder::new();
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().build().expect("start the runtime");
+        let handle = runtime.handle().clone();
+        let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
+        let server = Arc::new(AsyncServer::new(fs, options, spawn).expect("start the server"));
+        let mount = Mount::serve_async(server, &folder.0, with).expect("mount the file system");
+        let watched = watch(mount.point().path());
+        Some(AsyncSite { mount: Some(mount), folder, runtime: Some(runtime), _watched: watched })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.folder.0
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.0.join(name)
+    }
+
+    pub(crate) fn mount(&self) -> &Mount<AsyncServer<F>> {
+        self.mount.as_ref().expect("only drop takes the mount")
+    }
+
+    /// Ends the runtime, which drops the futures of all requests.
+    pub(crate) fn end_runtime(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Waits until `condition` holds for the number of requests under way.
+    pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(usize) -> bool) {
+        let begin = Instant::now();
+        while !condition(self.mount().server().under_way()) {
+            assert!(begin.elapsed() < PATIENCE, "{what}: {:?}", self.mount().server());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl<F: AsyncFileSystem> Drop for AsyncSite<F> {
+    fn drop(&mut self) {
+        // Drop the mount before its directory is removed, and before its futures are dropped.
+        drop(self.mount.take());
+        self.end_runtime();
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_fuse::Options;
-use corewalk_testkit::race::{self, Watchdog};
+use corewalk_testkit::race::{self, OnPanic, Watchdog};
 use corewalk_testkit::rng::Seed;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, openat, renameat_with, unlinkat,
@@ -24,7 +24,7 @@ use rustix::fs::{
 use crate::site::Site;
 
 /// The number of system calls of a storm whose back end does not wait, unless
-/// `COREWALK_STORM_CALLS` is set. The step `storm` of `cargo xtask ci` makes a million.
+/// `COREWALK_STORM_CALLS` is set. `cargo xtask nightly` makes two million.
 const CALLS: u64 = 20_000;
 /// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
@@ -98,7 +98,12 @@ impl Storm<'_> {
         let unfinished = AtomicU64::new(threads as u64);
         let turns = race::run(threads, Seed::choose(), |racer| {
             let mut turn = 0;
-            let _end = EndOnPanic { storm: self, unfinished: &unfinished };
+            let _end = OnPanic(|| {
+                // ORDERING: Relaxed. The counts only end the storm.
+                self.calls.store(u64::MAX / 2, Ordering::Relaxed);
+                // ORDERING: Relaxed. As above.
+                unfinished.store(0, Ordering::Relaxed);
+            });
             let calls = [1, 6, 8, 1].get(racer.thread).copied().unwrap_or(7);
             // ORDERING: Relaxed. The count only ends the storm.
             while self.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
@@ -226,24 +231,6 @@ fn content(file: &File) -> String {
     let mut text = [0; 64];
     let len = file.read_at(&mut text, 0).expect("read the file");
     String::from_utf8_lossy(&text[..len]).into_owned()
-}
-
-/// Ends the test if the thread that owns the value panics. Otherwise the other threads would wait
-/// for that thread for ever.
-struct EndOnPanic<'a> {
-    storm: &'a Storm<'a>,
-    unfinished: &'a AtomicU64,
-}
-
-impl Drop for EndOnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            // ORDERING: Relaxed. The counts only end the storm.
-            self.storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
-            // ORDERING: Relaxed. As above.
-            self.unfinished.store(0, Ordering::Relaxed);
-        }
-    }
 }
 
 #[test]
