@@ -81,6 +81,11 @@ Options of ext4(5), not for a directory of this machine:
   commit=SECONDS     for a store only: the longest time before a change is on disk without
                      fsync(2); default 5, which 0 stands for
 
+Option of nfs(5), for a directory of this machine:
+  local_lock=all|none  with none, fcntl(2) and flock(2) in the mount and on the directory itself
+                     exclude each other; default all: locks hold in the mount only. none implies
+                     transport=dev.
+
 Options of corewalk:
   birth_times        statx(2) shows when a file was made. It costs a request for each file whose
                      birth time a program asks for, as every program in Rust does.

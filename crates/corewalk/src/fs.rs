@@ -10,6 +10,10 @@
 //!
 //! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
 
+mod calls;
+mod lock;
+mod node;
+
 use std::ops::ControlFlow;
 
 use bitflags::bitflags;
@@ -18,6 +22,11 @@ use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::name::Name;
+
+pub use calls::{InodeFlags, IoctlReply, PollEvents, PollWaker};
+pub use lock::{FileLock, LockKind};
+pub use node::Node;
+pub(crate) use node::PathSource;
 
 /// How a back end identifies the file of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,109 +46,6 @@ pub enum Addressing {
     /// refuses both `rename` and `link`, the file is removed at once, and later calls for the file
     /// fail with `ESTALE`.
     PathOnly,
-}
-
-/// The file that a call to the back end is about: its inode, and the open file through which the
-/// call is made.
-///
-/// A back end that finds files by number uses [`Node::ino`]. A back end that finds files by path
-/// says so in [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only if this
-/// method is called.
-///
-/// # Examples
-/// ```
-/// use corewalk::{Errno, FileKind, Node};
-///
-/// let node = Node::detached(7, FileKind::Regular);
-/// assert_eq!((node.ino(), node.kind()), (7, FileKind::Regular));
-/// assert_eq!(node.path(), Err(Errno::NOENT));
-/// ```
-#[derive(Clone, Copy)]
-pub struct Node<'a> {
-    ino: u64,
-    generation: Option<u64>,
-    kind: FileKind,
-    handle: u64,
-    source: Option<&'a dyn PathSource>,
-}
-
-/// The source of a [`Node`]'s path.
-pub(crate) trait PathSource: Sync {
-    /// Returns the path of the file from the root of its file system, such as `/a/b`. The path
-    /// stays valid until the back end's call returns.
-    fn path(&self) -> Result<Vec<u8>, Errno>;
-
-    /// Returns paths by other names. Each was valid at some instant.
-    fn other_paths(&self) -> Vec<Vec<u8>>;
-}
-
-impl<'a> Node<'a> {
-    /// Returns a node that knows its inode number, but no path. A test can use it to call a back
-    /// end directly, if that back end finds its files by number.
-    pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
-        Node { ino, generation: None, kind, handle: 0, source: None }
-    }
-
-    pub(crate) fn with_source(ino: u64, kind: FileKind, source: &'a dyn PathSource) -> Node<'a> {
-        Node { ino, generation: None, kind, handle: 0, source: Some(source) }
-    }
-
-    pub(crate) fn with_generation(self, generation: u64) -> Node<'a> {
-        Node { generation: Some(generation), ..self }
-    }
-
-    /// Returns the inode number that the back end assigned.
-    pub fn ino(self) -> u64 {
-        self.ino
-    }
-
-    /// Returns the generation of the inode number that the back end assigned. None for a node from
-    /// [`Node::detached`].
-    pub fn generation(self) -> Option<u64> {
-        self.generation
-    }
-
-    /// Returns the kind of file.
-    pub fn kind(self) -> FileKind {
-        self.kind
-    }
-
-    /// Returns this node for a call that is made through the open file with the handle `handle`.
-    pub fn with_handle(self, handle: u64) -> Node<'a> {
-        Node { handle, ..self }
-    }
-
-    /// Returns the handle of the open file or directory through which the call is made. It is 0 if
-    /// the call is not made through an open file, or if the back end's `open` has returned 0.
-    pub fn handle(self) -> u64 {
-        self.handle
-    }
-
-    /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
-    /// below it. The path stays valid until the back end's call returns (F.6). Until then, renames
-    /// of this file and of the directories above it wait. If such a rename is already in progress,
-    /// this method waits for it.
-    ///
-    /// # Errors
-    /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].
-    /// `EOPNOTSUPP` if the back end has declared that it finds its files by inode number.
-    pub fn path(self) -> Result<Vec<u8>, Errno> {
-        self.source.ok_or(Errno::NOENT)?.path()
-    }
-
-    /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
-    /// if [`Node::path`] leads to another file, because another program has renamed files in the
-    /// meantime. Each path was valid at some instant, but a rename may make it invalid before the
-    /// back end uses it.
-    pub fn other_paths(self) -> Vec<Vec<u8>> {
-        self.source.map_or_else(Vec::new, PathSource::other_paths)
-    }
-}
-
-impl std::fmt::Debug for Node<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("ino", &self.ino).field("kind", &self.kind).finish()
-    }
 }
 
 /// A new file with its initial attributes.
@@ -733,6 +639,67 @@ pub trait FileSystem: Send + Sync + 'static {
         mode: Option<u32>,
     ) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
+    }
+
+    /// Returns true if the back end manages locks, because other machines or other programs lock
+    /// the files too. If false, the kernel manages the locks of this mount, and others do not see
+    /// them. A server then calls none of the next three methods.
+    fn has_locks(&self) -> bool {
+        false
+    }
+
+    /// Returns a lock of another owner that conflicts with `lock`, if there is one.
+    fn get_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Takes, changes or drops a lock, as `lock.kind` says. `EAGAIN` if another owner has a lock
+    /// that conflicts. The method does not wait for that lock. If the client waits, the server
+    /// calls this method again later, first after a few milliseconds, and at once after it has seen
+    /// an unlock of the same file.
+    fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes the file, or
+    /// those of flock(2) when an open file is closed.
+    fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Returns the inode flags, which lsattr(1) shows. `ENOTTY`, the default, if files have none.
+    #[doc(alias = "FS_IOC_GETFLAGS")]
+    fn inode_flags(&self, node: Node<'_>) -> Result<InodeFlags, Errno> {
+        Err(Errno::NOTTY)
+    }
+
+    /// Sets the inode flags, as chattr(1) does. The caller has checked that the client owns the
+    /// file, and that it has `CAP_LINUX_IMMUTABLE` if it changes [`InodeFlags::IMMUTABLE`] or
+    /// [`InodeFlags::APPEND`]. `EOPNOTSUPP` for a flag that the back end does not have.
+    #[doc(alias = "FS_IOC_SETFLAGS")]
+    fn set_inode_flags(&self, node: Node<'_>, flags: InodeFlags) -> Result<(), Errno> {
+        Err(Errno::NOTTY)
+    }
+
+    /// Serves any other ioctl(2) on a regular file or a directory. `command` tells the size and the
+    /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument that the client passes.
+    /// The answer has at most as many bytes as the argument. `ENOTTY`, the default, for an unknown
+    /// command.
+    fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
+        Err(Errno::NOTTY)
+    }
+
+    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If a
+    /// client waits for events, `waker` is given. The back end keeps it until the file has new
+    /// events, and then wakes it. The default is `ENOSYS`: reads and writes of all files never
+    /// wait. Then the kernel does not ask again. lxcfs is a program that needs this method.
+    fn poll(
+        &self,
+        node: Node<'_>,
+        wanted: PollEvents,
+        waker: Option<PollWaker>,
+    ) -> Result<PollEvents, Errno> {
+        Err(Errno::NOSYS)
     }
 
     /// Called when the cache has dropped an inode. This happens once for each time that the inode

@@ -34,6 +34,7 @@ mod name;
 mod path;
 mod path_file_system;
 mod read_set;
+mod request;
 mod slot;
 mod table;
 pub mod tmpfs;
@@ -46,13 +47,15 @@ pub use corewalk_base::errno_of;
 pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{
-    AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, OpenFlags, Opened,
-    RenameMode, Seek, XattrMode,
+    AclKind, Addressing, DirEntry, DirSink, Fallocate, FileLock, FileSystem, InodeFlags,
+    IoctlReply, LockKind, Make, Node, OpenFlags, Opened, PollEvents, PollWaker, RenameMode, Seek,
+    XattrMode,
 };
 pub use inode_table::{InodeTable, OwnedTableNode, TableNode};
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::{PathFormat, PathRef};
 pub use path_file_system::{ByPath, PathEntry, PathFileSystem};
+pub use request::{Caller, Cancel, Request};
 pub use rustix::io::Errno;
 pub use vfs::{
     EntryId, Fsync, InodeRef, Listing, LookedUp, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions,

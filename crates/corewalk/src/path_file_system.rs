@@ -20,7 +20,10 @@ use std::path::{Path, PathBuf};
 use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
-use crate::fs::{AclKind, Fallocate, Make, OpenFlags, RenameMode, Seek, XattrMode};
+use crate::fs::{
+    AclKind, Fallocate, FileLock, InodeFlags, IoctlReply, Make, OpenFlags, PollEvents, PollWaker,
+    RenameMode, Seek, XattrMode,
+};
 
 pub use layer::ByPath;
 
@@ -364,5 +367,85 @@ pub trait PathFileSystem: Send + Sync + 'static {
         mode: Option<u32>,
     ) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
+    }
+
+    /// Returns true if the back end manages locks, like [`FileSystem::has_locks`].
+    ///
+    /// [`FileSystem::has_locks`]: crate::FileSystem::has_locks
+    fn has_locks(&self) -> bool {
+        false
+    }
+
+    /// Returns a lock of another owner that conflicts with `lock`, if there is one.
+    #[doc(alias = "lock")]
+    fn get_lock(
+        &self,
+        path: &Path,
+        file: &Self::File,
+        lock: &FileLock,
+    ) -> Result<Option<FileLock>, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Takes, changes or drops a lock, and does not wait, like [`FileSystem::set_lock`].
+    ///
+    /// [`FileSystem::set_lock`]: crate::FileSystem::set_lock
+    #[doc(alias = "flock")]
+    fn set_lock(&self, path: &Path, file: &Self::File, lock: &FileLock) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Drops all locks of `owner` on an open file, like [`FileSystem::unlock_owner`].
+    ///
+    /// [`FileSystem::unlock_owner`]: crate::FileSystem::unlock_owner
+    fn unlock_owner(
+        &self,
+        path: &Path,
+        file: &Self::File,
+        owner: u64,
+        is_flock: bool,
+    ) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    /// Returns the inode flags of a file, like [`FileSystem::inode_flags`].
+    ///
+    /// [`FileSystem::inode_flags`]: crate::FileSystem::inode_flags
+    fn inode_flags(&self, path: &Path) -> Result<InodeFlags, Errno> {
+        Err(Errno::NOTTY)
+    }
+
+    /// Sets the inode flags of a file, like [`FileSystem::set_inode_flags`].
+    ///
+    /// [`FileSystem::set_inode_flags`]: crate::FileSystem::set_inode_flags
+    fn set_inode_flags(&self, path: &Path, flags: InodeFlags) -> Result<(), Errno> {
+        Err(Errno::NOTTY)
+    }
+
+    /// Serves any other ioctl(2), like [`FileSystem::ioctl`]. `file` is the open file, if the
+    /// client has opened a regular file.
+    ///
+    /// [`FileSystem::ioctl`]: crate::FileSystem::ioctl
+    fn ioctl(
+        &self,
+        path: &Path,
+        file: Option<&Self::File>,
+        command: u32,
+        input: &[u8],
+    ) -> Result<IoctlReply, Errno> {
+        Err(Errno::NOTTY)
+    }
+
+    /// Returns the events that an open file has now, like [`FileSystem::poll`].
+    ///
+    /// [`FileSystem::poll`]: crate::FileSystem::poll
+    fn poll(
+        &self,
+        path: &Path,
+        file: &Self::File,
+        wanted: PollEvents,
+        waker: Option<PollWaker>,
+    ) -> Result<PollEvents, Errno> {
+        Err(Errno::NOSYS)
     }
 }

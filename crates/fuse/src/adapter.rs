@@ -40,7 +40,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use corewalk::{Errno, FileSystem};
+use corewalk::{Caller, Errno, FileSystem, Request};
 use fuser::{FopenFlags, InitFlags, KernelConfig};
 
 use crate::offload::Offload;
@@ -108,9 +108,10 @@ impl Adapter {
     /// Runs a request. If it panics, returns `EIO`.
     fn guarded<T>(
         &self,
+        caller: Caller,
         request: impl FnOnce(&Server) -> Result<T, Errno>,
     ) -> Result<T, fuser::Errno> {
-        guarded(&self.server, request)
+        guarded(&self.server, caller, request)
     }
 
     /// Requests those features from the kernel that the options need.
@@ -135,9 +136,11 @@ impl Adapter {
 /// Runs a request. If it panics, returns `EIO`.
 fn guarded<T>(
     server: &Server,
+    caller: Caller,
     request: impl FnOnce(&Server) -> Result<T, Errno>,
 ) -> Result<T, fuser::Errno> {
-    match catch_unwind(AssertUnwindSafe(|| request(server))) {
+    let serve = || Request::new(caller).run(|| request(server));
+    match catch_unwind(AssertUnwindSafe(serve)) {
         Ok(result) => result.map_err(convert::errno),
         Err(_) => {
             // The panic hook has already printed the message.

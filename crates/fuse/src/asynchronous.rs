@@ -12,8 +12,8 @@
 //!   run, and further requests wait in a queue.
 //! - Requests for one name, and requests for the attributes of one inode, share the answer of the
 //!   back end (`flights`).
-//! - If a client is killed, its request gets `EINTR` at once (`interrupts`). A future that only
-//!   reads is dropped. A future that changes names goes on, and keeps its locks. A client that
+//! - If a client is killed, its request gets `EINTR` at once ([`crate::interrupts`]). A future that
+//!   only reads is dropped. A future that changes names goes on, and keeps its locks. A client that
 //!   changes content waits for the end of its future.
 //!
 //! # Guarantees
@@ -33,7 +33,6 @@ mod file_system;
 mod files;
 mod flights;
 mod identities;
-mod interrupts;
 mod listing;
 mod locks;
 mod names;
@@ -43,7 +42,7 @@ mod server;
 mod stale;
 mod under_way;
 
-pub use file_system::{AsyncFileSystem, BoxedFuture, FileLock, LockKind, OwnedDirEntry, Spawn};
+pub use file_system::{AsyncFileSystem, BoxedFuture, OwnedDirEntry, Spawn};
 pub use node::AsyncNode;
 pub use server::{AsyncServer, serve_async};
 

@@ -15,7 +15,7 @@
 //!
 //! Source: proc_pid_status(5), access(2), capabilities(7), user_namespaces(7).
 
-use corewalk::{Caps, Cred, Errno};
+use corewalk::{Caller, Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
 /// Maximum number of bytes that are read from `/proc/PID/status`. Only its list of groups is long.
@@ -34,32 +34,6 @@ const CAPS: [(u32, Caps); 8] = [
     (31, Caps::SETFCAP),
 ];
 
-/// The process that sent a request.
-///
-/// # Examples
-/// ```
-/// use std::sync::Arc;
-/// use corewalk::{Errno, tmpfs::{Tmpfs, TmpfsOptions}};
-/// use corewalk_fuse::{Caller, NewFile, Options, Server};
-///
-/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755)));
-/// let server = Server::new(fs, Options::exclusive().with_server_permissions())?;
-/// let stranger = Caller { uid: 1000, gid: 1000, pid: 0 };
-/// let made = server.make(stranger, 1, b"f", &NewFile::new(0o100_644));
-/// assert_eq!(made, Err(Errno::ACCESS));
-/// # Ok::<(), corewalk::Errno>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// The file system user ID.
-    pub uid: u32,
-    /// The file system group ID.
-    pub gid: u32,
-    /// The ID of the thread that has sent the request and waits for the answer. It is 0 if no
-    /// thread waits, or if the thread has no ID in the server's PID namespace.
-    pub pid: u32,
-}
-
 /// A user namespace: the device and inode number of its file in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserNamespace(u64, u64);
@@ -73,31 +47,29 @@ struct Status {
     permitted: u64,
 }
 
-impl Caller {
-    /// Returns credentials for a request whose permissions the kernel has checked.
-    pub(crate) fn prechecked(self) -> Cred {
-        Cred::prechecked(self.uid, self.gid)
-    }
+/// Returns credentials for a request whose permissions the kernel has checked.
+pub(crate) fn prechecked(caller: Caller) -> Cred {
+    Cred::prechecked(caller.uid, caller.gid)
+}
 
-    /// Returns the current credentials of the caller. `ours` is the user namespace of the server.
-    /// The result contains the caller's capabilities only if the caller is in this namespace too.
-    pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
-        let nobody = Cred::user(self.uid, self.gid, &[]).with_caps(Caps::empty());
-        let status = match self.pid {
-            0 => return nobody,
-            pid => Status::of(&format!("/proc/{pid}/status")),
-        };
-        let Ok(status) = status else { return nobody };
-        let caps = match status.fsuid == Some(self.uid) {
-            true => status.effective,
-            false if self.uid == 0 => status.permitted,
-            false => 0,
-        };
-        let caps = caps_of(caps);
-        let counts = || ours.is_some() && UserNamespace::of(self.pid) == ours;
-        let caps = if caps.is_empty() || !counts() { Caps::empty() } else { caps };
-        nobody.with_groups(status.groups).with_caps(caps)
-    }
+/// Returns the current credentials of `caller`. `ours` is the user namespace of the server. The
+/// result contains the caller's capabilities only if the caller is in this namespace too.
+pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
+    let nobody = Cred::user(caller.uid, caller.gid, &[]).with_caps(Caps::empty());
+    let status = match caller.pid {
+        0 => return nobody,
+        pid => Status::of(&format!("/proc/{pid}/status")),
+    };
+    let Ok(status) = status else { return nobody };
+    let caps = match status.fsuid == Some(caller.uid) {
+        true => status.effective,
+        false if caller.uid == 0 => status.permitted,
+        false => 0,
+    };
+    let caps = caps_of(caps);
+    let counts = || ours.is_some() && UserNamespace::of(caller.pid) == ours;
+    let caps = if caps.is_empty() || !counts() { Caps::empty() } else { caps };
+    nobody.with_groups(status.groups).with_caps(caps)
 }
 
 impl UserNamespace {
@@ -185,22 +157,22 @@ mod tests {
     #[test]
     fn caller_that_is_gone_has_no_rights() {
         // Use a pid that no process has: all pids are below 2^22.
-        let cred = Caller { uid: 0, gid: 0, pid: u32::MAX }.resolve(UserNamespace::ours());
+        let cred = resolve(Caller { uid: 0, gid: 0, pid: u32::MAX }, UserNamespace::ours());
         assert_eq!((cred.uid, cred.groups.len(), cred.caps), (0, 0, Caps::empty()));
     }
 
     #[test]
     fn caller_of_another_namespace_has_no_capabilities() {
         let caller = Caller { uid: 0, gid: 0, pid: std::process::id() };
-        assert_eq!(caller.resolve(Some(UserNamespace(0, 0))).caps, Caps::empty());
-        assert_eq!(caller.resolve(None).caps, Caps::empty());
+        assert_eq!(resolve(caller, Some(UserNamespace(0, 0))).caps, Caps::empty());
+        assert_eq!(resolve(caller, None).caps, Caps::empty());
     }
 
     #[test]
     fn own_credentials_are_found() {
         let uid = rustix::process::geteuid().as_raw();
         let caller = Caller { uid, gid: 0, pid: std::process::id() };
-        let cred = caller.resolve(UserNamespace::ours());
+        let cred = resolve(caller, UserNamespace::ours());
         let mut groups: Vec<u32> = rustix::process::getgroups()
             .expect("groups of this process")
             .into_iter()
@@ -212,6 +184,6 @@ mod tests {
         assert_eq!(found, groups);
         // A caller whose user ID differs from the fsuid in `/proc` must get no capabilities.
         let other = Caller { uid: uid + 1, ..caller };
-        assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());
+        assert_eq!(resolve(other, UserNamespace::ours()).caps, Caps::empty());
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! # Requests that may run later
 //! - fsync(2), if the back end says that it waits.
+//! - A request that waits for a lock of a file (`lock_waits`).
 //! - A request that fails with `ENOSPC`. unlink(2) returns as soon as the kernel has queued the
 //!   forget that frees the removed file. The server may not have handled that forget when the next
 //!   write arrives. So a program that removes one file to make space for another could get
@@ -22,8 +23,8 @@
 //!   that the kernel sends neither open nor release.
 //! - `flush` gets `ENOSYS` if the back end does nothing when a descriptor is closed. After that the
 //!   kernel does not send it.
-//! - An interrupt gets `ENOSYS`, since no request can be interrupted. File locks stay in the
-//!   kernel, where a signal can interrupt a thread that waits for one.
+//! - An interrupt gets `ENOSYS`, unless calls of the back end may wait. A back end that waits
+//!   learns of killed clients from [`Request::is_cancelled`].
 //!
 //! # Guarantees
 //! - D.1: every request gets exactly one answer. A forget and a `FUSE_NOTIFY_REPLY` get none.
@@ -37,6 +38,9 @@
 
 mod attributes;
 mod files;
+mod ioctl;
+mod lock_waits;
+mod locks;
 mod names;
 
 pub(crate) use attributes::{GETATTR_HANDLE, attributes_to_set};
@@ -46,9 +50,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corewalk::Errno;
+use corewalk::{Cancel, Errno, LockKind, Request};
 use corewalk_base::primitives::thread;
 
+use self::lock_waits::LockWaits;
+use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::offload::Offload;
 use crate::options::Ownership;
 use crate::server::Server;
@@ -77,6 +83,7 @@ pub(crate) struct Dispatcher {
     requests: Arc<Requests>,
     payload_bytes: usize,
     offload: Offload,
+    lock_waits: LockWaits,
 }
 
 /// Runs requests. Each operation has a method, which reads the arguments and calls the server.
@@ -88,6 +95,22 @@ struct Requests {
     opens_are_free: bool,
     /// True if the kernel may keep its cached pages and listings when a file is opened.
     keeps_cache: bool,
+    /// The requests that run. Empty if calls of the back end do not wait, because no back end then
+    /// asks whether its client was killed.
+    interrupts: Arc<Interrupts>,
+}
+
+/// A request that runs, and that ends with this value.
+struct Running<'a> {
+    interrupts: &'a Interrupts,
+    unique: u64,
+}
+
+/// A request whose back end can ask whether the client was killed.
+#[derive(Debug)]
+struct Killable {
+    pid: u32,
+    cancel: Cancel,
 }
 
 impl Dispatcher {
@@ -98,9 +121,15 @@ impl Dispatcher {
             timeouts: Timeouts::of(server.options()),
             opens_are_free: Features::opens_are_free(&server, init.offered),
             keeps_cache: server.options().ownership == Ownership::Exclusive,
+            interrupts: Arc::default(),
             server,
         };
-        Dispatcher { requests: Arc::new(requests), payload_bytes, offload: Offload::default() }
+        Dispatcher {
+            lock_waits: LockWaits::new(Arc::clone(&requests.interrupts)),
+            requests: Arc::new(requests),
+            payload_bytes,
+            offload: Offload::default(),
+        }
     }
 }
 
@@ -117,21 +146,36 @@ impl Dispatch for Dispatcher {
                 Outcome::Silent
             }
             Opcode::NOTIFY_REPLY => Outcome::Silent,
+            Opcode::INTERRUPT if self.requests.server.waits() => {
+                if let Ok(unique) = message.args().u64() {
+                    self.requests.interrupts.interrupt(unique);
+                }
+                Outcome::Silent
+            }
             Opcode::FSYNC | Opcode::FSYNCDIR if self.requests.server.fsync_waits() => {
                 Outcome::Later
             }
             _ => {
                 let mut body = Body::new(buffer);
-                match self.requests.run(message, &mut body) {
-                    Err(Errno::NOSPC) if needs_space(message.header.opcode) => Outcome::Later,
+                let opcode = message.header.opcode;
+                let result = self.requests.run(message, &mut body);
+                if self.requests.server.has_locks() && result.is_ok() && may_unlock(message) {
+                    self.lock_waits.unlocked(message.header.node);
+                }
+                match result {
+                    Err(Errno::NOSPC) if needs_space(opcode) => Outcome::Later,
+                    Err(Errno::AGAIN) if opcode == Opcode::SETLKW => Outcome::Later,
                     result => Outcome::Answer(result.map(|()| body.len())),
                 }
             }
         }
     }
 
-    /// Serves a request on an offload thread.
+    /// Serves a request on an offload thread, or lets it wait for its lock.
     fn serve_later(&self, message: OwnedMessage, reply: Reply) {
+        if message.get().header.opcode == Opcode::SETLKW {
+            return self.lock_waits.wait(message, reply, &self.requests);
+        }
         let requests = Arc::clone(&self.requests);
         self.offload.run(Box::new(move || {
             let mut buffer = [0; LATER_BODY_BYTES];
@@ -140,6 +184,17 @@ impl Dispatch for Dispatcher {
             let len = body.len();
             reply(result.map(|()| &buffer[..len]));
         }));
+    }
+}
+
+/// Returns true if the request, if it succeeds, may drop a lock that another owner waits for. A
+/// write lock of fcntl(2) becomes a read lock without an unlock.
+fn may_unlock(message: &Message<'_>) -> bool {
+    match message.header.opcode {
+        Opcode::SETLK | Opcode::SETLKW => {
+            message.lock().is_ok_and(|(_, lock)| lock.kind != LockKind::Write)
+        }
+        opcode => matches!(opcode, Opcode::FLUSH | Opcode::RELEASE),
     }
 }
 
@@ -185,7 +240,8 @@ impl Requests {
     /// Runs a request. Returns `EIO` if the request panics, or if it fails with an error number
     /// that the kernel does not accept.
     fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
-        let run = AssertUnwindSafe(|| self.dispatch(message, &mut *body));
+        let (request, _running) = self.begin(message);
+        let run = AssertUnwindSafe(|| request.run(|| self.dispatch(message, &mut *body)));
         catch_unwind(run)
             .unwrap_or_else(|_| {
                 // The panic hook has already printed the message.
@@ -197,6 +253,25 @@ impl Requests {
                 if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
             })
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })
+    }
+
+    /// Returns the request that the back end sees. If calls of the back end may wait, an interrupt
+    /// can cancel the request until the second value is dropped.
+    fn begin(&self, message: &Message<'_>) -> (Request, Option<Running<'_>>) {
+        let header = message.header;
+        let request = Request::new(header.caller);
+        // A request that waits for a lock is in the index already, and its signals end the wait.
+        if !self.server.waits() || header.opcode == Opcode::SETLKW {
+            return (request, None);
+        }
+        let cancel = Cancel::default();
+        let killable: Arc<dyn Interruptible> =
+            Arc::new(Killable { pid: header.caller.pid, cancel: cancel.clone() });
+        if self.interrupts.enter(header.unique, Arc::clone(&killable)) {
+            self.interrupts.signalled(&killable);
+        }
+        let running = Running { interrupts: &self.interrupts, unique: header.unique };
+        (request.with_cancel(cancel), Some(running))
     }
 
     /// Calls the function of an operation.
@@ -238,10 +313,38 @@ impl Requests {
             Opcode::RELEASEDIR => self.releasedir(message),
             Opcode::FLUSH => self.flush(message),
             Opcode::DESTROY => Ok(()),
-            Opcode::IOCTL => Err(Errno::NOTTY),
+            Opcode::IOCTL => self.ioctl(message, body),
+            Opcode::POLL => self.poll(message, body),
+            Opcode::GETLK if self.server.has_locks() => self.get_lock(message, body),
+            Opcode::SETLK | Opcode::SETLKW if self.server.has_locks() => self.set_lock(message),
             // The kernel does not send the operation again after this error.
             _ => Err(Errno::NOSYS),
         }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.interrupts.remove(self.unique);
+    }
+}
+
+impl Interruptible for Killable {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn cancelled_by(&self) -> CancelledBy {
+        CancelledBy::Kill
+    }
+
+    fn is_answered(&self) -> bool {
+        // A request that has ended is dropped, so it is not asked.
+        false
+    }
+
+    fn cancel(&self) {
+        self.cancel.cancel();
     }
 }
 

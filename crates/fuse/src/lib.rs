@@ -56,6 +56,7 @@ mod dispatch;
 #[allow(dead_code)]
 #[path = "../tests/real/hooked.rs"]
 mod hooked;
+mod interrupts;
 mod mount;
 mod notify;
 mod offload;
@@ -84,10 +85,9 @@ struct WritingGuide;
 
 pub use adapter::Adapter;
 pub use asynchronous::{
-    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, FileLock, LockKind, OwnedDirEntry, Spawn,
-    serve_async,
+    AsyncFileSystem, AsyncNode, AsyncServer, BoxedFuture, OwnedDirEntry, Spawn, serve_async,
 };
-pub use credentials::Caller;
+pub use corewalk::Caller;
 pub use mount::{
     AllowedUsers, EndSignals, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted,
     serve,

@@ -144,7 +144,7 @@ impl KernelCache {
 
 /// Makes the kernel drop cached answers that a request has made wrong, and that the answer to the
 /// request cannot correct. Does nothing after the mount has ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Notifier {
     /// Weak, because the server may live longer than the mount. A strong reference would then keep
     /// `/dev/fuse` open.
@@ -178,6 +178,15 @@ impl Notifier {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_inval_entry(parent, name) {
             log::debug!("cannot make the kernel drop a name in node {parent}: {error}");
+        }
+    }
+
+    /// Makes the kernel poll an open file again. `kernel_handle` is its number in the poll request.
+    /// Any thread may call this method, because the kernel takes no lock of a file for it.
+    pub(crate) fn wake_pollers(&self, kernel_handle: u64) {
+        let Some(device) = self.device.upgrade() else { return };
+        if let Err(error) = device.notify_poll(kernel_handle) {
+            log::debug!("cannot wake the clients that poll a file: {error}");
         }
     }
 }

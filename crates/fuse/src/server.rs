@@ -31,7 +31,9 @@
 
 mod counters;
 mod files;
+mod ioctl;
 mod listing;
+mod locks;
 mod names;
 mod service;
 mod xattrs;
@@ -47,10 +49,11 @@ use std::sync::{Arc, OnceLock};
 
 use corewalk::attr::SetTime;
 use corewalk::{
-    Addressing, Attr, Caps, Cred, Errno, FileSystem, InodeRef, LookedUp, May, Name, SetAttr, Vfs,
+    Addressing, Attr, Caller, Caps, Cred, Errno, FileSystem, InodeRef, LookedUp, May, Name,
+    SetAttr, Vfs,
 };
 
-use crate::credentials::{Caller, UserNamespace};
+use crate::credentials::{UserNamespace, prechecked, resolve};
 use crate::notify::Notifier;
 use crate::options::{Options, Ownership, Permissions};
 use counters::Tallies;
@@ -92,6 +95,7 @@ pub struct Server {
     root: u64,
     namespace: Option<UserNamespace>,
     has_open_state: bool,
+    has_locks: bool,
     fsync_waits: bool,
     waits: bool,
     tallies: Tallies,
@@ -150,8 +154,12 @@ impl Server {
         // A back end that finds files by path cannot find an unlinked file. So corewalk keeps an
         // unlinked file under a hidden name until the file is closed. For that, the server must
         // know which files are open.
-        let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
-        let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits());
+        let has_locks = fs.has_locks();
+        let has_open_state =
+            fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
+        // Over io_uring, each request that waits for a lock keeps an entry of a ring, and there are
+        // few. So a mount with locks of the back end counts as one that waits.
+        let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
         Ok(Server {
@@ -160,6 +168,7 @@ impl Server {
             root,
             namespace: UserNamespace::ours(),
             has_open_state,
+            has_locks,
             fsync_waits,
             waits,
             tallies: Tallies::default(),
@@ -455,8 +464,8 @@ impl Server {
     /// Returns the credentials for the permission checks of a request.
     fn cred(&self, caller: Caller) -> Cred {
         match self.options.permissions {
-            Permissions::Kernel => caller.prechecked(),
-            Permissions::Server => caller.resolve(self.namespace),
+            Permissions::Kernel => prechecked(caller),
+            Permissions::Server => resolve(caller, self.namespace),
         }
     }
 
@@ -493,7 +502,7 @@ impl Server {
     /// they are read from `/proc`. If the kernel has checked the permissions, all other
     /// capabilities are set.
     fn cred_in_groups(&self, caller: Caller) -> Cred {
-        let cred = caller.resolve(self.namespace);
+        let cred = resolve(caller, self.namespace);
         match self.options.permissions {
             Permissions::Server => cred,
             Permissions::Kernel => {

@@ -13,17 +13,16 @@
 //! Source: Linux `include/uapi/linux/fuse.h`.
 
 mod init;
+mod lock;
 mod opcode;
 mod reply;
 
 use bytes::Bytes;
-use corewalk::Errno;
+use corewalk::{Caller, Errno};
 
 pub(crate) use init::{Features, INIT_REPLY_BYTES, Init};
 pub(crate) use opcode::Opcode;
 pub(crate) use reply::{Body, OUT_HEADER_BYTES, out_header};
-
-use crate::credentials::Caller;
 
 /// The length of `struct fuse_in_header` in bytes.
 pub(crate) const IN_HEADER_BYTES: usize = 40;

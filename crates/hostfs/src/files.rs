@@ -14,9 +14,10 @@
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
-use corewalk::{Atime, Errno, Fallocate, FileKind, Node, Opened, Seek};
+use corewalk::{Atime, Errno, Fallocate, FileKind, InodeFlags, Node, Opened, Seek};
 use rustix::fs::{
-    FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync, seek,
+    FallocateFlags, IFlags, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync,
+    ioctl_getflags, ioctl_setflags, seek,
 };
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -40,7 +41,7 @@ impl HostFs {
     }
 
     /// Opens the regular file behind `fd`, with `O_NOATIME` if the options say so.
-    fn reopen_file(&self, fd: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
+    pub(crate) fn reopen_file(&self, fd: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
         self.retry_full(|| {
             open_with_atime(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
         })
@@ -146,6 +147,17 @@ impl HostFs {
     ) -> Result<(), Errno> {
         let how = FallocateFlags::from_bits_retain(how.bits());
         self.with_file(node, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
+    }
+
+    /// Returns the inode flags of a regular file or a directory.
+    pub(crate) fn flags_of(&self, node: Node<'_>) -> Result<InodeFlags, Errno> {
+        let flags = self.with_file(node, OFlags::RDONLY, |file| ioctl_getflags(file))?;
+        Ok(InodeFlags::from_bits_retain(flags.bits()))
+    }
+
+    pub(crate) fn set_flags(&self, node: Node<'_>, flags: InodeFlags) -> Result<(), Errno> {
+        let flags = IFlags::from_bits_retain(flags.bits());
+        self.with_file(node, OFlags::RDONLY, |file| ioctl_setflags(file, flags))
     }
 
     /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) moves the

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::{
-    AclKind, Addressing, AtimePolicy, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make,
-    Name, Node, Opened, RenameMode, Seek, SetAttr, StatFs, XattrMode,
+    AclKind, Addressing, AtimePolicy, Attr, DirSink, Errno, Fallocate, FileKind, FileLock,
+    FileSystem, InodeFlags, Make, Name, Node, Opened, RenameMode, Seek, SetAttr, StatFs, XattrMode,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatfs, fstatvfs, open, statx};
 use rustix::process::{Resource, getegid, geteuid, getrlimit};
@@ -26,6 +26,7 @@ use crate::descriptors::{Descriptors, SharedFd, Shares};
 use crate::directory_paths::DirectoryPaths;
 use crate::generations::Generations;
 use crate::handles::Handles;
+use crate::locks::Locks;
 
 /// The fields that each statx(2) call asks for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -63,6 +64,10 @@ pub struct HostFsOptions {
     /// if the host permits that flag: the server's user must own the file, or the server must have
     /// `CAP_FOWNER`. With any other value, the mount options of the host decide.
     pub atime: AtimePolicy,
+    /// True if the host manages the locks of fcntl(2) and flock(2), so that clients of the mount
+    /// and other programs on the host exclude each other. False, the default, if the kernel of the
+    /// clients manages them for this mount alone, which is faster.
+    pub host_locks: bool,
 }
 
 impl HostFsOptions {
@@ -71,6 +76,7 @@ impl HostFsOptions {
         with_orphans: orphans = usize;
         with_reserved: reserved = usize;
         with_atime: atime = AtimePolicy;
+        with_host_locks: host_locks = bool;
     }
 }
 
@@ -80,7 +86,7 @@ impl Default for HostFsOptions {
     /// running calls. The mount options of the host decide on access times.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
-        HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }
+        HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime, host_locks: false }
     }
 }
 
@@ -112,6 +118,8 @@ pub struct HostFs {
     /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
+    has_locks: bool,
+    pub(crate) locks: Locks,
     /// The user ID and the group ID of this process, which the host gives to new files.
     pub(crate) owner: (u32, u32),
 }
@@ -166,6 +174,8 @@ impl HostFs {
                 getrlimit(Resource::Nofile).current,
             )),
             atime: options.atime,
+            has_locks: options.host_locks,
+            locks: Locks::default(),
             directory_paths: DirectoryPaths::default(),
             generations: Generations::default(),
             acls: AclSupport::Yes,
@@ -560,6 +570,30 @@ impl FileSystem for HostFs {
         mode: Option<u32>,
     ) -> Result<(), Errno> {
         self.set_acl_of(self.at(node)?.as_fd(), kind, acl, mode)
+    }
+
+    fn has_locks(&self) -> bool {
+        self.has_locks
+    }
+
+    fn get_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
+        self.find_lock(node, lock)
+    }
+
+    fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+        self.take_lock(node, lock)
+    }
+
+    fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
+        self.drop_locks(node, owner, is_flock)
+    }
+
+    fn inode_flags(&self, node: Node<'_>) -> Result<InodeFlags, Errno> {
+        self.flags_of(node)
+    }
+
+    fn set_inode_flags(&self, node: Node<'_>, flags: InodeFlags) -> Result<(), Errno> {
+        self.set_flags(node, flags)
     }
 
     fn forget(&self, ino: u64, _: u64) {

@@ -59,6 +59,7 @@ mod generations;
 mod handles;
 mod hostfs;
 mod listing;
+mod locks;
 mod names;
 mod xattrs;
 

@@ -62,12 +62,17 @@ struct Pending {
     threads: Option<usize>,
     /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
+    /// True if an option is given that only a mount of a host directory takes.
+    is_for_host: bool,
 }
 
 /// Options that are refused for a mount of a host directory. The options `no_mbcache` and `create`
 /// are accepted for such a mount, but have no effect.
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
+/// The option of nfs(5) that only a mount of a host directory takes. No other program can lock the
+/// files of a tmpfs or a store.
+const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
 /// Options that only a store takes.
@@ -120,7 +125,7 @@ impl Plan {
         server.attr_timeout = attr.unwrap_or(server.attr_timeout);
         server.negative_timeout = negative.unwrap_or(server.negative_timeout);
         server.check().map_err(|conflict| Failure::Usage(conflict.to_string()))?;
-        plan.check_supported(source, &pending.not_for_host)?;
+        plan.check_supported(source, &pending)?;
         plan.pass_flags_to_back_ends();
         plan.mount.threads = pending.threads.unwrap_or_else(|| plan.default_threads(source));
         plan.host.reserved = reserved(&plan.mount);
@@ -162,9 +167,10 @@ impl Plan {
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Checks that every mount option has an effect on the file system `source`. `not_for_host`
-    /// lists those options of the command line that are in [`NOT_FOR_HOST`].
-    fn check_supported(&self, source: Source, not_for_host: &[&str]) -> Result<(), Failure> {
+    /// Checks that every mount option has an effect on the file system `source`.
+    fn check_supported(&self, source: Source, pending: &Pending) -> Result<(), Failure> {
+        let not_for_host = &pending.not_for_host;
+        let only_for_host = pending.is_for_host.then_some(&LOCAL_LOCK);
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
             Source::Host(_) => {
@@ -176,8 +182,11 @@ impl Plan {
                 };
                 (name, "a directory of the host")
             }
-            Source::Tmpfs => (not_for_host.iter().find(|name| STORE_ONLY.contains(name)), "tmpfs"),
-            Source::Store(_) => (None, "a store"),
+            Source::Tmpfs => {
+                let name = not_for_host.iter().find(|name| STORE_ONLY.contains(name));
+                (name.or(only_for_host), "tmpfs")
+            }
+            Source::Store(_) => (only_for_host, "a store"),
         };
         match name {
             Some(name) => {
@@ -303,6 +312,14 @@ impl Plan {
             "attr_timeout" => pending.timeouts[1] = Some(seconds(value)?),
             "negative_timeout" => pending.timeouts[2] = Some(seconds(value)?),
             "fsname" => self.mount.source = Some(value).filter(|name| !name.is_empty())?.into(),
+            LOCAL_LOCK => {
+                pending.is_for_host = true;
+                self.host.host_locks = match value {
+                    "all" => false,
+                    "none" => true,
+                    _ => return None,
+                }
+            }
             "transport" => self.mount.transport = Transport::from_name(value)?,
             "threads" => {
                 let threads = number(value).filter(|count| (1..=THREADS_MAX).contains(count))?;
@@ -394,6 +411,7 @@ fn allowed(name: &str) -> Option<&'static str> {
         "threads" => "a count from 1 to 1024",
         "transport" => "auto, uring, dev or fuser",
         "readdirplus" => "yes, no or auto",
+        LOCAL_LOCK => "all or none",
         "fsname" => "a name",
         _ => return None,
     })
@@ -639,6 +657,12 @@ mod tests {
             }
         }
         assert!(Plan::parse(host, &["sync,no_mbcache,create,cache=1m".into()]).is_ok());
+        let has_locks =
+            |list: &str| Plan::parse(host, &[list.into()]).expect("a valid option").host.host_locks;
+        assert_eq!(["", "local_lock=none", "local_lock=all"].map(has_locks), [false, true, false]);
+        let lock = "option 'local_lock' is not supported for";
+        assert_eq!(complaint("local_lock=none"), format!("{lock} tmpfs"));
+        assert!(Plan::parse(host, &["local_lock=some".into()]).is_err());
         assert_eq!(complaint("no_create"), "option 'no_create' is not supported for tmpfs");
         let is_made = |list| store(list).expect("a valid option").store.is_made;
         assert_eq!(["", "no_create", "no_create,create"].map(is_made), [true, false, true]);

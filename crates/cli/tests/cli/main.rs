@@ -14,6 +14,7 @@ mod handoff;
 mod host;
 mod ipc;
 mod limits;
+mod locks;
 mod mistakes;
 mod mounting;
 mod permissions;

@@ -13,8 +13,8 @@ use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::fs::{
-    AclKind, Addressing, DirSink, Fallocate, FileSystem, Make, Node, Opened, RenameMode, Seek,
-    XattrMode,
+    AclKind, Addressing, DirSink, Fallocate, FileLock, FileSystem, InodeFlags, IoctlReply, Make,
+    Node, Opened, PollEvents, PollWaker, RenameMode, Seek, XattrMode,
 };
 use crate::name::Name;
 
@@ -72,6 +72,19 @@ impl<F: PathFileSystem> ByPath<F> {
             Some(open) if [access as u32, O_RDWR].contains(&open.access) => call(&path, &open.file),
             _ => call(&path, &self.fs.open(&path, access as u32)?),
         }
+    }
+
+    /// Runs `call` with the path of `node` and the client's own open file.
+    ///
+    /// # Errors
+    /// `EBADF` if the node's handle is that of no open file; the errors of `call`.
+    fn with_open<T>(
+        &self,
+        node: Node<'_>,
+        call: impl FnOnce(&Path, &F::File) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let open = self.files.get(node.handle()).ok_or(Errno::BADF)?;
+        call(&path_of(node)?, &open.file)
     }
 }
 
@@ -287,6 +300,45 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         mode: Option<u32>,
     ) -> Result<(), Errno> {
         self.fs.set_acl(&path_of(node)?, kind, acl, mode)
+    }
+
+    fn has_locks(&self) -> bool {
+        self.fs.has_locks()
+    }
+
+    fn get_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
+        self.with_open(node, |path, file| self.fs.get_lock(path, file, lock))
+    }
+
+    fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+        self.with_open(node, |path, file| self.fs.set_lock(path, file, lock))
+    }
+
+    fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
+        self.with_open(node, |path, file| self.fs.unlock_owner(path, file, owner, is_flock))
+    }
+
+    fn inode_flags(&self, node: Node<'_>) -> Result<InodeFlags, Errno> {
+        self.fs.inode_flags(&path_of(node)?)
+    }
+
+    fn set_inode_flags(&self, node: Node<'_>, flags: InodeFlags) -> Result<(), Errno> {
+        self.fs.set_inode_flags(&path_of(node)?, flags)
+    }
+
+    fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
+        let open = self.files.get(node.handle());
+        let file = open.as_ref().map(|open| &open.file);
+        self.fs.ioctl(&path_of(node)?, file, command, input)
+    }
+
+    fn poll(
+        &self,
+        node: Node<'_>,
+        wanted: PollEvents,
+        waker: Option<PollWaker>,
+    ) -> Result<PollEvents, Errno> {
+        self.with_open(node, |path, file| self.fs.poll(path, file, wanted, waker))
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{
-    ByPath, Cred, DirEntry, Errno, FileKind, Fsync, InodeRef, Make, May, Name, OpenFlags, Removal,
-    RenameMode, Vfs, VfsOptions,
+    ByPath, Cred, DirEntry, Errno, FileKind, FileLock, Fsync, InodeFlags, InodeRef, LockKind, Make,
+    May, Name, OpenFlags, PollEvents, Removal, RenameMode, Vfs, VfsOptions,
 };
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -162,6 +162,20 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     assert_eq!(copy(reader.handle, writer.handle), Ok(5));
     assert_eq!(fs.get_ref().content("b").unwrap(), b"\0ntent");
     assert_eq!(copy(0, writer.handle), Err(Errno::OPNOTSUPP));
+    // Locks and poll(2) need the handle, too. An ioctl(2) may come without one.
+    assert!(vfs.has_locks(&a));
+    let lock = FileLock::new(1, LockKind::Write);
+    assert_eq!(vfs.set_lock(&a, 0, &lock), Err(Errno::BADF));
+    vfs.set_lock(&a, reader.handle, &lock).unwrap();
+    assert_eq!(vfs.get_lock(&a, reader.handle, &FileLock { owner: 2, ..lock }), Ok(Some(lock)));
+    vfs.unlock_owner(&a, reader.handle, 1, false).unwrap();
+    assert_eq!(vfs.get_lock(&a, reader.handle, &FileLock { owner: 2, ..lock }), Ok(None));
+    assert_eq!(vfs.poll(&a, 0, PollEvents::IN, None), Err(Errno::BADF));
+    assert_eq!(vfs.poll(&a, reader.handle, PollEvents::all(), None), Ok(PollEvents::IN));
+    let says = |handle| vfs.ioctl(&a, handle, 7, b"").map(|reply| reply.output);
+    assert_eq!([says(0), says(reader.handle)], [Ok(b"a:false".to_vec()), Ok(b"a:true".to_vec())]);
+    vfs.set_inode_flags(&a, 0, InodeFlags::NODUMP).unwrap();
+    assert_eq!(vfs.inode_flags(&a, 0), Ok(InodeFlags::NODUMP));
     vfs.release(&a, reader.handle);
     vfs.release(&b, writer.handle);
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_IFREG};
 use corewalk::{
-    Attr, ByPath, Errno, FileKind, Make, OpenFlags, PathEntry, PathFileSystem, RenameMode, SetAttr,
+    Attr, ByPath, Errno, FileKind, FileLock, InodeFlags, IoctlReply, Make, OpenFlags, PathEntry,
+    PathFileSystem, PollEvents, PollWaker, RenameMode, SetAttr,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,9 @@ pub(crate) struct Memory {
     pub(crate) listings: AtomicU64,
     /// The number of calls of `flush`.
     pub(crate) flushes: AtomicU64,
+    /// The last lock that was taken.
+    lock: Mutex<Option<FileLock>>,
+    inode_flags: Mutex<InodeFlags>,
     /// The number of calls of `getattr_open`.
     pub(crate) getattrs_open: AtomicU64,
     /// The number of open files at the time of the last fsync.
@@ -60,6 +64,8 @@ impl Memory {
             open: Arc::default(),
             listings: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
+            lock: Mutex::default(),
+            inode_flags: Mutex::default(),
             getattrs_open: AtomicU64::new(0),
             open_at_sync: AtomicU64::new(u64::MAX),
         })
@@ -183,6 +189,55 @@ impl PathFileSystem for Memory {
         // ORDERING: Relaxed. Statistic.
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Err(Errno::NOSPC)
+    }
+
+    fn has_locks(&self) -> bool {
+        true
+    }
+
+    fn get_lock(&self, _: &Path, _: &Open, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
+        Ok(self.lock.lock().filter(|other| lock.conflicts(other)))
+    }
+
+    fn set_lock(&self, _: &Path, _: &Open, lock: &FileLock) -> Result<(), Errno> {
+        *self.lock.lock() = Some(*lock);
+        Ok(())
+    }
+
+    fn unlock_owner(&self, _: &Path, _: &Open, owner: u64, _: bool) -> Result<(), Errno> {
+        self.lock.lock().take_if(|lock| lock.owner == owner);
+        Ok(())
+    }
+
+    fn inode_flags(&self, _: &Path) -> Result<InodeFlags, Errno> {
+        Ok(*self.inode_flags.lock())
+    }
+
+    fn set_inode_flags(&self, _: &Path, flags: InodeFlags) -> Result<(), Errno> {
+        *self.inode_flags.lock() = flags;
+        Ok(())
+    }
+
+    /// Answers with the path, and tells whether the file is open.
+    fn ioctl(
+        &self,
+        path: &Path,
+        open: Option<&Open>,
+        _: u32,
+        _: &[u8],
+    ) -> Result<IoctlReply, Errno> {
+        let text = format!("{}:{}", path.display(), open.is_some());
+        Ok(IoctlReply::new(text.into_bytes()))
+    }
+
+    fn poll(
+        &self,
+        _: &Path,
+        _: &Open,
+        wanted: PollEvents,
+        _: Option<PollWaker>,
+    ) -> Result<PollEvents, Errno> {
+        Ok(wanted & PollEvents::IN)
     }
 
     fn copy_file_range(

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
-use corewalk::{Attr, Fsync, Opened, Removal, SetAttr};
+use corewalk::{Attr, Caller, Fsync, Opened, Removal, SetAttr};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -19,7 +19,6 @@ use rustix::fs::OFlags;
 
 use super::retry::Retry;
 use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
-use crate::credentials::Caller;
 use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
 use crate::timeouts::Timeouts;
 
@@ -34,7 +33,7 @@ impl Adapter {
         reply: ReplyEntry,
     ) {
         let name = name.as_bytes();
-        let result = self.guarded(|server| server.make(caller, parent, name, new));
+        let result = self.guarded(caller, |server| server.make(caller, parent, name, new));
         let timeouts = Timeouts::of(self.server.options());
         let retry = || -> Retry<EntryOut> {
             let (name, target, new) =
@@ -44,19 +43,19 @@ impl Adapter {
                 server.make(caller, parent, &name, &NewFile { mode, umask, rdev, target: &target })
             })
         };
-        self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| entry(timeouts, result, reply));
     }
 
     /// Makes a file or directory durable and sends the reply. If the back end's fsync may wait, an
     /// offload thread calls it and sends the reply.
-    fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
+    fn sync(&self, caller: Caller, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
         if !self.server.fsync_waits() {
-            return empty(self.guarded(sync), reply);
+            return empty(self.guarded(caller, sync), reply);
         }
         let server = self.server.clone();
-        self.offload.run(Box::new(move || empty(guarded(&server, sync), reply)));
+        self.offload.run(Box::new(move || empty(guarded(&server, caller, sync), reply)));
     }
 
     fn xattr(result: Result<XattrAnswer, Errno>, reply: ReplyXattr) {
@@ -140,7 +139,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let caller = caller(request);
-        let found = self.guarded(|server| server.lookup(caller, parent.0, name.as_bytes()));
+        let found = self.guarded(caller, |server| server.lookup(caller, parent.0, name.as_bytes()));
         let negative_timeout = self.server.options().negative_timeout;
         match found {
             Err(Errno::ENOENT) if !negative_timeout.is_zero() => {
@@ -155,18 +154,18 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
+    fn forget(&self, request: &Request, ino: INodeNo, nlookup: u64) {
         // Ignore the result, since a forget has no reply. If the server panics, `guarded` adds one
         // to the server's counter of panics.
-        let _ = self.guarded(|server| {
+        let _ = self.guarded(caller(request), |server| {
             server.forget(ino.0, nlookup);
             Ok(())
         });
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let (timeouts, handle) = (Timeouts::of(self.server.options()), fh.map_or(0, |fh| fh.0));
-        let attr = self.guarded(|server| server.getattr_through(ino.0, handle));
+        let attr = self.guarded(caller(request), |server| server.getattr_through(ino.0, handle));
         attributes(timeouts, attr, reply);
     }
 
@@ -198,15 +197,17 @@ impl Filesystem for Adapter {
             .with_ctime(ctime.map(convert::timespec));
         let change = Change::new(set).with_handle(fh.map(|fh| fh.0));
         let caller = caller(request);
-        let result = self.guarded(|server| server.setattr(caller, ino.0, change));
+        let result = self.guarded(caller, |server| server.setattr(caller, ino.0, change));
         let retry =
             || -> Retry<Attr> { Box::new(move |server| server.setattr(caller, ino.0, change)) };
         let timeouts = Timeouts::of(self.server.options());
-        self.answer_or_retry(result, retry, move |result| attributes(timeouts, result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| {
+            attributes(timeouts, result, reply)
+        });
     }
 
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.guarded(|server| server.readlink(ino.0)) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.guarded(caller(request), |server| server.readlink(ino.0)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(error),
         }
@@ -242,13 +243,13 @@ impl Filesystem for Adapter {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes());
         let how = Removal::Unlink;
-        empty(self.guarded(|server| server.remove(caller, parent.0, name, how)), reply);
+        empty(self.guarded(caller, |server| server.remove(caller, parent.0, name, how)), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes());
         let how = Removal::Rmdir;
-        empty(self.guarded(|server| server.remove(caller, parent.0, name, how)), reply);
+        empty(self.guarded(caller, |server| server.remove(caller, parent.0, name, how)), reply);
     }
 
     fn symlink(
@@ -276,14 +277,14 @@ impl Filesystem for Adapter {
     ) {
         let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
         let (caller, flags) = (caller(request), flags.bits());
-        let result = self.guarded(|server| server.rename(caller, from, to, flags));
+        let result = self.guarded(caller, |server| server.rename(caller, from, to, flags));
         let retry = || -> Retry<()> {
             let (old, new) = (name.as_bytes().to_vec(), newname.as_bytes().to_vec());
             Box::new(move |server| {
                 server.rename(caller, (parent.0, &old), (newparent.0, &new), flags)
             })
         };
-        self.answer_or_retry(result, retry, move |result| empty(result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| empty(result, reply));
     }
 
     fn link(
@@ -295,19 +296,19 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let (caller, name) = (caller(request), newname.as_bytes());
-        let linked = self.guarded(|server| server.link(caller, ino.0, newparent.0, name));
+        let linked = self.guarded(caller, |server| server.link(caller, ino.0, newparent.0, name));
         let retry = || -> Retry<EntryOut> {
             let name = name.to_vec();
             Box::new(move |server| server.link(caller, ino.0, newparent.0, &name))
         };
         let timeouts = Timeouts::of(self.server.options());
-        self.answer_or_retry(linked, retry, move |linked| entry(timeouts, linked, reply));
+        self.answer_or_retry(caller, linked, retry, move |linked| entry(timeouts, linked, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let Opening::Asked(cached) = self.opening else { return reply.error(Errno::ENOSYS) };
         let caller = caller(request);
-        match self.guarded(|server| server.open(caller, ino.0, flags.0 as u32)) {
+        match self.guarded(caller, |server| server.open(caller, ino.0, flags.0 as u32)) {
             Ok(opened) => reply.opened(FileHandle(opened.handle), cached | flags_of(opened)),
             Err(error) => reply.error(error),
         }
@@ -315,7 +316,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -329,7 +330,9 @@ impl Filesystem for Adapter {
         if buffer.len() < size {
             buffer.resize(size, 0);
         }
-        match self.guarded(|server| server.read(ino.0, fh.0, offset, &mut buffer[..size])) {
+        match self.guarded(caller(request), |server| {
+            server.read(ino.0, fh.0, offset, &mut buffer[..size])
+        }) {
             Ok(count) => reply.data(&buffer[..count.min(size)]),
             Err(error) => reply.error(error),
         }
@@ -357,21 +360,29 @@ impl Filesystem for Adapter {
             false => WriteOrigin::Call,
         };
         let caller = caller(request);
-        let count = self.guarded(|server| server.write(caller, ino.0, fh.0, offset, data, origin));
+        let count =
+            self.guarded(caller, |server| server.write(caller, ino.0, fh.0, offset, data, origin));
         let retry = || -> Retry<usize> {
             let data = data.to_vec();
             Box::new(move |server| server.write(caller, ino.0, fh.0, offset, &data, origin))
         };
-        self.answer_or_retry(count, retry, |count| written(count.map(|n| n as u64), reply));
+        self.answer_or_retry(caller, count, retry, |count| written(count.map(|n| n as u64), reply));
     }
 
-    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        empty(self.guarded(|server| server.flush(ino.0, fh.0)), reply);
+    fn flush(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        empty(self.guarded(caller(request), |server| server.flush(ino.0, fh.0, 0)), reply);
     }
 
     fn release(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         _: OpenFlags,
@@ -379,11 +390,18 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        empty(self.guarded(|server| server.release(ino.0, fh.0)), reply);
+        empty(self.guarded(caller(request), |server| server.release(ino.0, fh.0, None)), reply);
     }
 
-    fn fsync(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.sync(ino.0, fh.0, datasync, reply);
+    fn fsync(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.sync(caller(request), ino.0, fh.0, datasync, reply);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -393,7 +411,7 @@ impl Filesystem for Adapter {
             true => cached,
             false => cached | FopenFlags::FOPEN_CACHE_DIR,
         };
-        match self.guarded(|server| server.opendir(caller, ino.0)) {
+        match self.guarded(caller, |server| server.opendir(caller, ino.0)) {
             Ok(opened) => reply.opened(FileHandle(opened.handle), flags | flags_of(opened)),
             Err(error) => reply.error(error),
         }
@@ -401,25 +419,25 @@ impl Filesystem for Adapter {
 
     fn releasedir(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         _: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        empty(self.guarded(|server| server.releasedir(ino.0, fh.0)), reply);
+        empty(self.guarded(caller(request), |server| server.releasedir(ino.0, fh.0)), reply);
     }
 
     fn readdir(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
         let mut taken = 0_usize;
-        let listed = self.guarded(|server| {
+        let listed = self.guarded(caller(request), |server| {
             server.readdir(ino.0, fh.0, offset, &mut |entry| {
                 let kind = convert::kind(entry.kind);
                 let name = OsStr::from_bytes(entry.name);
@@ -438,7 +456,7 @@ impl Filesystem for Adapter {
 
     fn readdirplus(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -446,7 +464,7 @@ impl Filesystem for Adapter {
     ) {
         let mut taken = 0_usize;
         let timeouts = Timeouts::of(self.server.options());
-        let listed = self.guarded(|server| {
+        let listed = self.guarded(caller(request), |server| {
             server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
                 // If the server's lookup of a listed name has failed, the entry has node number 0.
                 // Send such an entry without attributes. If a program uses the name, the kernel
@@ -478,17 +496,17 @@ impl Filesystem for Adapter {
 
     fn fsyncdir(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.sync(ino.0, fh.0, datasync, reply);
+        self.sync(caller(request), ino.0, fh.0, datasync, reply);
     }
 
-    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        match self.guarded(|server| server.statfs(ino.0)) {
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        match self.guarded(caller(request), |server| server.statfs(ino.0)) {
             Ok(fs) => reply.statfs(
                 fs.blocks, fs.bfree, fs.bavail, fs.files, fs.ffree, fs.bsize, fs.namelen, fs.bsize,
             ),
@@ -507,12 +525,13 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let (caller, name, flags) = (caller(request), name.as_bytes(), flags as u32);
-        let result = self.guarded(|server| server.setxattr(caller, ino.0, name, value, flags));
+        let result =
+            self.guarded(caller, |server| server.setxattr(caller, ino.0, name, value, flags));
         let retry = || -> Retry<()> {
             let (name, value) = (name.to_vec(), value.to_vec());
             Box::new(move |server| server.setxattr(caller, ino.0, &name, &value, flags))
         };
-        self.answer_or_retry(result, retry, move |result| empty(result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| empty(result, reply));
     }
 
     fn getxattr(
@@ -524,27 +543,30 @@ impl Filesystem for Adapter {
         reply: ReplyXattr,
     ) {
         let (caller, name) = (caller(request), name.as_bytes());
-        Self::xattr(self.guarded(|server| server.getxattr(caller, ino.0, name, size)), reply);
+        Self::xattr(
+            self.guarded(caller, |server| server.getxattr(caller, ino.0, name, size)),
+            reply,
+        );
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let caller = caller(request);
-        Self::xattr(self.guarded(|server| server.listxattr(caller, ino.0, size)), reply);
+        Self::xattr(self.guarded(caller, |server| server.listxattr(caller, ino.0, size)), reply);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes());
-        let result = self.guarded(|server| server.removexattr(caller, ino.0, name));
+        let result = self.guarded(caller, |server| server.removexattr(caller, ino.0, name));
         let retry = || -> Retry<()> {
             let name = name.to_vec();
             Box::new(move |server| server.removexattr(caller, ino.0, &name))
         };
-        self.answer_or_retry(result, retry, move |result| empty(result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| empty(result, reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         let (caller, mask) = (caller(request), mask.bits() as u32);
-        empty(self.guarded(|server| server.access(caller, ino.0, mask)), reply);
+        empty(self.guarded(caller, |server| server.access(caller, ino.0, mask)), reply);
     }
 
     fn create(
@@ -563,28 +585,37 @@ impl Filesystem for Adapter {
             Opening::Asked(kept) => kept,
             Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
         };
-        let result = self.guarded(|server| server.create(caller, parent.0, name, &new, flags));
+        let result =
+            self.guarded(caller, |server| server.create(caller, parent.0, name, &new, flags));
         let retry = || -> Retry<(EntryOut, Opened)> {
             let name = name.to_vec();
             let new = NewFile { mode, umask, ..NewFile::default() };
             Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))
         };
         let timeouts = Timeouts::of(self.server.options());
-        self.answer_or_retry(result, retry, move |result| created(timeouts, kept, result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| {
+            created(timeouts, kept, result, reply)
+        });
     }
 
     fn ioctl(
         &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
         _: IoctlFlags,
-        _: u32,
-        _: &[u8],
-        _: u32,
+        cmd: u32,
+        in_data: &[u8],
+        out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        let size = out_size as usize;
+        let answer =
+            self.guarded(caller(request), |server| server.ioctl(ino.0, fh.0, cmd, in_data, size));
+        match answer {
+            Ok(answer) => reply.ioctl(answer.result, &answer.output),
+            Err(error) => reply.error(error),
+        }
     }
 
     fn fallocate(
@@ -598,23 +629,24 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let (caller, range, flags) = (caller(request), (offset, length), mode as u32);
-        let result = self.guarded(|server| server.fallocate(caller, ino.0, fh.0, range, flags));
+        let result =
+            self.guarded(caller, |server| server.fallocate(caller, ino.0, fh.0, range, flags));
         let retry = || -> Retry<()> {
             Box::new(move |server| server.fallocate(caller, ino.0, fh.0, range, flags))
         };
-        self.answer_or_retry(result, retry, move |result| empty(result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| empty(result, reply));
     }
 
     fn lseek(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        match self.guarded(|server| server.seek(ino.0, fh.0, offset, whence)) {
+        match self.guarded(caller(request), |server| server.seek(ino.0, fh.0, offset, whence)) {
             Ok(offset) => reply.offset(i64::try_from(offset).unwrap_or(i64::MAX)),
             Err(error) => reply.error(error),
         }
@@ -636,12 +668,12 @@ impl Filesystem for Adapter {
         let from = (ino_in.0, fh_in.0, offset_in);
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
-        let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
+        let copied = self.guarded(caller, |server| server.copy_file_range(caller, from, to, len));
         // It is safe to repeat the copy, because `copy_file_range` fails only if it has copied no
         // byte.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };
-        self.answer_or_retry(copied, retry, move |copied| written(copied, reply));
+        self.answer_or_retry(caller, copied, retry, move |copied| written(copied, reply));
     }
 }

@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use corewalk::Caller;
 use corewalk_base::primitives::thread;
 
 use super::{Adapter, guarded};
@@ -34,6 +35,7 @@ impl Adapter {
     /// copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
+        caller: Caller,
         result: Result<T, fuser::Errno>,
         retry: impl FnOnce() -> Retry<T>,
         answer: impl FnOnce(Result<T, fuser::Errno>) + Send + 'static,
@@ -47,7 +49,7 @@ impl Adapter {
         self.offload.run(Box::new(move || {
             let tries = PAUSES.into_iter().map(|pause| {
                 thread::sleep(pause);
-                guarded(&server, &retry)
+                guarded(&server, caller, &retry)
             });
             let mut last = Err(fuser::Errno::ENOSPC);
             for result in tries {

@@ -5,8 +5,8 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use corewalk::{
-    Attr, Errno, Fallocate, FileKind, Make, Name, Opened, Removal, RenameMode, SetAttr, StatFs,
-    XattrMode,
+    Attr, Errno, Fallocate, FileKind, FileLock, Make, Name, Opened, Removal, RenameMode, SetAttr,
+    StatFs, XattrMode,
 };
 
 use super::AsyncNode;
@@ -77,45 +77,6 @@ impl OwnedDirEntry {
         let (ino, kind) = (attr.ino, attr.kind());
         OwnedDirEntry { name: name.into(), ino, kind, cookie, attr: Some(attr) }
     }
-}
-
-/// A lock of a part of a file, as in fcntl(2), or of a whole file, as in flock(2).
-///
-/// # Examples
-/// ```
-/// use corewalk_fuse::{FileLock, LockKind};
-///
-/// fn conflicts(a: &FileLock, b: &FileLock) -> bool { let is_shared = a.kind == LockKind::Read &&
-/// b.kind == LockKind::Read; a.is_flock == b.is_flock && a.owner != b.owner && a.start <= b.end &&
-/// b.start <= a.end && !is_shared }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FileLock {
-    /// The kernel's number of the owner: an open file for flock(2), a process for fcntl(2). It is
-    /// unique among the owners of this mount.
-    pub owner: u64,
-    /// The kind of lock.
-    pub kind: LockKind,
-    /// The first locked byte.
-    pub start: u64,
-    /// The last locked byte. 2^63 - 1 stands for the end of the file, however long it gets.
-    pub end: u64,
-    /// The process that has the lock, for fcntl(2) with `F_GETLK`.
-    pub pid: u32,
-    /// True for a lock of flock(2). Locks of flock(2) and of fcntl(2) do not conflict.
-    pub is_flock: bool,
-}
-
-/// The kind of a [`FileLock`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockKind {
-    /// Other owners may have read locks of the same bytes.
-    Read,
-    /// No other owner has a lock of the same bytes.
-    Write,
-    /// The owner has no lock of these bytes any more.
-    Unlock,
 }
 
 /// A file system whose calls are futures. An [`AsyncServer`](crate::AsyncServer) serves it.

@@ -25,13 +25,12 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use corewalk::{Attr, Errno, FileKind, InodeTable, OwnedTableNode};
+use corewalk::{Attr, Caller, Errno, FileKind, InodeTable, OwnedTableNode};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::AsyncFileSystem;
 use super::identities::{Identities, Identity, Known};
-use crate::credentials::Caller;
 
 /// A table of the inodes of an asynchronous server.
 pub(super) type Table = InodeTable<Inode>;

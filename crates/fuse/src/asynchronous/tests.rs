@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
-use corewalk::{Attr, Errno, FileKind, Make, Name, Opened, Removal};
+use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex};

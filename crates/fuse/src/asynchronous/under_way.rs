@@ -14,11 +14,10 @@
 //! of a later request.
 //!
 //! # Locks
-//! The mutex of a request may be locked under that of the queue. The mutex of a shard of the index
-//! is held alone. None is held while a future is spawned, aborted or dropped, or while an answer is
-//! sent.
+//! The mutex of a request may be locked under that of the queue. None is held while a future is
+//! spawned, aborted or dropped, or while an answer is sent.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,43 +25,26 @@ use std::sync::Arc;
 use corewalk::{Errno, FileKind, Name};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicUsize, Ordering};
-use foldhash::fast::RandomState;
 use futures_util::FutureExt as _;
 use futures_util::future::{AbortHandle, AbortRegistration, Abortable};
 
-use super::interrupts::{self, Interrupted};
 use super::stale::{Stale, Touched};
 use super::{AsyncNode, BoxedFuture, Spawn};
+use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::mount::Pages;
 use crate::service::Reply;
 use crate::wire::{Header, Opcode};
-
-/// The number of shards of the index.
-const SHARDS: u64 = 16;
-/// Maximum number of interrupts of one shard that came before their requests.
-const EARLY_MAX: usize = 64;
 
 /// All requests that have a future.
 pub(super) struct UnderWay {
     spawn: Box<dyn Spawn>,
     running_max: usize,
-    shards: [Mutex<Shard>; SHARDS as usize],
+    interrupts: Interrupts,
     queue: Mutex<Queue>,
     /// The number of calls of `start_waiting` that have not been taken into account. The call that
     /// makes it 1 starts the requests for all of them.
     starts: AtomicUsize,
-    interrupted: Arc<Interrupted>,
     stale: Arc<Stale>,
-}
-
-/// A part of the index of requests. All fields are protected by the mutex of the shard.
-#[derive(Default)]
-struct Shard {
-    /// The requests by the kernel's number.
-    requests: HashMap<u64, Arc<Request>, RandomState>,
-    /// The numbers of interrupted requests that were not in the index, the newest last. Such a
-    /// request has ended, or the thread that has read it has not started it yet.
-    early: VecDeque<u64>,
 }
 
 /// All fields are protected by `UnderWay::queue`.
@@ -78,12 +60,7 @@ pub(super) struct Request {
     unique: u64,
     /// The thread that waits for the answer.
     pid: u32,
-    /// True if the request closes a file. It must run even if its client is killed or the mount
-    /// ends, because the kernel does not send another one.
-    is_kept: bool,
-    /// True if the request waits for a lock. Then any signal cancels it. It does not count as
-    /// running, because the request that ends its wait must be able to run.
-    waits_for_lock: bool,
+    cancelled_by: CancelledBy,
     state: Mutex<State>,
     abort: AbortHandle,
     /// True if the request counts in `Queue::running`.
@@ -117,26 +94,20 @@ impl UnderWay {
         Arc::new(UnderWay {
             spawn,
             running_max,
-            shards: std::array::from_fn(|_| Mutex::default()),
+            interrupts: Interrupts::default(),
             queue: Mutex::default(),
             starts: AtomicUsize::new(0),
-            interrupted: Arc::default(),
             stale: Arc::default(),
         })
     }
 
     /// Returns the number of requests.
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().requests.len()).sum()
+        self.interrupts.len()
     }
 
     pub(super) fn stale(&self) -> &Stale {
         &self.stale
-    }
-
-    fn shard(&self, unique: u64) -> &Mutex<Shard> {
-        // The kernel counts requests in steps of 2.
-        &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
     /// Runs the future that `serve` returns for a request, or queues it. The future takes the reply
@@ -160,25 +131,26 @@ impl UnderWay {
         let request = Arc::new(Request {
             unique: header.unique,
             pid: header.caller.pid,
-            is_kept: matches!(header.opcode, Opcode::RELEASE | Opcode::FLUSH),
-            waits_for_lock: header.opcode == Opcode::SETLKW,
+            cancelled_by: match header.opcode {
+                Opcode::RELEASE | Opcode::FLUSH => CancelledBy::Nothing,
+                Opcode::SETLKW => CancelledBy::AnySignal,
+                _ => CancelledBy::Kill,
+            },
             state: Mutex::new(state),
             abort,
             runs: AtomicBool::new(false),
         });
-        let mut shard = self.shard(request.unique).lock();
-        shard.requests.insert(request.unique, Arc::clone(&request));
-        let is_interrupted = shard.early.contains(&request.unique);
-        drop(shard);
+        let interruptible: Arc<dyn Interruptible> = Arc::clone(&request) as _;
+        let is_interrupted = self.interrupts.enter(request.unique, Arc::clone(&interruptible));
         let running = Running { under_way: Arc::clone(self), request: Arc::clone(&request) };
         let future = run(running, registration, serve(Arc::clone(&request)));
-        if request.waits_for_lock {
+        if request.waits_for_lock() {
             self.spawn_caught(Box::pin(future));
         } else {
             self.queue.lock().waiting.push_back((Arc::clone(&request), Box::pin(future)));
         }
-        if is_interrupted {
-            self.interrupted_by_signal(&request);
+        if is_interrupted && self.interrupts.signalled(&interruptible) {
+            self.drop_cancelled();
         }
         self.start_waiting();
     }
@@ -223,33 +195,9 @@ impl UnderWay {
 
     /// Handles the kernel's message that a signal has come to the thread that waits for a request.
     pub(super) fn interrupt(&self, unique: u64) {
-        let mut shard = self.shard(unique).lock();
-        match shard.requests.get(&unique).cloned() {
-            Some(request) => {
-                drop(shard);
-                self.interrupted_by_signal(&request);
-            }
-            None => {
-                // The kernel sends no second message. So remember it, in case the request comes.
-                if shard.early.len() == EARLY_MAX {
-                    shard.early.pop_front();
-                }
-                shard.early.push_back(unique);
-            }
+        if self.interrupts.interrupt(unique) {
+            self.drop_cancelled();
         }
-    }
-
-    /// If the signal kills the thread, or if the request waits for a lock, cancels the request.
-    fn interrupted_by_signal(&self, request: &Arc<Request>) {
-        if request.is_kept {
-            return;
-        }
-        if !request.waits_for_lock && !interrupts::is_killed(request.pid) {
-            self.interrupted.watch(request);
-            return;
-        }
-        request.cancel();
-        self.drop_cancelled();
     }
 
     /// Drops the requests of the queue that were cancelled.
@@ -266,11 +214,10 @@ impl UnderWay {
 
     /// Ends all requests, because the connection has ended. Changes that have begun go on.
     pub(super) fn end(&self) {
-        let requests = |shard: &Mutex<Shard>| -> Vec<Arc<Request>> {
-            shard.lock().requests.values().cloned().collect()
-        };
-        let all: Vec<_> = self.shards.iter().flat_map(requests).collect();
-        all.iter().filter(|request| !request.is_kept).for_each(|request| request.cancel());
+        let is_kept =
+            |request: &Arc<dyn Interruptible>| request.cancelled_by() == CancelledBy::Nothing;
+        let all = self.interrupts.all();
+        all.iter().filter(|request| !is_kept(request)).for_each(|request| request.cancel());
         self.drop_cancelled();
         self.start_waiting();
     }
@@ -326,26 +273,37 @@ impl Request {
         state.is_cancelled && !state.has_begun
     }
 
-    /// Returns true if the request has got its answer.
-    pub(super) fn is_answered(&self) -> bool {
-        self.state.lock().reply.is_none()
+    /// Returns true if the request waits for a lock. It does not count as running, because the
+    /// request that ends its wait must be able to run.
+    fn waits_for_lock(&self) -> bool {
+        self.cancelled_by == CancelledBy::AnySignal
+    }
+}
+
+impl Interruptible for Request {
+    fn pid(&self) -> u32 {
+        self.pid
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
+    fn cancelled_by(&self) -> CancelledBy {
+        self.cancelled_by
+    }
+
+    fn is_answered(&self) -> bool {
+        self.state.lock().reply.is_none()
     }
 
     /// Cancels the request. Drops the future, unless it has begun to change something. Answers
     /// `EINTR` at once, with two exceptions. A request that changes the content of a file goes on
     /// as if it was not cancelled. A request that waits for a lock answers when its future has
     /// ended, because the future may get the lock at the same time.
-    pub(super) fn cancel(&self) {
+    fn cancel(&self) {
         let mut state = self.state.lock();
         if state.changes_content {
             return;
         }
         state.is_cancelled = true;
-        let reply = if self.waits_for_lock { None } else { state.reply.take() };
+        let reply = if self.waits_for_lock() { None } else { state.reply.take() };
         let has_begun = state.has_begun;
         // The answer does not tell the kernel what the change has done.
         state.is_stale |= has_begun;
@@ -374,8 +332,7 @@ impl Drop for Running {
         if is_stale {
             self.under_way.stale.drop_later(touched);
         }
-        let unique = self.request.unique;
-        self.under_way.shard(unique).lock().requests.remove(&unique);
+        self.under_way.interrupts.remove(self.request.unique);
         // ORDERING: Relaxed. See `next_waiting`.
         if self.request.runs.load(Ordering::Relaxed) {
             self.under_way.queue.lock().running -= 1;

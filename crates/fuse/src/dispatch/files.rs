@@ -41,11 +41,13 @@ impl Requests {
     }
 
     pub(super) fn flush(&self, message: &Message<'_>) -> Result<(), Errno> {
-        self.server.flush(message.header.node, message.args().u64()?)
+        let (handle, ended) = message.ended_locks()?;
+        self.server.flush(message.header.node, handle, ended.map_or(0, |ended| ended.owner))
     }
 
     pub(super) fn release(&self, message: &Message<'_>) -> Result<(), Errno> {
-        self.server.release(message.header.node, message.args().u64()?)
+        let (handle, ended) = message.ended_locks()?;
+        self.server.release(message.header.node, handle, ended.map(|ended| ended.owner))
     }
 
     pub(super) fn read(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {

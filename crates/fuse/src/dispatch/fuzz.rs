@@ -5,12 +5,12 @@
 
 use std::sync::mpsc::channel;
 
+use corewalk::Caller;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_testkit::fuzz::Fuzz;
 
 use super::tests::dispatcher;
 use super::*;
-use crate::credentials::Caller;
 use crate::server::{NewFile, WriteOrigin};
 
 const ROOT: u64 = crate::server::ROOT_NODE;

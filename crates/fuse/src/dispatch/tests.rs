@@ -2,12 +2,11 @@
 
 use std::sync::mpsc::channel;
 
-use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::{Caller, FileSystem};
 use corewalk_base::Mutex;
 
 use super::*;
-use crate::credentials::Caller;
 use crate::hooked::Hooked;
 use crate::options::Options;
 use crate::server::{NewFile, WriteOrigin};

@@ -32,6 +32,8 @@ const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
 const SUBTYPE: &str = "corewalk";
 
+/// The code of the notification about new events (`FUSE_NOTIFY_POLL`).
+const NOTIFY_POLL: u32 = 1;
 /// The numbers of the notifications (`enum fuse_notify_code`).
 const NOTIFY_INVAL_INODE: u32 = 2;
 const NOTIFY_INVAL_ENTRY: u32 = 3;
@@ -117,6 +119,14 @@ impl Device {
         let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
         message.extend(body);
         self.write(&message)
+    }
+
+    /// Tells the kernel that an open file may have new events for poll(2).
+    ///
+    /// # Errors
+    /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the file was closed.
+    pub(crate) fn notify_poll(&self, kernel_handle: u64) -> Result<(), Errno> {
+        self.notify(NOTIFY_POLL, &kernel_handle.to_ne_bytes())
     }
 
     /// Tells the kernel to drop its cached attributes of a node, and with `Pages::Drop` also its

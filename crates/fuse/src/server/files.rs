@@ -1,10 +1,10 @@
 //! Requests that open, read, write and close files, or that read symbolic links. Also statfs.
 
-use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, Seek, StatFs};
+use corewalk::{Caller, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, Seek, StatFs};
 use rustix::fs::OFlags;
 
 use super::Server;
-use crate::credentials::Caller;
+use crate::credentials::{prechecked, resolve};
 use crate::options::{Ownership, Permissions, WriteCache};
 
 /// The flag of an open by execve(2).
@@ -82,13 +82,21 @@ impl Server {
         Ok(())
     }
 
-    /// Tells the back end that a client closes a descriptor of an open file.
+    /// Tells the back end that a client closes a descriptor of an open file. If the back end
+    /// manages locks, the locks of `lock_owner` end.
     ///
     /// # Errors
     /// `ENOSYS` if the back end does nothing when a descriptor is closed; the errors of the back
     /// end.
-    pub fn flush(&self, node: u64, handle: u64) -> Result<(), Errno> {
-        self.vfs.flush(&self.inode(node)?, handle)
+    pub fn flush(&self, node: u64, handle: u64, lock_owner: u64) -> Result<(), Errno> {
+        let inode = self.inode(node)?;
+        let flushed = self.vfs.flush(&inode, handle);
+        if !self.has_locks {
+            return flushed;
+        }
+        let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
+        // The kernel must go on sending flushes, so it must not see `ENOSYS`.
+        if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
     /// Opens `inode` for `caller`. Checks the permissions with `cred`.
@@ -115,7 +123,7 @@ impl Server {
         let opened = self.vfs.open(cred, inode, flags, may)?;
         if has(OFlags::TRUNC) {
             let cred = cred.clone().with_caps(cred.caps | Caps::DAC_OVERRIDE);
-            let who = || caller.resolve(self.namespace);
+            let who = || resolve(caller, self.namespace);
             let handle = opened.handle;
             if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, handle, 0, who) {
                 self.vfs.release(inode, handle);
@@ -125,12 +133,19 @@ impl Server {
         Ok(opened)
     }
 
-    /// Closes a handle of [`Server::open`] or [`Server::create`].
+    /// Closes a handle of [`Server::open`] or [`Server::create`]. If the client has taken locks of
+    /// flock(2) through the handle, the locks of `flock_owner` end.
     ///
     /// # Errors
     /// `ESTALE`.
-    pub fn release(&self, node: u64, handle: u64) -> Result<(), Errno> {
+    pub fn release(&self, node: u64, handle: u64, flock_owner: Option<u64>) -> Result<(), Errno> {
         let inode = self.inode(node)?;
+        if let Some(owner) = flock_owner
+            && self.has_locks
+            && let Err(error) = self.vfs.unlock_owner(&inode, handle, owner, true)
+        {
+            log::warn!("the locks of a closed file were not dropped: {error}");
+        }
         if self.has_open_state {
             self.vfs.release(&inode, handle);
         }
@@ -173,7 +188,7 @@ impl Server {
     /// server.write(caller, file.node, opened.handle, 0, b"data", WriteOrigin::Call)?;
     /// let mut buf = [0; 8];
     /// assert_eq!(server.read(file.node, opened.handle, 2, &mut buf)?, 2);
-    /// server.release(file.node, opened.handle)?;
+    /// server.release(file.node, opened.handle, None)?;
     /// # Ok::<(), corewalk::Errno>(())
     /// ```
     pub fn write(
@@ -194,7 +209,7 @@ impl Server {
                 self.write_for(caller, &inode, handle, offset, bytes)
             }
             WriteOrigin::Cache => {
-                self.vfs.write(&caller.prechecked(), &inode, handle, offset, bytes)
+                self.vfs.write(&prechecked(caller), &inode, handle, offset, bytes)
             }
         }
     }
@@ -227,7 +242,7 @@ impl Server {
                 self.change(caller, inode, write)
             }
             Permissions::Server => {
-                let who = || caller.resolve(self.namespace);
+                let who = || resolve(caller, self.namespace);
                 self.vfs.write_with_lazy_cred(inode, handle, offset, bytes, who)
             }
         }
@@ -250,7 +265,7 @@ impl Server {
                 self.change(caller, inode, append)
             }
             Permissions::Server => {
-                let who = || caller.resolve(self.namespace);
+                let who = || resolve(caller, self.namespace);
                 self.vfs.append_with_lazy_cred(inode, handle, end, bytes, who)
             }
         }

@@ -1,11 +1,13 @@
 //! Requests that create, remove and rename files.
 
 use corewalk::attr::mode;
-use corewalk::{Cred, Errno, FileKind, InodeRef, Make, May, Name, Opened, Removal, RenameMode};
+use corewalk::{
+    Caller, Cred, Errno, FileKind, InodeRef, Make, May, Name, Opened, Removal, RenameMode,
+};
 use rustix::fs::OFlags;
 
 use super::{EntryOut, Server};
-use crate::credentials::Caller;
+use crate::credentials::{prechecked, resolve};
 
 /// The new file of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +98,7 @@ impl Server {
         name: &[u8],
         flags: u32,
     ) -> Result<(EntryOut, Opened), Errno> {
-        let cred = caller.resolve(self.namespace);
+        let cred = resolve(caller, self.namespace);
         let inode = self.look_up(&cred, dir, self.name(name)?)?.inode;
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
@@ -156,7 +158,7 @@ impl Server {
     /// may open the file whatever its mode is.
     fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<Opened, Errno> {
         match self.has_open_state {
-            true => self.vfs.open(&caller.prechecked(), inode, flags, May::empty()),
+            true => self.vfs.open(&prechecked(caller), inode, flags, May::empty()),
             false => Ok(Opened::default()),
         }
     }

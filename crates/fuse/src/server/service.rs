@@ -31,7 +31,7 @@ impl Service for Server {
     }
 
     fn features(&self, offered: Features) -> Features {
-        Features::choose(self, offered)
+        Features::choose_with_locks(self, offered)
     }
 
     fn resolve(&self, path: &mut dyn Iterator<Item = Name<'_>>) -> Result<u64, Errno> {
@@ -74,6 +74,7 @@ impl Service for Server {
     }
 
     fn adapter(self: Arc<Self>) -> Option<Adapter> {
-        Some(Adapter::with_server(self))
+        // fuser does not tell locks of fcntl(2) and of flock(2) apart.
+        (!self.has_locks).then(|| Adapter::with_server(self))
     }
 }

@@ -486,7 +486,7 @@ fn create_on_an_existing_file_checks_its_current_mode() {
         assert_eq!(server.write(CALLER, file, 0, 0, b"text", WriteOrigin::Call), Ok(4));
         let other = Caller { uid: 1001, gid: 1001, pid: 0 };
         let opened = server.open(other, file, 1).expect("open the file");
-        server.release(file, opened.handle).expect("close the file");
+        server.release(file, opened.handle, None).expect("close the file");
         assert_eq!(server.lookup(other, ROOT_NODE, b"f"), Err(Errno::NOENT));
         let set = SetAttr::default().with_mode(0o600);
         fs.setattr(Node::detached(file, FileKind::Regular), &set).expect("change the attributes");
@@ -619,7 +619,7 @@ fn write_by_root_keeps_set_user_id() {
         Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let uid = rustix::process::geteuid().as_raw();
     let us = Caller { uid, gid: 0, pid: std::process::id() };
-    let keeps = us.resolve(UserNamespace::ours()).has(Caps::FSETID);
+    let keeps = resolve(us, UserNamespace::ours()).has(Caps::FSETID);
     let new = NewFile { mode: mode::S_IFREG | 0o4777, ..NewFile::default() };
     let file = server.make(us, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert_eq!(server.write(us, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));

@@ -6,10 +6,10 @@
 //! work inside containers, and the permissions of the root directory protect them.
 
 use corewalk::acl::XATTR_ACCESS;
-use corewalk::{Caps, Cred, Errno, XattrMode};
+use corewalk::{Caller, Caps, Cred, Errno, XattrMode};
 
 use super::{ROOT_NODE, Server};
-use crate::credentials::Caller;
+use crate::credentials::resolve;
 use crate::options::Permissions;
 
 /// The extended attribute of the root directory whose value is the counters as JSON. The string
@@ -109,7 +109,7 @@ impl Server {
         let is_prechecked = self.options.permissions == Permissions::Kernel;
         if is_prechecked
             && names.split(|&b| b == 0).any(is_trusted)
-            && !caller.resolve(self.namespace).has(Caps::SYS_ADMIN)
+            && !resolve(caller, self.namespace).has(Caps::SYS_ADMIN)
         {
             let caps = cred.caps - Caps::SYS_ADMIN;
             let cred = cred.with_caps(caps);

@@ -2,8 +2,8 @@
 //! answer, in which the server chooses some of them.
 //!
 //! # Features that the server does not choose
-//! - File locks. Without this feature the kernel manages file locks itself, as for a local file
-//!   system.
+//! - File locks, unless the back end manages them. Without this feature the kernel manages file
+//!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
 //! - `FUSE_HANDLE_KILLPRIV_V2`: a flag in each request would tell the server whether to clear
 //!   set-user-ID and set-group-ID. Without this feature, a kernel that checks permissions clears
@@ -77,6 +77,9 @@ impl Features {
         | Features::ASYNC_DIO
         | Features::HAS_IOCTL_DIR;
 
+    /// The features that pass locks of fcntl(2) and of flock(2) to the server.
+    const LOCKS: u64 = Features::POSIX_LOCKS | Features::FLOCK_LOCKS;
+
     /// Returns those of the offered features that `server` needs.
     pub(crate) fn choose(server: &Server, offered: Features) -> Features {
         let options = server.options();
@@ -108,6 +111,13 @@ impl Features {
         Features(wanted & offered.0)
     }
 
+    /// Returns those of the offered features that `server` needs, with those for the locks of its
+    /// back end.
+    pub(crate) fn choose_with_locks(server: &Server, offered: Features) -> Features {
+        let locks = if server.has_locks() { Features::LOCKS } else { 0 };
+        Features(Features::choose(server, offered).0 | locks & offered.0)
+    }
+
     /// Returns those of the offered features that an asynchronous server needs. Two features are
     /// left out. Without `FUSE_DONT_MASK` the kernel applies the umask itself. Without
     /// `FUSE_ATOMIC_O_TRUNC` the kernel sends a second request to truncate a file when it opens the
@@ -118,7 +128,7 @@ impl Features {
             wanted |= Features::AUTO_INVAL_DATA;
         }
         if has_locks {
-            wanted |= Features::POSIX_LOCKS | Features::FLOCK_LOCKS;
+            wanted |= Features::LOCKS;
         }
         Features(wanted & offered.0)
     }

@@ -59,6 +59,7 @@ opcodes! {
     INTERRUPT = 36, 8;
     DESTROY = 38, 0;
     IOCTL = 39, 32;
+    POLL = 40, 24;
     NOTIFY_REPLY = 41, 40;
     BATCH_FORGET = 42, 8;
     FALLOCATE = 43, 32;

@@ -182,7 +182,7 @@ fn file_is_closed_if_its_creation_fails_after_the_open() {
     let create = || server.create(caller, 1, b"file", &NewFile::new(0o644), 0);
     let (file, opened) = create().expect("create the file");
     assert_eq!(fs.open_files(), 1);
-    server.release(file.node, opened.handle).expect("close the file");
+    server.release(file.node, opened.handle, None).expect("close the file");
     assert_eq!(create(), Err(Errno::IO));
     assert_eq!((fs.open_files(), server.counters().lookups), (0, 1));
 }

@@ -1,15 +1,17 @@
-//! Tests of locks that an asynchronous back end manages, on a real mount.
+//! Tests of locks that an asynchronous back end manages, on a real mount. The checks also serve the
+//! tests of synchronous back ends.
 
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use corewalk::{Attr, Errno, Name};
+use corewalk::{Attr, Errno, FileLock, LockKind, Name};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{AsyncFileSystem, AsyncNode, FileLock, LockKind, Options, OwnedDirEntry};
+use corewalk_fuse::{AsyncFileSystem, AsyncNode, Options, OwnedDirEntry};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use tokio::sync::Notify;
 
@@ -19,35 +21,42 @@ use crate::site::{AsyncSite, async_mount_options};
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
 
-/// A directory with one file, whose locks are kept in a list.
+/// The locks of one file. The locks of an owner are not split, because the tests lock whole files.
 #[derive(Default)]
-struct Locked {
-    locks: Mutex<Vec<FileLock>>,
-    changed: Notify,
-}
+pub(crate) struct Locks(Mutex<Vec<FileLock>>);
 
-fn conflicts(a: &FileLock, b: &FileLock) -> bool {
-    let is_shared = a.kind == LockKind::Read && b.kind == LockKind::Read;
-    let is_same_kind = a.is_flock == b.is_flock && a.owner != b.owner && !is_shared;
-    is_same_kind && a.start <= b.end && b.start <= a.end
-}
+impl Locks {
+    pub(crate) fn get(&self, lock: &FileLock) -> Option<FileLock> {
+        self.0.lock().iter().find(|other| lock.conflicts(other)).copied()
+    }
 
-impl Locked {
-    /// Takes or drops a lock, unless another one conflicts. The locks of an owner are not split,
-    /// because the tests lock whole files.
-    fn try_lock(&self, lock: &FileLock) -> bool {
-        let mut locks = self.locks.lock();
-        if lock.kind != LockKind::Unlock && locks.iter().any(|other| conflicts(lock, other)) {
-            return false;
+    /// Takes or drops a lock, unless another one conflicts.
+    pub(crate) fn set(&self, lock: &FileLock) -> Result<(), Errno> {
+        let mut locks = self.0.lock();
+        if locks.iter().any(|other| lock.conflicts(other)) {
+            return Err(Errno::AGAIN);
         }
         locks.retain(|own| own.owner != lock.owner || own.is_flock != lock.is_flock);
         if lock.kind != LockKind::Unlock {
             locks.push(*lock);
         }
-        drop(locks);
-        self.changed.notify_waiters();
-        true
+        Ok(())
     }
+
+    pub(crate) fn unlock_owner(&self, owner: u64, is_flock: bool) {
+        self.0.lock().retain(|lock| lock.owner != owner || lock.is_flock != is_flock);
+    }
+
+    pub(crate) fn all(&self) -> Vec<FileLock> {
+        self.0.lock().clone()
+    }
+}
+
+/// A directory with one file, whose locks are kept in a list.
+#[derive(Default)]
+struct Locked {
+    locks: Locks,
+    changed: Notify,
 }
 
 impl AsyncFileSystem for Locked {
@@ -76,7 +85,7 @@ impl AsyncFileSystem for Locked {
     }
 
     async fn get_lock(&self, _: &AsyncNode, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
-        Ok(self.locks.lock().iter().find(|other| conflicts(lock, other)).copied())
+        Ok(self.locks.get(lock))
     }
 
     async fn set_lock(&self, node: &AsyncNode, lock: &FileLock, waits: bool) -> Result<(), Errno> {
@@ -86,18 +95,18 @@ impl AsyncFileSystem for Locked {
             tokio::pin!(changed);
             // Register before the attempt, so that no change after it is missed.
             changed.as_mut().enable();
-            if self.try_lock(lock) {
-                return Ok(());
+            match self.locks.set(lock) {
+                Err(Errno::AGAIN) if waits => changed.await,
+                result => {
+                    self.changed.notify_waiters();
+                    return result;
+                }
             }
-            if !waits {
-                return Err(Errno::AGAIN);
-            }
-            changed.await;
         }
     }
 
     async fn unlock_owner(&self, _: &AsyncNode, owner: u64, is_flock: bool) -> Result<(), Errno> {
-        self.locks.lock().retain(|lock| lock.owner != owner || lock.is_flock != is_flock);
+        self.locks.unlock_owner(owner, is_flock);
         self.changed.notify_waiters();
         Ok(())
     }
@@ -118,14 +127,12 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Locks of flock(2) reach the back end, and end when the file is closed. A signal must end a wait.
-#[test]
-fn async_flock_reaches_the_back_end_and_can_be_interrupted() {
-    let Some((fs, site)) = mounted() else { return };
-    let path = &site.path("f");
+/// Takes a lock of flock(2), and checks that others cannot get it, and that a signal ends their
+/// wait. Then another thread waits for the lock, and gets it when it is dropped.
+pub(crate) fn check_flock(path: &Path, locks: &Locks) {
     let first = File::open(path).expect("open the file");
     flock(&first, FlockOperation::LockExclusive).expect("lock the file");
-    assert_eq!(fs.locks.lock().len(), 1);
+    assert_eq!(locks.all().len(), 1);
     let second = File::open(path).expect("open the file");
     let refused = flock(&second, FlockOperation::NonBlockingLockShared);
     assert_eq!(refused, Err(Errno::AGAIN));
@@ -135,36 +142,44 @@ fn async_flock_reaches_the_back_end_and_can_be_interrupted() {
     let status = command.args(["-w", "0.3"]).arg(path).arg("true").status();
     assert_eq!(status.expect("run flock(1)").code(), Some(1), "the wait ends");
     assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
-    site.wait_for("the request ends", |waiting| waiting == 0);
-
     let waiting = thread::spawn(move || {
         flock(&second, FlockOperation::LockShared).expect("get the lock");
         second
     });
-    site.wait_for("a request waits", |waiting| waiting == 1);
+    thread::sleep(Duration::from_millis(300));
+    assert!(!waiting.is_finished());
     drop(first);
     let second = waiting.join().expect("the thread ends");
-    let locks = fs.locks.lock().clone();
-    assert!(matches!(locks[..], [FileLock { kind: LockKind::Read, is_flock: true, .. }]));
+    let held = locks.all();
+    assert!(matches!(held[..], [FileLock { kind: LockKind::Read, is_flock: true, .. }]));
     drop(second);
-    until("the lock ends with its file", || fs.locks.lock().is_empty());
+    until("the lock ends with its file", || locks.all().is_empty());
 }
 
-/// Locks of fcntl(2) reach the back end, and end when the process closes any descriptor.
+/// Takes a lock of fcntl(2), which ends when the process closes any descriptor of the file.
+pub(crate) fn check_posix_lock(path: &Path, locks: &Locks) {
+    let first = File::open(path).expect("open the file");
+    fcntl_lock(&first, FlockOperation::LockShared).expect("lock the file");
+    let held = locks.all();
+    let [lock] = held[..] else { panic!("{held:?}") };
+    assert_eq!((lock.kind, lock.start, lock.is_flock), (LockKind::Read, 0, false));
+    assert_eq!(lock.end, FileLock::END_MAX);
+    fcntl_lock(&first, FlockOperation::Unlock).expect("unlock the file");
+    assert!(locks.all().is_empty());
+    fcntl_lock(&first, FlockOperation::NonBlockingLockShared).expect("lock the file");
+    drop(File::open(path).expect("open the file"));
+    until("the lock ends", || locks.all().is_empty());
+}
+
+#[test]
+fn async_flock_reaches_the_back_end_and_can_be_interrupted() {
+    let Some((fs, site)) = mounted() else { return };
+    check_flock(&site.path("f"), &fs.locks);
+    site.wait_for("all requests end", |waiting| waiting == 0);
+}
+
 #[test]
 fn async_posix_lock_ends_when_the_process_closes_the_file() {
     let Some((fs, site)) = mounted() else { return };
-    let path = &site.path("f");
-    let first = File::open(path).expect("open the file");
-    fcntl_lock(&first, FlockOperation::LockShared).expect("lock the file");
-    let locks = fs.locks.lock().clone();
-    let [lock] = locks[..] else { panic!("{locks:?}") };
-    assert_eq!((lock.kind, lock.start, lock.is_flock), (LockKind::Read, 0, false));
-    assert_eq!(lock.end, i64::MAX as u64);
-    fcntl_lock(&first, FlockOperation::Unlock).expect("unlock the file");
-    assert!(fs.locks.lock().is_empty());
-    fcntl_lock(&first, FlockOperation::NonBlockingLockShared).expect("lock the file");
-    // POSIX: closing another descriptor of the file ends the lock, too.
-    drop(File::open(path).expect("open the file"));
-    until("the lock ends", || fs.locks.lock().is_empty());
+    check_posix_lock(&site.path("f"), &fs.locks);
 }

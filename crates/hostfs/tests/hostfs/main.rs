@@ -4,6 +4,7 @@ mod differential;
 mod escapes;
 mod fixtures;
 mod limits;
+mod locks;
 mod operations;
 mod renamed;
 mod unlinked;

@@ -568,20 +568,21 @@ impl Kernel {
         let flags = *self.rng.pick(&[0, 0, 1, 2]);
         let data = self.bytes(16);
         let request = Request::new(Opcode::IOCTL, self.node()).u64(self.file_handle());
-        let request = request.u32(flags).u32(0x5401).u64(0).u32(data.len() as u32).u32(64);
+        // A terminal's command, and those that read and set inode flags, which a tmpfs has not.
+        let command = *self.rng.pick(&[0x5401, 0x8008_6601, 0x4008_6602, 0x801c_581f]);
+        let request = request.u32(flags).u32(command).u64(0).u32(data.len() as u32).u32(64);
         request.data(&data)
     }
 
-    /// Returns a request with an opcode that no front serves.
+    /// Returns a request with an opcode that no front serves. Interrupts are left out: if the back
+    /// end waits, the server sends no answer to them, and fuser does.
     fn unknown(&mut self) -> Request {
-        let opcode = match self.rng.below(3) {
-            0 => Opcode::INTERRUPT,
-            // The opcodes of file locks (31 to 33), bmap (37), poll (40) and syncfs (50), and four
-            // opcodes that no FUSE operation has.
-            _ => Opcode(*self.rng.pick(&[31, 32, 33, 37, 40, 50, 7, 19, 1000, u32::MAX])),
-        };
+        // The opcodes of file locks (31 to 33), bmap (37), poll (40) and syncfs (50), and four
+        // opcodes that no FUSE operation has.
+        let opcodes = [31, 32, 33, 37, 40, 50, 7, 19, 1000, u32::MAX];
+        let opcode = Opcode(*self.rng.pick(&opcodes));
         let request = Request::new(opcode, self.node());
-        let words = if opcode == Opcode::INTERRUPT { 1 } else { 6 };
+        let words = if opcode == Opcode::POLL { 3 } else { 6 };
         (0..words).fold(request, |request, _| request.u64(0))
     }
 }

@@ -1,0 +1,68 @@
+//! Locks of files, as in fcntl(2) and flock(2).
+
+/// A lock of a part of a file, as in fcntl(2), or of a whole file, as in flock(2).
+///
+/// # Examples
+/// ```
+/// use corewalk::{FileLock, LockKind};
+///
+/// let held = FileLock::new(1, LockKind::Read).with_range(0, 99);
+/// let wanted = FileLock::new(2, LockKind::Write).with_range(50, 60);
+/// assert!(held.conflicts(&wanted));
+/// assert!(!held.conflicts(&wanted.with_range(100, 200)));
+/// assert!(!held.conflicts(&FileLock { kind: LockKind::Read, ..wanted }));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileLock {
+    /// The client's number of the owner: an open file for flock(2), a process for fcntl(2). It is
+    /// unique among the owners of one mount.
+    pub owner: u64,
+    /// The kind of lock.
+    pub kind: LockKind,
+    /// The first locked byte.
+    pub start: u64,
+    /// The last locked byte. 2^63 - 1 stands for the end of the file, however long it gets.
+    pub end: u64,
+    /// The process that has the lock, for fcntl(2) with `F_GETLK`. 0 if it is not known.
+    pub pid: u32,
+    /// True for a lock of flock(2). Locks of flock(2) and of fcntl(2) do not conflict.
+    pub is_flock: bool,
+}
+
+/// The kind of a [`FileLock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// Other owners may have read locks of the same bytes.
+    Read,
+    /// No other owner has a lock of the same bytes.
+    Write,
+    /// The owner has no lock of these bytes any more.
+    Unlock,
+}
+
+impl FileLock {
+    /// The largest position of a lock, which stands for the end of the file.
+    pub const END_MAX: u64 = i64::MAX as u64;
+
+    /// Returns a lock of the whole file, as in fcntl(2).
+    pub fn new(owner: u64, kind: LockKind) -> FileLock {
+        FileLock { owner, kind, start: 0, end: FileLock::END_MAX, pid: 0, is_flock: false }
+    }
+
+    /// Sets the locked bytes: those from `start` to `end`, both included.
+    #[must_use]
+    pub fn with_range(self, start: u64, end: u64) -> FileLock {
+        FileLock { start, end, ..self }
+    }
+
+    /// Returns true if the two locks cannot exist at the same time.
+    pub fn conflicts(&self, other: &FileLock) -> bool {
+        let kinds = [self.kind, other.kind];
+        self.is_flock == other.is_flock
+            && self.owner != other.owner
+            && self.start <= other.end
+            && other.start <= self.end
+            && !kinds.contains(&LockKind::Unlock)
+            && kinds != [LockKind::Read; 2]
+    }
+}

@@ -1,0 +1,107 @@
+//! The file of a call to a back end.
+
+use crate::Errno;
+use crate::attr::FileKind;
+
+/// The file that a call to the back end is about: its inode, and the open file through which the
+/// call is made.
+///
+/// A back end that finds files by number uses [`Node::ino`]. A back end that finds files by path
+/// says so in [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only if this
+/// method is called.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Errno, FileKind, Node};
+///
+/// let node = Node::detached(7, FileKind::Regular);
+/// assert_eq!((node.ino(), node.kind()), (7, FileKind::Regular));
+/// assert_eq!(node.path(), Err(Errno::NOENT));
+/// ```
+#[derive(Clone, Copy)]
+pub struct Node<'a> {
+    ino: u64,
+    generation: Option<u64>,
+    kind: FileKind,
+    handle: u64,
+    source: Option<&'a dyn PathSource>,
+}
+
+/// The source of a [`Node`]'s path.
+pub(crate) trait PathSource: Sync {
+    /// Returns the path of the file from the root of its file system, such as `/a/b`. The path
+    /// stays valid until the back end's call returns.
+    fn path(&self) -> Result<Vec<u8>, Errno>;
+
+    /// Returns paths by other names. Each was valid at some instant.
+    fn other_paths(&self) -> Vec<Vec<u8>>;
+}
+
+impl<'a> Node<'a> {
+    /// Returns a node that knows its inode number, but no path. A test can use it to call a back
+    /// end directly, if that back end finds its files by number.
+    pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
+        Node { ino, generation: None, kind, handle: 0, source: None }
+    }
+
+    pub(crate) fn with_source(ino: u64, kind: FileKind, source: &'a dyn PathSource) -> Node<'a> {
+        Node { ino, generation: None, kind, handle: 0, source: Some(source) }
+    }
+
+    pub(crate) fn with_generation(self, generation: u64) -> Node<'a> {
+        Node { generation: Some(generation), ..self }
+    }
+
+    /// Returns the inode number that the back end assigned.
+    pub fn ino(self) -> u64 {
+        self.ino
+    }
+
+    /// Returns the generation of the inode number that the back end assigned. None for a node from
+    /// [`Node::detached`].
+    pub fn generation(self) -> Option<u64> {
+        self.generation
+    }
+
+    /// Returns the kind of file.
+    pub fn kind(self) -> FileKind {
+        self.kind
+    }
+
+    /// Returns this node for a call that is made through the open file with the handle `handle`.
+    pub fn with_handle(self, handle: u64) -> Node<'a> {
+        Node { handle, ..self }
+    }
+
+    /// Returns the handle of the open file or directory through which the call is made. It is 0 if
+    /// the call is not made through an open file, or if the back end's `open` has returned 0.
+    pub fn handle(self) -> u64 {
+        self.handle
+    }
+
+    /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
+    /// below it. The path stays valid until the back end's call returns (F.6). Until then, renames
+    /// of this file and of the directories above it wait. If such a rename is already in progress,
+    /// this method waits for it.
+    ///
+    /// # Errors
+    /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].
+    /// `EOPNOTSUPP` if the back end has declared that it finds its files by inode number.
+    pub fn path(self) -> Result<Vec<u8>, Errno> {
+        self.source.ok_or(Errno::NOENT)?.path()
+    }
+
+    /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
+    /// if [`Node::path`] leads to another file, because another program has renamed files in the
+    /// meantime. Each path was valid at some instant, but a rename may make it invalid before the
+    /// back end uses it.
+    pub fn other_paths(self) -> Vec<Vec<u8>> {
+        self.source.map_or_else(Vec::new, PathSource::other_paths)
+    }
+}
+
+impl std::fmt::Debug for Node<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("ino", &self.ino).field("kind", &self.kind).finish()
+    }
+}

@@ -1,0 +1,243 @@
+//! Requests that wait for a lock of a file.
+//!
+//! A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a request
+//! that waits needs no thread of its own. One thread asks the back end again for all of them, with
+//! pauses that grow from 2 ms to 100 ms. When an unlock of a file passes through this mount, the
+//! requests that wait for the file are tried at once, the oldest first.
+//!
+//! Any signal ends the wait with `EINTR`. The kernel then repeats the system call, if the program
+//! has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
+//!
+//! # Locks
+//! The mutex of the queue is held alone, and not while the back end is called or an answer is sent.
+//!
+//! [`FileSystem::set_lock`]: corewalk::FileSystem::set_lock
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corewalk::Errno;
+use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
+use corewalk_base::{Condvar, Mutex, MutexGuard};
+
+use super::Requests;
+use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
+use crate::service::Reply;
+use crate::wire::{Body, OwnedMessage};
+
+/// The first pause between two calls of the back end for one request, and the longest one.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
+
+/// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
+pub(super) struct LockWaits {
+    shared: Arc<Shared>,
+    /// The thread, once a request has waited. Protected by its own mutex, which is held alone.
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+struct Shared {
+    /// Protected by its own mutex.
+    queue: Mutex<Queue>,
+    /// Notified after a change of the queue. The thread waits on it, with the mutex of `queue`.
+    changed: Condvar,
+    interrupts: Arc<Interrupts>,
+}
+
+/// All fields are protected by `Shared::queue`.
+#[derive(Default)]
+struct Queue {
+    /// The requests, the oldest first.
+    waits: Vec<Wait>,
+    /// The number of unlocks. The thread compares it, since an unlock may come while the thread
+    /// asks the back end.
+    unlocks: u64,
+    is_closed: bool,
+}
+
+/// A request that waits for a lock.
+struct Wait {
+    message: OwnedMessage,
+    reply: Reply,
+    signal: Arc<Signal>,
+    /// The time of the next call of the back end.
+    due: Instant,
+    pause: Duration,
+}
+
+/// Tells whether a signal has come to the thread that waits for the lock.
+struct Signal {
+    pid: u32,
+    has_come: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+impl LockWaits {
+    pub(super) fn new(interrupts: Arc<Interrupts>) -> LockWaits {
+        let (queue, changed) = (Mutex::default(), Condvar::default());
+        LockWaits {
+            shared: Arc::new(Shared { queue, changed, interrupts }),
+            thread: Mutex::default(),
+        }
+    }
+
+    /// Lets a request wait. The back end has just refused its lock. `requests` runs the request
+    /// again.
+    pub(super) fn wait(&self, message: OwnedMessage, reply: Reply, requests: &Arc<Requests>) {
+        let header = message.get().header;
+        let signal = Arc::new(Signal {
+            pid: header.caller.pid,
+            has_come: AtomicBool::new(false),
+            shared: Arc::clone(&self.shared),
+        });
+        let interruptible: Arc<dyn Interruptible> = Arc::clone(&signal) as _;
+        let interrupts = &self.shared.interrupts;
+        let is_signalled = interrupts.enter(header.unique, Arc::clone(&interruptible));
+        let pause = PAUSES[0];
+        let wait = Wait { message, reply, signal, due: Instant::now() + pause, pause };
+        self.shared.queue.lock().waits.push(wait);
+        if is_signalled {
+            interrupts.signalled(&interruptible);
+        }
+        self.shared.changed.notify_one();
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let (shared, requests) = (Arc::clone(&self.shared), Arc::clone(requests));
+            let builder = thread::Builder::new().name("corewalk-locks".into());
+            match builder.spawn(move || shared.serve(&requests)) {
+                Ok(started) => *thread = Some(started),
+                Err(error) => {
+                    log::error!("cannot start the thread for requests that wait: {error}");
+                    drop(thread);
+                    self.shared.fail(Errno::NOLCK);
+                }
+            }
+        }
+    }
+
+    /// Tries the requests that wait for the file with the node number `node`, because a lock of the
+    /// file was dropped.
+    pub(super) fn unlocked(&self, node: u64) {
+        let mut queue = self.shared.queue.lock();
+        queue.unlocks += 1;
+        let now = Instant::now();
+        let mut is_any = false;
+        for wait in queue.waits.iter_mut().filter(|wait| wait.message.get().header.node == node) {
+            (wait.due, wait.pause, is_any) = (now, PAUSES[0], true);
+        }
+        drop(queue);
+        if is_any {
+            self.shared.changed.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    /// Tries the requests when they are due, until the queue is closed.
+    fn serve(&self, requests: &Requests) {
+        let mut queue = self.queue.lock();
+        while !queue.is_closed {
+            let now = Instant::now();
+            if let Some(at) = queue.waits.iter().position(|wait| wait.is_due(now)) {
+                self.retry(&mut queue, at, requests);
+                continue;
+            }
+            match queue.waits.iter().map(|wait| wait.due).min() {
+                Some(due) => {
+                    self.changed.wait_for(&mut queue, due - now);
+                }
+                None => self.changed.wait(&mut queue),
+            }
+        }
+        drop(queue);
+        self.fail(Errno::INTR);
+    }
+
+    /// Tries the request at index `at` of the queue. Answers it, unless the lock is still refused.
+    fn retry(&self, queue: &mut MutexGuard<'_, Queue>, at: usize, requests: &Requests) {
+        let unlocks = queue.unlocks;
+        let mut wait = queue.waits.remove(at);
+        let result = MutexGuard::unlocked(queue, || match wait.signal.has_come() {
+            true => Err(Errno::INTR),
+            false => requests.run(&wait.message.get(), &mut Body::new(&mut [])),
+        });
+        if result != Err(Errno::AGAIN) || queue.is_closed {
+            return MutexGuard::unlocked(queue, || self.answer(wait, result));
+        }
+        if queue.unlocks == unlocks {
+            wait.due = Instant::now() + wait.pause;
+            wait.pause = (wait.pause * 2).min(PAUSES[1]);
+        }
+        // Other threads only add requests at the end, so this request gets its place back.
+        queue.waits.insert(at, wait);
+    }
+
+    fn answer(&self, wait: Wait, result: Result<(), Errno>) {
+        self.interrupts.remove(wait.message.get().header.unique);
+        let result = if result == Err(Errno::AGAIN) { Err(Errno::INTR) } else { result };
+        (wait.reply)(result.map(|()| &[][..]));
+    }
+
+    /// Answers all requests with `error`.
+    fn fail(&self, error: Errno) {
+        let waits = std::mem::take(&mut self.queue.lock().waits);
+        waits.into_iter().for_each(|wait| self.answer(wait, Err(error)));
+    }
+}
+
+impl Wait {
+    fn is_due(&self, now: Instant) -> bool {
+        self.due <= now || self.signal.has_come()
+    }
+}
+
+impl Signal {
+    fn has_come(&self) -> bool {
+        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag, and the thread
+        // reads the flag with that lock, or before it calls the back end once more.
+        self.has_come.load(Ordering::Relaxed)
+    }
+}
+
+impl Interruptible for Signal {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn cancelled_by(&self) -> CancelledBy {
+        CancelledBy::AnySignal
+    }
+
+    fn is_answered(&self) -> bool {
+        // Only asked for requests that another signal cancels.
+        false
+    }
+
+    fn cancel(&self) {
+        // ORDERING: Relaxed. See `has_come`.
+        self.has_come.store(true, Ordering::Relaxed);
+        // With the mutex, the thread is either before its check of the flag, or waits already.
+        drop(self.shared.queue.lock());
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for LockWaits {
+    fn drop(&mut self) {
+        self.shared.queue.lock().is_closed = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.get_mut().take() {
+            // Ignore the result: a request that panics is answered with `EIO`, so the thread never
+            // panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for LockWaits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waits = self.shared.queue.lock().waits.len();
+        f.debug_struct("LockWaits").field("waits", &waits).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,255 @@
+//! Interrupts: which requests a signal cancels.
+//!
+//! The kernel tells a server once that a signal has come to the thread that waits for an answer. It
+//! does not tell which signal. A signal that the program handles must not make a system call on a
+//! file fail. So only a signal that kills the thread cancels the request, as with Linux's NFS
+//! client. `/proc` shows whether `SIGKILL` is pending; a signal that kills a process makes
+//! `SIGKILL` pending for each of its threads. A request that waits for a lock is different: any
+//! signal cancels it, as fcntl(2) and flock(2) demand.
+//!
+//! If another signal comes first, the kernel does not report the one that kills. So a thread checks
+//! the requests that were interrupted by another signal, until they have ended.
+//!
+//! # Early interrupts
+//! An interrupt may arrive on one thread before another thread has entered its request into the
+//! index. The index remembers such an interrupt, and reports it when the request is entered.
+//!
+//! # Locks
+//! The mutex of a shard and the mutex of the watched requests are held alone.
+//!
+//! Source: Linux `fs/fuse/dev.c` (`request_wait_answer`), `kernel/signal.c` (`complete_signal`).
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
+use foldhash::fast::RandomState;
+
+/// The time between two checks of the interrupted requests.
+const TICK: Duration = Duration::from_millis(50);
+/// The bit of `SIGKILL` in a set of signals.
+const SIGKILL_BIT: u64 = 1 << 8;
+/// The number of shards of the index.
+const SHARDS: u64 = 16;
+/// Maximum number of early interrupts of one shard.
+const EARLY_MAX: usize = 64;
+
+/// A request that a signal may cancel.
+pub(crate) trait Interruptible: Send + Sync {
+    /// Returns the thread that waits for the answer.
+    fn pid(&self) -> u32;
+
+    /// Returns the signals that cancel the request.
+    fn cancelled_by(&self) -> CancelledBy;
+
+    /// Returns true if the request has got its answer.
+    fn is_answered(&self) -> bool;
+
+    /// Cancels the request.
+    fn cancel(&self);
+}
+
+/// The signals that cancel a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CancelledBy {
+    /// None. The request closes a file. It must run even if its client is killed, because the
+    /// kernel does not send another one.
+    Nothing,
+    /// A signal that kills the thread.
+    Kill,
+    /// Any signal.
+    AnySignal,
+}
+
+/// The requests that a signal may cancel, by the kernel's number.
+#[derive(Default)]
+pub(crate) struct Interrupts {
+    shards: [Mutex<Shard>; SHARDS as usize],
+    interrupted: Arc<Interrupted>,
+}
+
+/// A part of the index. All fields are protected by the mutex of the shard.
+#[derive(Default)]
+struct Shard {
+    requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
+    /// The numbers of interrupted requests that were not in the index, the newest last. Such a
+    /// request has ended, or it has not been entered yet.
+    early: VecDeque<u64>,
+}
+
+impl Interrupts {
+    fn shard(&self, unique: u64) -> &Mutex<Shard> {
+        // The kernel counts requests in steps of 2.
+        &self.shards[(unique / 2 % SHARDS) as usize]
+    }
+
+    /// Enters a request. Returns true if an interrupt of the request has come before. Then the
+    /// caller calls [`Interrupts::signalled`] as soon as the request can be cancelled.
+    #[must_use]
+    pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
+        let mut shard = self.shard(unique).lock();
+        shard.requests.insert(unique, request);
+        shard.early.contains(&unique)
+    }
+
+    /// Removes a request that has ended.
+    pub(crate) fn remove(&self, unique: u64) {
+        self.shard(unique).lock().requests.remove(&unique);
+    }
+
+    /// Returns all requests.
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Interruptible>> {
+        let requests =
+            |shard: &Mutex<Shard>| -> Vec<_> { shard.lock().requests.values().cloned().collect() };
+        self.shards.iter().flat_map(requests).collect()
+    }
+
+    /// Returns the number of requests.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().requests.len()).sum()
+    }
+
+    /// Handles the kernel's message that a signal has come to the thread that waits for a request.
+    /// Returns true if that has cancelled the request.
+    pub(crate) fn interrupt(&self, unique: u64) -> bool {
+        let mut shard = self.shard(unique).lock();
+        match shard.requests.get(&unique).cloned() {
+            Some(request) => {
+                drop(shard);
+                self.signalled(&request)
+            }
+            None => {
+                // The kernel sends no second message. So remember it, in case the request comes.
+                if shard.early.len() == EARLY_MAX {
+                    shard.early.pop_front();
+                }
+                shard.early.push_back(unique);
+                false
+            }
+        }
+    }
+
+    /// Cancels a request to whose thread a signal has come, if the signal cancels it. Returns true
+    /// if it does. If a later signal may cancel the request, watches for that signal.
+    pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
+        let is_cancelled = match request.cancelled_by() {
+            CancelledBy::Nothing => return false,
+            CancelledBy::AnySignal => true,
+            CancelledBy::Kill => is_killed(request.pid()),
+        };
+        match is_cancelled {
+            true => request.cancel(),
+            false => self.interrupted.watch(request),
+        }
+        is_cancelled
+    }
+}
+
+impl fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interrupts").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// The requests that were interrupted by a signal that does not kill.
+#[derive(Default)]
+struct Interrupted {
+    /// Protected by its own mutex, which is held alone.
+    watched: Mutex<Watched>,
+}
+
+/// All fields are protected by `Interrupted::watched`.
+#[derive(Default)]
+struct Watched {
+    requests: Vec<Weak<dyn Interruptible>>,
+    /// True if a thread checks the requests.
+    has_thread: bool,
+}
+
+impl Interrupted {
+    /// Cancels `request` as soon as the thread that waits for it is killed.
+    fn watch(self: &Arc<Self>, request: &Arc<dyn Interruptible>) {
+        let mut watched = self.watched.lock();
+        watched.requests.push(Arc::downgrade(request));
+        if std::mem::replace(&mut watched.has_thread, true) {
+            return;
+        }
+        drop(watched);
+        let this = Arc::clone(self);
+        let builder = thread::Builder::new().name("corewalk-signals".into());
+        if let Err(error) = builder.spawn(move || this.check()) {
+            log::error!("cannot start the thread that checks for killed clients: {error}");
+            self.watched.lock().has_thread = false;
+        }
+    }
+
+    /// Checks the requests until none is left.
+    fn check(&self) {
+        loop {
+            thread::sleep(TICK);
+            let mut requests = std::mem::take(&mut self.watched.lock().requests);
+            requests.retain(|request| match request.upgrade() {
+                None => false,
+                Some(request) if request.is_answered() => false,
+                Some(request) if is_killed(request.pid()) => {
+                    request.cancel();
+                    false
+                }
+                Some(_) => true,
+            });
+            let mut watched = self.watched.lock();
+            watched.requests.append(&mut requests);
+            if watched.requests.is_empty() {
+                watched.has_thread = false;
+                return;
+            }
+        }
+    }
+}
+
+/// Returns true if a signal has killed the thread `pid`, or if the thread cannot be seen: it has
+/// ended, or is in another PID namespace.
+fn is_killed(pid: u32) -> bool {
+    let status = match pid {
+        0 => return true,
+        pid => std::fs::read_to_string(format!("/proc/{pid}/status")),
+    };
+    status.map_or(true, |status| has_pending_kill(&status))
+}
+
+fn has_pending_kill(status: &str) -> bool {
+    let pending = |line: &str| {
+        let set = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(set.trim(), 16).ok()
+    };
+    status.lines().filter_map(pending).any(|set| set & SIGKILL_BIT != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pending_kill_counts() {
+        let status = |own: &str, shared: &str| {
+            format!("Name:\tcat\nSigQ:\t1/100\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\tffff\n")
+        };
+        let (none, kill, others) = ("0000000000000000", "0000000000000100", "fffffffffffffeff");
+        assert!(!has_pending_kill(&status(none, none)));
+        assert!(!has_pending_kill(&status(others, others)));
+        assert!(has_pending_kill(&status(kill, none)));
+        assert!(has_pending_kill(&status(none, kill)));
+        assert!(!has_pending_kill("SigPnd:\tmalformed\n"));
+    }
+
+    #[test]
+    fn running_thread_is_not_killed_and_a_missing_one_is() {
+        assert!(!is_killed(std::process::id()));
+        // No process has this pid, because all pids are below 2^22.
+        assert!(is_killed(u32::MAX));
+        assert!(is_killed(0));
+    }
+}

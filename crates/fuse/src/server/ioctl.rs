@@ -1,0 +1,145 @@
+//! Requests of ioctl(2) and poll(2).
+//!
+//! Inode flags have two pairs of commands: one with the flags of ioctl_iflags(2), and one with a
+//! `struct fsxattr` (ioctl_xfs_fsgetxattr(2)), which has other numbers for some of the flags. Even
+//! for a client that sets flags by the first pair, the kernel reads the old ones by the second. It
+//! checks the owner and the capabilities of a client that sets flags.
+//!
+//! Source: Linux `fs/fuse/ioctl.c`, `fs/file_attr.c`.
+
+use corewalk::{Errno, InodeFlags, IoctlReply, PollEvents, PollWaker};
+
+use super::Server;
+
+/// The commands that read and set the inode flags (`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`). Their
+/// numbers name a `long`, but the argument is an `int`.
+const GET_FLAGS: u32 = 0x8008_6601;
+const SET_FLAGS: u32 = 0x4008_6602;
+/// The same commands of a process whose `long` has 32 bits.
+const GET_FLAGS_32: u32 = 0x8004_6601;
+const SET_FLAGS_32: u32 = 0x4004_6602;
+/// The commands that read and set a `struct fsxattr`.
+const GET_FSXATTR: u32 = 0x801c_581f;
+const SET_FSXATTR: u32 = 0x401c_5820;
+/// The length of a `struct fsxattr` in bytes. The first word has the flags. The others are about
+/// extents and projects, which are not supported.
+const FSXATTR_BYTES: usize = 28;
+/// The flags that a `struct fsxattr` has too, each with its number there.
+const FSXATTR_FLAGS: [(InodeFlags, u32); 5] = [
+    (InodeFlags::IMMUTABLE, 0x8),
+    (InodeFlags::APPEND, 0x10),
+    (InodeFlags::SYNC, 0x20),
+    (InodeFlags::NOATIME, 0x40),
+    (InodeFlags::NODUMP, 0x80),
+];
+
+impl Server {
+    /// Serves an ioctl(2). `input` is the argument of the client, and the answer has at most
+    /// `output_bytes` bytes.
+    ///
+    /// # Errors
+    /// `ENOTTY` for an unknown command; `EINVAL` for an argument that is too short; `EIO` if the
+    /// answer of the back end is too long; the errors of the back end.
+    pub fn ioctl(
+        &self,
+        node: u64,
+        handle: u64,
+        command: u32,
+        input: &[u8],
+        output_bytes: usize,
+    ) -> Result<IoctlReply, Errno> {
+        let inode = self.inode(node)?;
+        let reply = match command {
+            GET_FLAGS | GET_FLAGS_32 => {
+                let flags = self.vfs.inode_flags(&inode, handle)?;
+                IoctlReply::new(flags.bits().to_ne_bytes().to_vec())
+            }
+            SET_FLAGS | SET_FLAGS_32 => {
+                let flags = u32::from_ne_bytes(*input.first_chunk().ok_or(Errno::INVAL)?);
+                let flags = InodeFlags::from_bits_retain(flags);
+                self.vfs.set_inode_flags(&inode, handle, flags)?;
+                IoctlReply::default()
+            }
+            GET_FSXATTR => {
+                let flags = self.vfs.inode_flags(&inode, handle)?;
+                let mut output = vec![0; FSXATTR_BYTES];
+                output[..4].copy_from_slice(&to_fsxattr(flags).to_ne_bytes());
+                IoctlReply::new(output)
+            }
+            SET_FSXATTR => {
+                let old = self.vfs.inode_flags(&inode, handle)?;
+                self.vfs.set_inode_flags(&inode, handle, from_fsxattr(old, input)?)?;
+                IoctlReply::default()
+            }
+            _ => self.vfs.ioctl(&inode, handle, command, input)?,
+        };
+        if reply.output.len() <= output_bytes { Ok(reply) } else { Err(Errno::IO) }
+    }
+
+    /// Returns the events that an open file has now. If `waker` is given, the back end wakes it
+    /// after the next event.
+    ///
+    /// # Errors
+    /// `ENOSYS` if reads and writes of all files never wait; the other errors of the back end.
+    pub fn poll(
+        &self,
+        node: u64,
+        handle: u64,
+        wanted: PollEvents,
+        waker: Option<PollWaker>,
+    ) -> Result<PollEvents, Errno> {
+        self.vfs.poll(&self.inode(node)?, handle, wanted, waker)
+    }
+
+    /// Returns a waker of the clients that poll an open file. `kernel_handle` is the kernel's
+    /// number of the open file. `None` if the server is not mounted.
+    pub(crate) fn poll_waker(&self, kernel_handle: u64) -> Option<PollWaker> {
+        let notifier = self.notifier.get()?.clone();
+        Some(PollWaker::new(move || notifier.wake_pollers(kernel_handle)))
+    }
+}
+
+/// Returns the first word of the `struct fsxattr` of a file with the flags `flags`.
+fn to_fsxattr(flags: InodeFlags) -> u32 {
+    let has = |(flag, _): &&(InodeFlags, u32)| flags.contains(*flag);
+    FSXATTR_FLAGS.iter().filter(has).map(|(_, bit)| bit).sum()
+}
+
+/// Returns the flags that a `struct fsxattr` sets for a file with the flags `old`. The flags that
+/// the structure does not have stay.
+///
+/// # Errors
+/// `EINVAL` for a structure that is too short; `EOPNOTSUPP` if it sets anything but known flags.
+fn from_fsxattr(old: InodeFlags, input: &[u8]) -> Result<InodeFlags, Errno> {
+    let (word, rest) = input.split_first_chunk().ok_or(Errno::INVAL)?;
+    let mut left = u32::from_ne_bytes(*word);
+    if input.len() < FSXATTR_BYTES {
+        return Err(Errno::INVAL);
+    }
+    let mut flags = old;
+    for (flag, bit) in FSXATTR_FLAGS {
+        flags.set(flag, left & bit != 0);
+        left &= !bit;
+    }
+    if left != 0 || rest.iter().any(|&byte| byte != 0) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fsxattr_keeps_the_flags_that_it_does_not_have() {
+        let old = InodeFlags::NOCOW | InodeFlags::APPEND;
+        let mut input = [0; FSXATTR_BYTES];
+        input[..4].copy_from_slice(&to_fsxattr(InodeFlags::NOATIME).to_ne_bytes());
+        let new = InodeFlags::NOCOW | InodeFlags::NOATIME;
+        assert_eq!(from_fsxattr(old, &input), Ok(new));
+        assert_eq!(from_fsxattr(old, &input[..20]), Err(Errno::INVAL));
+        input[12] = 1;
+        assert_eq!(from_fsxattr(old, &input), Err(Errno::OPNOTSUPP), "a project");
+    }
+}

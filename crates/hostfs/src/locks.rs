@@ -1,0 +1,154 @@
+//! Locks of files, which the host manages (`HostFsOptions::host_locks`).
+//!
+//! A lock of flock(2) belongs to an open file, so it is taken on the descriptor of that open file.
+//! A lock of fcntl(2) belongs to a process of the client. On the host it becomes a lock of an open
+//! file description (`F_OFD_SETLK`), and each owner gets an open file of its own for each inode. So
+//! the locks of two owners conflict, and they also conflict with the locks of other programs on the
+//! host. The host drops all locks of an owner when that open file is closed.
+//!
+//! fcntl(2) with `F_GETLK` tells no process for such a lock, so [`FileLock::pid`] is 0.
+//!
+//! Source: fcntl(2), flock(2).
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use corewalk::{Errno, FileLock, LockKind, Node};
+use corewalk_base::Mutex;
+use foldhash::fast::RandomState;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::{FlockOperation, OFlags, flock};
+
+use crate::hostfs::HostFs;
+
+/// An inode number, and the owner of locks on the inode.
+type Key = (u64, u64);
+
+/// The open files that carry the locks of fcntl(2).
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    /// Protected by its own mutex, which is held alone. A call of the host runs without it.
+    files: Mutex<HashMap<Key, Arc<OwnedFd>, RandomState>>,
+}
+
+impl HostFs {
+    /// Returns a lock of another owner that conflicts with `lock`.
+    pub(crate) fn find_lock(
+        &self,
+        node: Node<'_>,
+        lock: &FileLock,
+    ) -> Result<Option<FileLock>, Errno> {
+        let file = self.lock_file(node, lock.owner, lock.kind)?;
+        let mut found = host_lock(lock);
+        fcntl(&*file, FcntlArg::F_OFD_GETLK(&mut found)).map_err(errno)?;
+        let kind = match i32::from(found.l_type) {
+            libc::F_RDLCK => LockKind::Read,
+            libc::F_WRLCK => LockKind::Write,
+            _ => return Ok(None),
+        };
+        let start = found.l_start as u64;
+        let end = match found.l_len {
+            0 => FileLock::END_MAX,
+            len => start + len as u64 - 1,
+        };
+        let pid = u32::try_from(found.l_pid).unwrap_or(0);
+        Ok(Some(FileLock { owner: 0, kind, start, end, pid, is_flock: false }))
+    }
+
+    /// Takes, changes or drops a lock.
+    pub(crate) fn take_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+        if lock.is_flock {
+            let file = self.descriptors.get_open(node.ino(), node.handle()).ok_or(Errno::BADF)?;
+            return flock(
+                &file,
+                match lock.kind {
+                    LockKind::Read => FlockOperation::NonBlockingLockShared,
+                    LockKind::Write => FlockOperation::NonBlockingLockExclusive,
+                    LockKind::Unlock => FlockOperation::Unlock,
+                },
+            );
+        }
+        if lock.kind == LockKind::Unlock && self.locks.get((node.ino(), lock.owner)).is_none() {
+            return Ok(());
+        }
+        let file = self.lock_file(node, lock.owner, lock.kind)?;
+        match fcntl(&*file, FcntlArg::F_OFD_SETLK(&host_lock(lock))) {
+            Ok(_) => Ok(()),
+            Err(nix::Error::EACCES) => Err(Errno::AGAIN),
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    /// Drops the locks of an owner.
+    pub(crate) fn drop_locks(
+        &self,
+        node: Node<'_>,
+        owner: u64,
+        is_flock: bool,
+    ) -> Result<(), Errno> {
+        if !is_flock {
+            // The last reference closes the open file, and the host drops its locks.
+            drop(self.locks.files.lock().remove(&(node.ino(), owner)));
+            return Ok(());
+        }
+        match self.descriptors.get_open(node.ino(), node.handle()) {
+            Some(file) => flock(&file, FlockOperation::Unlock),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the open file that carries the locks of `owner` on an inode. The first lock opens
+    /// it. The host demands that the file is open for reading or for writing, as `kind` says.
+    fn lock_file(&self, node: Node<'_>, owner: u64, kind: LockKind) -> Result<Arc<OwnedFd>, Errno> {
+        let key = (node.ino(), owner);
+        if let Some(file) = self.locks.get(key) {
+            return Ok(file);
+        }
+        self.descriptors.check_open_limit()?;
+        let access = if kind == LockKind::Read { OFlags::RDONLY } else { OFlags::WRONLY };
+        let at = self.at(node)?;
+        // A later lock of the owner may be of the other kind, so try both first.
+        let file = match self.reopen_file(&*at, OFlags::RDWR) {
+            Err(Errno::ACCESS | Errno::ROFS | Errno::PERM | Errno::TXTBSY) => {
+                self.reopen_file(&*at, access)?
+            }
+            opened => opened?,
+        };
+        Ok(match self.locks.files.lock().entry(key) {
+            // Another thread of the owner has opened it meanwhile, and may have locked it.
+            Entry::Occupied(entry) => Arc::clone(entry.get()),
+            Entry::Vacant(entry) => Arc::clone(entry.insert(Arc::new(file))),
+        })
+    }
+}
+
+impl Locks {
+    fn get(&self, key: Key) -> Option<Arc<OwnedFd>> {
+        self.files.lock().get(&key).cloned()
+    }
+}
+
+/// Returns a lock in the form of fcntl(2).
+fn host_lock(lock: &FileLock) -> libc::flock {
+    let kind = match lock.kind {
+        LockKind::Read => libc::F_RDLCK,
+        LockKind::Write => libc::F_WRLCK,
+        LockKind::Unlock => libc::F_UNLCK,
+    };
+    // In fcntl(2), length 0 stands for the rest of the file.
+    let len = if lock.end >= FileLock::END_MAX { 0 } else { lock.end - lock.start + 1 };
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: lock.start as libc::off_t,
+        l_len: len as libc::off_t,
+        l_pid: 0,
+    }
+}
+
+fn errno(error: nix::Error) -> Errno {
+    Errno::from_raw_os_error(error as i32)
+}
