@@ -7,11 +7,11 @@
 //! So this library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
 //! this library interposes, it returns this library's function instead.
 //!
-//! For the handles `RTLD_NEXT` and `RTLD_DEFAULT`, the C library's dlsym(3) looks at its return
-//! address, which tells it the object (program or library) that has called it. So for these two
-//! handles, this library's dlsym(3) does not call the C library's dlsym(3), but jumps there with
-//! the stack unchanged. The return address is then in the program. A search that begins at the
-//! program finds this library's function first, since this library is preloaded.
+//! For the handles `RTLD_NEXT` and `RTLD_DEFAULT`, this library's dlsym(3) does not call the C
+//! library's dlsym(3), but jumps there with the stack unchanged. The reason is that the C library's
+//! dlsym(3) finds its caller (a program or library) by the return address. That address is then in
+//! the program. A search that begins at the program finds this library's function first, since this
+//! library is preloaded.
 //!
 //! This library does not interpose dlvsym(3), so it uses dlvsym(3) to find the C library's
 //! dlsym(3).

@@ -8,11 +8,12 @@
 //! So the handler changes the futex word on which the call is about to sleep. A counter of signals,
 //! which the call compares before the sleep, would miss a signal after the comparison.
 //!
-//! To end the wait of an interrupted IPC call, the library installs an *entry*, a few instructions
-//! of its own, in place of every handler. The entry ends the wait and jumps to the program's
-//! handler. The handler finds the registers, the stack and the return address as the kernel has
-//! left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and
-//! the mask are the program's, and sigaction(2) returns the program's own handler.
+//! To end the wait of an interrupted call, the library installs an *entry*, a few instructions of
+//! its own, in place of every handler. The entry ends the wait and jumps to the program's handler.
+//!
+//! The handler finds the registers, the stack and the return address as the kernel has left them.
+//! So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are
+//! the program's, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
 //! The library has two entries, each with its own table of the program's handlers, and installs at
