@@ -8,8 +8,10 @@
 //!
 //! Another thread may remove the object right after the lookup, and make another one in its memory.
 //! So each object has a tag: a number that differs from those of earlier objects in the same
-//! memory. The object's own words contain the tag, and so does the *payload* of the slot, the word
-//! that says where the object is. An operation compares the two tags in the same atomic step that
+//! memory.
+//!
+//! The object's own words contain the tag, and so does the *payload* of the slot, the word that
+//! says where the object is. An operation compares the two tags in the same atomic step that
 //! changes a word of the object (trap I10).
 //!
 //! Each kind of objects (sets, queues, segments) has one lock, as Linux's `ipc_ids.rwsem`. This

@@ -24,9 +24,9 @@
 //! # One truth word per message
 //! One word of a message, its truth word, contains its state: private, queued, or delivered to a
 //! node (the record of a waiting call). A store to that word sends or receives the message.
-//! Messages and nodes have tickets, which number them in the order of arrival. The tickets define
-//! the order of the lists. All other words can be rebuilt from the messages and nodes (`rebuild`),
-//! so no log is needed.
+//!
+//! Messages and nodes have tickets, numbers in the order of arrival. They define the order of the
+//! lists. All other words can be rebuilt from messages and nodes (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
 //! - A message fits if the queue with it has at most `msg_qbytes` bytes, and as many messages.

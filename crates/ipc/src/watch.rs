@@ -11,7 +11,7 @@
 //! Each waiting call sleeps for a span of time, its *turn*. On the lowest rung a turn lasts
 //! [`TURN_NS`], on each higher rung twice as long as on the rung below, and without a rung twice as
 //! long as on the highest one. After its turn, a call takes a rung again: its own, or a lower one
-//! whose holder is late. A holder is late if it has not taken its rung again within 1.25 turns.
+//! whose holder is late (has not taken its rung again within 1.25 turns).
 //!
 //! The watcher is the waiting call that holds the lowest rung (word of the ladder). If the watcher
 //! dies or its call ends, the time in that rung just gets old. Then the call on the next rung takes
