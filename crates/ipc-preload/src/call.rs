@@ -2,14 +2,14 @@
 //! namespace), and counts the calls that a thread is in.
 //!
 //! A signal handler may interrupt an IPC call and end the process. The thread then still holds the
-//! locks of that call, and applying the undo (`SEM_UNDO`) of the process would deadlock. So each
-//! thread counts the calls that it is in. If a thread in a call ends the process, another process
-//! applies undo when it recovers the namespace.
+//! locks of that call, so it would deadlock if it applied the undo (`SEM_UNDO`) of the process. So
+//! each thread counts the calls that it is in. If a thread in a call ends the process, another
+//! process applies undo when it recovers the namespace.
 //!
-//! A handler may leave the interrupted call by siglongjmp(3). `Task::interrupt_own` has ended the
-//! wait of that call before the handler ran. But the thread still counts the call, and the call's
-//! wait node (its entry in a wait queue) stays in use. So when such a process ends, another process
-//! applies undo and frees the node, as part of the recovery of the namespace.
+//! A handler may also leave the interrupted call by siglongjmp(3). `Task::interrupt_own` has ended
+//! the wait of that call before the handler ran. But the thread still counts the call, and the
+//! call's wait node (its entry in a wait queue) stays in use. So the recovery of the namespace also
+//! applies the undo of such a process, and frees the node.
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;

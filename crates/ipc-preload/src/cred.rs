@@ -4,11 +4,13 @@
 //! library. So the library caches the credentials, and reads them again after each call that may
 //! change them.
 //!
-//! Most functions of the C library, such as setuid(2), change the credentials of all threads. Two
-//! kinds of calls change only those of the calling thread: capset(2), and a system call that a
-//! program makes by syscall(2). After such a call in a process with several threads, each thread
-//! reads its own credentials at its next IPC call. If a program changes its credentials without the
-//! C library, the library notices that only at the next call that may change credentials.
+//! Most functions of the C library, such as setuid(2), change the credentials of all threads. Other
+//! calls change only those of the calling thread: capset(2), unshare(2), setns(2), and system calls
+//! that a program makes by syscall(2). After such a call in a process with several threads, each
+//! thread reads its own credentials at its next IPC call.
+//!
+//! If a program changes its credentials without the C library, the library notices that only at the
+//! next call that may change credentials.
 //!
 //! The library reads the credentials from the kernel, not through geteuid(2) of the C library:
 //! fakeroot(1) interposes geteuid(2) and returns another user.

@@ -2,8 +2,10 @@
 //!
 //! Each of these functions first calls the C library's function of the same name. If the path names
 //! a file of proc(5) that shows IPC objects or limits, the function then replaces the open file.
-//! The new file is a memfd with a text that the module `proc` makes. The library can replace the
-//! file under the descriptor of a new stream (fopen(3)), because the stream has read nothing yet.
+//! The new file is a memfd with a text that the module `proc` makes.
+//!
+//! The file under a new stream (fopen(3)) can be replaced too, because the stream has read nothing
+//! yet.
 //!
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 

@@ -1,16 +1,19 @@
 //! Handles fork(2) in a process with shared-memory segments attached. The child has these segments
 //! attached too, so nattch must count the child.
 //!
-//! If no segment is attached, the first IPC call of a child notices the fork (module `process`). A
-//! child with segments may never make a call, but nattch must count it all the same. PostgreSQL
+//! A child with segments may never make a call, but nattch must count it all the same: PostgreSQL
 //! takes `shm_nattch` as the proof that no process of a server is left. So functions that the C
 //! library calls around a fork register the child before fork(2) returns in it. The parent waits
 //! for the registration, so nattch counts parent and child when fork(2) returns in the parent.
 //!
+//! If no segment is attached, the first IPC call of a child notices the fork (module `process`).
+//!
 //! The parent waits at a pipe whose other end only the child has open. The wait ends when the child
 //! is registered or has died, or if the fork failed. If the child is stopped, the wait ends after
-//! [`WAIT_MAX_S`] seconds. A program may also make a child by clone(2) through syscall(2). The C
-//! library then calls no functions around the fork. So the child's first IPC call registers it.
+//! [`WAIT_MAX_S`] seconds.
+//!
+//! A program may also make a child by clone(2) through syscall(2). The C library then calls no
+//! functions around the fork. So the child's first IPC call registers the child.
 //!
 //! If the parent has no segment attached, it does not wait in fork(2). If a parent is killed before
 //! its child is registered, nattch keeps counting the parent's attaches until the child is
@@ -18,12 +21,13 @@
 //!
 //! # Locks
 //!
-//! From before the fork to after it, the forking thread holds the lock of attached segments
-//! (`AttachLock`) and blocks all signals. It does so even if nothing is attached yet, because
-//! another thread may be about to attach. No fork handler of another library runs under the lock.
-//! The reason is the order of fork handlers: the first one that was registered runs last before the
-//! fork, and first after it. This library is loaded before all others, so its handlers are the
-//! first.
+//! If the process has a task, the forking thread holds the lock of attached segments (`AttachLock`)
+//! from before the fork to after it, and blocks all signals. It does so even if nothing is attached
+//! yet, because another thread may be about to attach.
+//!
+//! No fork handler of another library runs under the lock, because of the order of fork handlers:
+//! the first one that was registered runs last before the fork, and first after it. This library is
+//! loaded before all others, so its handlers are the first.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 

@@ -1,28 +1,31 @@
 //! The descriptors that every program inherits from `corewalk ipc exec`.
 //!
-//! One descriptor is open for the namespace's file, the other for the directory of segments. A
-//! program that has changed its user, dropped capabilities or entered a user namespace may be
-//! unable to open these files by their paths. An inherited descriptor needs no permission.
+//! One descriptor is open for the namespace's file, the other for the directory of segments. An
+//! inherited descriptor needs no permission. A program that has changed its user, dropped
+//! capabilities or entered a user namespace may be unable to open these files by their paths.
+//!
 //! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` hold the number of the descriptor, and the device
 //! and inode of its file. If another file is open under the number by now, the library leaves that
 //! file alone.
 //!
 //! # Programs that close all descriptors
 //!
-//! The library maps the namespace's file before `main`. So the program itself needs no descriptor
-//! of the file, but the programs that it starts do. So the library interposes close(2),
-//! close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2). They leave the
-//! two inherited descriptors open, but answer as if these were closed already. The numbers of the
-//! two are high, so they do not collide with numbers that a program chooses.
+//! The library maps the namespace's file before `main`, so the program itself needs no descriptor
+//! of the file. But the programs that it starts do. So the library interposes close(2),
+//! close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2). These functions
+//! leave the two inherited descriptors open, but answer as if both were closed already.
+//!
+//! The numbers of the two descriptors are high, so they do not collide with numbers that a program
+//! chooses.
 //!
 //! A program can still close the inherited descriptors without the C library, or by dup2(2) to the
 //! same number. The programs that it starts then open the file by its path, if they may. If they
 //! may not, their IPC calls return `ENOSYS`, and the library prints the reason.
 //!
-//! It is not possible to let a program close the descriptor, and to open the namespace's file again
-//! before each execve(2). system(3) calls posix_spawn(3) inside the C library, where this library
-//! cannot intercept it. And to open the file through its mapping (`/proc/self/map_files`) needs a
-//! capability.
+//! Rejected alternative: let a program close the descriptor, and open the namespace's file again
+//! before each execve(2). But system(3) calls posix_spawn(3) inside the C library, where this
+//! library cannot intercept it. And to open the file through its mapping (`/proc/self/map_files`)
+//! needs a capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 

@@ -1,13 +1,13 @@
-//! The hold of a task: a locked file, which the task maps while it has segments attached. Its child
-//! processes inherit the mapping. After a task was killed, recovery subtracts its attaches from
-//! nattch. But while any process has the hold of this task mapped, recovery leaves nattch
-//! unchanged: the attaches may then belong to children that nattch does not count yet.
+//! The hold of a task: a locked file, which the task maps while it has segments attached.
+//!
+//! After a task was killed, recovery subtracts its attaches from nattch. But the child processes of
+//! the task inherit the mapping of its hold. While any process has this hold mapped, recovery
+//! leaves nattch unchanged: the attaches may belong to children that nattch does not count yet.
 //!
 //! A child has its parent's segments attached as soon as it runs, but nattch counts it a little
-//! later. A child that a program makes by clone(2) through syscall(2) is counted at its first IPC
-//! call, if it makes one. If the parent is killed before that, nattch counts the parent's attaches
-//! in place of the child's. It counts them as long as any process has the hold (the locked file) of
-//! the parent.
+//! later: if a program makes the child by clone(2) through syscall(2), at its first IPC call. If
+//! the parent is killed before that, nattch counts the parent's attaches in place of the child's.
+//! It does so as long as any process has the hold (the locked file) of the parent.
 //!
 //! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child inherits the
 //! mapping, and unmaps it once the child is counted. The hold is a mapping and not a descriptor,

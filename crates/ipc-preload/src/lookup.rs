@@ -1,16 +1,17 @@
 //! dlsym(3), for programs that look functions up by name.
 //!
 //! A program that is linked with semop(2) gets this library's semop(2), since the loader searches a
-//! preloaded library first. A program that passes a handle to dlsym(3), as Python's
-//! `ctypes.CDLL("libc.so.6")` does, would get the C library's function. So this dlsym(3) asks the C
-//! library's dlsym(3) first. Where the result is a function that this library interposes, it
-//! returns this library's function instead.
+//! preloaded library first. But a program that passes a handle to dlsym(3), as Python's
+//! `ctypes.CDLL("libc.so.6")` does, would get the C library's function.
 //!
-//! For the handles `RTLD_NEXT` and `RTLD_DEFAULT`, the C library's dlsym(3) looks at its return
-//! address. That tells it which object (program or library) has called it. So for these two
-//! handles, this library's dlsym(3) does not call the C library's one. It jumps to it with the
-//! stack unchanged, so the return address is in the program. A search that begins at the program
-//! finds this library's function first, since this library is preloaded.
+//! So this library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
+//! this library interposes, it returns this library's function instead.
+//!
+//! For the handles `RTLD_NEXT` and `RTLD_DEFAULT`, this library's dlsym(3) does not call the C
+//! library's dlsym(3), but jumps there with the stack unchanged. The reason is that the C library's
+//! dlsym(3) finds its caller (a program or library) by the return address. That address is then in
+//! the program. A search that begins at the program finds this library's function first, since this
+//! library is preloaded.
 //!
 //! This library does not interpose dlvsym(3), so it uses dlvsym(3) to find the C library's
 //! dlsym(3).

@@ -5,10 +5,11 @@
 //! namespace, since the library maps it before `main`.
 //!
 //! mlockall(2) cannot exclude a mapping, and the library cannot unmap the namespace for the
-//! duration of the call, because other threads use it. So `lock_all` works in three steps. It locks
-//! everything without allocating memory (`MCL_ONFAULT`). It unlocks the namespace. It calls
-//! mlock(2) for each other mapping in `/proc/self/maps`, which allocates the memory. If that file
-//! cannot be read, pages get their memory when they are first used.
+//! duration of the call, because other threads use it. So `lock_all` works in three steps:
+//! 1. It locks everything without allocating memory (`MCL_ONFAULT`).
+//! 2. It unlocks the namespace.
+//! 3. It calls mlock(2) for each other mapping in `/proc/self/maps`, which allocates the memory. If
+//!    that file cannot be read, pages get their memory when they are first used.
 //!
 //! # What differs from the kernel
 //!

@@ -1,29 +1,28 @@
 //! The process as a task of the namespace.
 //!
 //! When the library is loaded, it maps the namespace and reads the identity of this program
-//! (`Program`). It does not wait for the first call, because by then the program may have lost the
-//! right to open files. Most programs that inherit `LD_PRELOAD` never make a call. So the mapping
-//! takes up addresses, but no line (64 bytes) of the namespace. The first call registers the
-//! process.
+//! (`Program`). At the first IPC call, the program may already have lost the right to open files.
+//! The mapping takes up addresses, but no line (64 bytes) of the namespace, because most programs
+//! that inherit `LD_PRELOAD` never make a call. The first call registers the process.
 //!
 //! If a process cannot be registered, its calls fail with `ENOSYS`, as on a kernel without System V
 //! IPC. One line on standard error says why.
 //!
 //! # Fork
-//! A child is a task of its own, without undo adjustments. The address of the task is in the wiped
-//! page, which the kernel zeroes in the child of any kind of fork (`MADV_WIPEONFORK`). So a call
-//! reads one word to know whether it runs in a new child. If segments are attached, the child
-//! registers during the fork (module `fork`). The wiped page also contains the pid of its process.
-//! It is needed if a signal handler forks while it interrupts an IPC call. When the handler returns
-//! in the child, the copy of the call goes on there. It finds another pid in the page
-//! (`Task::tell_copies_by`), and ends with `EINTR`.
+//! A child is a task of its own, without undo adjustments. If segments are attached, the child
+//! registers during the fork (module `fork`). The kernel zeroes the *wiped page* in the child of
+//! any kind of fork (`MADV_WIPEONFORK`). So the child lacks two words of its parent:
+//! - The address of the task. So a call reads one word to know whether it runs in a new child.
+//! - The parent's pid. If a signal handler forks while it interrupts an IPC call, a copy of the
+//!   call goes on in the child. That copy finds another pid (`Task::tell_copies_by`), and ends with
+//!   `EINTR`.
 //!
 //! # A child of vfork(2)
-//! A child of vfork(2) shares the memory of its parent, and so the wiped page, which the kernel
-//! zeroes only in a forked child. If the parent has a task, the child acts as that task until it
-//! calls execve(2). To notice the vfork(2), each call would need a system call. If the parent has
-//! no task, the page still contains the parent's pid. In that case the child's first call fails
-//! with `ENOSYS`. If it registered a task, the parent would later use that task as its own.
+//! A child of vfork(2) shares its parent's memory and wiped page (zeroed only by a fork):
+//! - If the parent has a task, the child acts as that task until it calls execve(2). To notice the
+//!   vfork(2), each call would need a system call.
+//! - If the parent has no task, the page still contains the parent's pid, and the child's first
+//!   call fails with `ENOSYS`. If the child registered a task, the parent would later use it.
 //!
 //! # Exec
 //! A program that a process becomes by execve(2) takes over the task of the process at its first
@@ -31,10 +30,10 @@
 //! undo.
 //!
 //! # Locks
-//! Three locks are in the page that the kernel zeroes in a forked child: those of registration, of
-//! attached segments, and of the tables of signal handlers. So a child never inherits them locked.
-//! A thread blocks signals while it holds one, so a handler never waits for a lock of its own
-//! thread. The lock of attached segments is taken before the lock of registration.
+//! The wiped page (zeroed in a forked child) contains three locks: of registration, of attached
+//! segments, and of the tables of signal handlers. So a child never inherits them locked. A thread
+//! blocks signals while it holds one, so a handler never waits for a lock of its own thread. The
+//! lock of attached segments is taken before the lock of registration.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
@@ -157,7 +156,8 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
         Some(task) => task,
         None => register().map_err(|why| errno::without_namespace(&why))?,
     };
-    // ORDERING: Relaxed. A thread that has changed its own credentials sees its own store.
+    // ORDERING: Relaxed. Only a thread that has changed its own credentials must see `IS_APART`.
+    // That thread has stored it.
     if IS_APART.load(Ordering::Relaxed) {
         refresh_late(task);
     }
@@ -305,10 +305,11 @@ fn why_not(who: &str, errno: Errno) -> String {
 }
 
 /// Registers this process, a child of the process of `parent`, and returns its task. From now on
-/// nattch counts the child. So this function unmaps the parent's hold (a locked file that keeps
-/// attaches counted, module `hold`), and maps a hold of the child. It also creates the child's
-/// mark, a file for the next program after execve(2). The mark tells that program to detach the
-/// segments (module `shm`).
+/// nattch counts the child.
+///
+/// So this function unmaps the parent's hold (a locked file that keeps attaches counted, module
+/// `hold`), and maps a hold of the child. It also creates the child's mark: a file that tells the
+/// next program after execve(2) to detach the segments (module `shm`).
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());

@@ -7,17 +7,20 @@
 //! # Locks
 //!
 //! One lock of the process covers every call that attaches or detaches a segment, including the
-//! mmap(2) or munmap(2). The thread that holds the lock blocks all signals. A fork takes the lock
-//! too (`fork`). So in the child, the list of attached segments agrees with the mappings. The lock
-//! is in the page that the kernel zeroes in a child, so the child does not inherit it locked.
+//! mmap(2) or munmap(2). A fork takes the lock too (`fork`). So in the child, the list of attached
+//! segments agrees with the mappings.
+//!
+//! The thread that holds the lock blocks all signals. The lock is in the page that the kernel
+//! zeroes in a child, so the child does not inherit it locked.
 //!
 //! # Marks
 //!
 //! execve(2) detaches all segments, but the next program may never call this library to count that.
 //! So while a process has a segment attached, the library keeps a *mark* for it: the file
-//! `exec-PID` in the folder of segments. When a program is loaded, the library removes the mark of
-//! its pid. If there was a mark, the library registers the process at once. This detaches the
-//! segments of the previous program.
+//! `exec-PID` in the folder of segments.
+//!
+//! When a program is loaded, the library removes the mark of its pid. If there was a mark, the
+//! library registers the process at once, which detaches the segments of the previous program.
 //!
 //! # Differences from the kernel
 //!

@@ -2,39 +2,40 @@
 //! ends the call's wait with `EINTR`.
 //!
 //! In the kernel, an IPC call queues itself and sleeps in one step. In this library the call is
-//! queued first, and then sleeps by futex(2). A signal whose handler runs between these two steps
-//! would not end the sleep, and a program that relies on the signal would wait for ever. If the
-//! call compared a counter of signals before the sleep, a signal after the comparison would still
-//! be lost. So the handler itself changes the futex word on which the call is about to sleep.
+//! queued first, and then sleeps by futex(2). A signal handler that runs between these two steps
+//! must prevent the sleep. Otherwise a program that relies on the signal would wait for ever.
 //!
-//! To end the wait of an interrupted IPC call, the library installs an *entry*, a few instructions
-//! of its own, in place of every handler. The entry ends the wait and jumps to the program's
-//! handler. The handler finds the registers, the stack and the return address as the kernel has
-//! left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and
-//! the mask are the program's, and sigaction(2) returns the program's own handler.
+//! So the handler changes the futex word on which the call is about to sleep. A counter of signals,
+//! which the call compares before the sleep, would miss a signal after the comparison.
+//!
+//! To end the wait of an interrupted call, the library installs an *entry*, a few instructions of
+//! its own, in place of every handler. The entry ends the wait and jumps to the program's handler.
+//!
+//! The handler finds the registers, the stack and the return address as the kernel has left them.
+//! So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are
+//! the program's, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
+//! The library has two entries, each with its own table of the program's handlers, and installs at
+//! most one of them for a signal. To change a handler, a thread takes the lock of the tables,
+//! blocks all signals, and takes two steps:
+//! 1. It writes the new handler to the table of the other entry.
+//! 2. One system call installs that other entry with the new flags.
 //!
-//! The library has two entries, each with its own table of the program's handlers. For each signal,
-//! sigaction(2) has installed at most one of the two entries. The library writes a new handler to
-//! the table of the other entry. Then one system call installs that other entry with the new flags.
-//! A signal that arrives meanwhile runs the old handler with the old flags, or the new handler with
-//! the new flags. A thread that installs a handler holds the lock of the tables, and blocks all
-//! signals.
+//! So a signal that arrives meanwhile runs the old handler with the old flags, or the new handler
+//! with the new flags.
 //!
 //! A child of vfork(2) shares its parent's memory, and so the tables of handlers. But in the kernel
 //! it has signal handlers of its own. So in such a child the library changes no table, and installs
 //! the program's handler directly, without an entry. That handler ends no wait.
 //!
 //! # Limits
-//!
 //! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` have no entry
 //!   (the library's code before a handler). So they end no wait. Instructions raise these signals.
 //!   They interrupt a wait only if a process sends them.
 //! - Handlers that are installed without libc's functions have no entry either.
-//! - An entry reads its table a few instructions after the kernel has jumped to it. In between, the
-//!   program may install two new handlers. In that case the second new handler runs, but with the
-//!   flags of the old one.
+//! - An entry reads its table a few instructions after the kernel has jumped to it. If two new
+//!   handlers are installed in between, the second one runs with the flags of the old handler.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -138,10 +139,12 @@ fn cell(signal: c_int) -> Option<usize> {
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// Begins a call that changes or reads the handler of `signal`. There are two entries (the
-/// library's code that runs before a handler), each with a table of handlers. If `handler` is a
-/// function, it is stored in the table of the entry that is not installed for `signal`. So a signal
-/// that arrives now still finds the old handler, in the table of the installed entry.
+/// Begins a call that changes or reads the handler of `signal`.
+///
+/// There are two entries (the library's code that runs before a handler), each with a table of
+/// handlers. If `handler` is a function, it is stored in the table of the entry that is not
+/// installed for `signal`. So a signal that arrives now still finds the old handler, in the table
+/// of the installed entry.
 ///
 /// Returns the lock of the two tables, and the address that the kernel must install as the handler.
 /// The caller holds the lock until the kernel has installed it.

@@ -1,9 +1,11 @@
 //! syscall(2) with the numbers of the calls that this library answers.
 //!
 //! syscall(2) is variadic in C. Its arguments are where a plain function with seven arguments has
-//! them: six in registers, the last one on the stack. For system calls that this library does not
-//! answer, the function jumps to the C library's syscall(2), with the stack as the caller left it.
-//! So even clone(2) through syscall(2) works as without this library.
+//! them: six in registers, the last one on the stack.
+//!
+//! For system calls that this library does not answer, the function jumps to the C library's
+//! syscall(2), with the stack as the caller left it. So even clone(2) through syscall(2) works as
+//! without this library.
 //!
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 

@@ -1,20 +1,25 @@
 //! The memory of segments.
 //!
-//! Each shared memory segment has a name that no other segment of the namespace ever gets. So a new
-//! segment with a reused id never gets the memory of an older one (trap I10). If only one process
-//! uses the namespace, the memory is a memfd. If processes share it, the host program (the program
-//! that uses this crate) must supply files that all of them can open.
+//! The name of a shared memory segment is never used again in its namespace. So a new segment with
+//! a reused id never gets the memory of an older one (trap I10).
+//!
+//! If only one process uses the namespace, the memory of a segment is a memfd. If processes share
+//! the namespace, the host program (the program that uses this crate) must supply files that all of
+//! them can open.
 //!
 //! # Holds
 //!
-//! After fork(2) a child has its parent's segments mapped before nattch (the number of attaches)
-//! includes the child. The parent cannot record the child in advance, since the child has no pid
-//! yet. If the parent is killed at this moment, no record shows the child's attaches. Then nattch
-//! must keep the attaches of the dead parent in place of the child's. For this purpose, a task with
-//! attaches has a *hold*: an open file with a flock(2) lock, which the host program maps. Each
-//! child inherits the mapping, however it is created, and unmaps it when nattch includes the child.
-//! execve(2) and the end of the process remove the mapping, too. So if the lock of a dead task's
-//! hold still exists, nattch keeps the attaches of the task.
+//! After fork(2) a child has its parent's segments mapped, but nattch (the number of attaches)
+//! includes the child only later: before the fork, the parent knows no pid of the child. If the
+//! parent is killed in between, no record shows the child's attaches. Then nattch must keep the
+//! attaches of the dead parent in place of the child's.
+//!
+//! For this purpose, a task (a process of the namespace) with attaches has a *hold*: an open file
+//! with a flock(2) lock, which the host program maps.
+//! - Each child inherits the mapping, however it is created, and unmaps it when nattch includes the
+//!   child.
+//! - execve(2) and the end of the process remove the mapping, too.
+//! - As long as the lock of a dead task's hold exists, nattch keeps the attaches of that task.
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 

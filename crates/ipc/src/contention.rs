@@ -1,13 +1,15 @@
 //! Counts of waits for a lock that another call holds, like those of the kernel's lock_stat.
 //!
-//! A wait begins when a call finds a lock held or the word of a semaphore frozen (locked by another
-//! call). It ends when the call has the lock or the word, or when it gives up the word and takes
-//! the lock of the set. A failed compare-exchange is not counted, since the call tries again at
-//! once. A wait for a semaphore's value or for a message is not counted either.
+//! A wait begins when a call finds a lock held, or the word of a semaphore frozen (locked by
+//! another call). The wait ends when the call has the lock or the word, or when it gives up the
+//! word and takes the lock of the set.
+//!
+//! Other delays are not counted: a failed compare-exchange, after which the call tries again at
+//! once, and a wait for a semaphore's value or for a message.
 //!
 //! The table `lock-share` of `corewalk-lab` shows the counts. Waits are counted only with
-//! [`NamespaceOptions::is_contention_counted`], because a call that counts a wait reads the clock
-//! twice. That takes as long as a call holds a lock.
+//! [`NamespaceOptions::is_contention_counted`]. A call that counts a wait reads the clock twice,
+//! and these two reads take as long as a call holds a lock.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!

@@ -1,14 +1,14 @@
 //! Crash models: a task is killed before each store of its call. Then the task that runs recovery
 //! is killed before each store of the recovery.
 //!
-//! A [`Case`] prepares a semaphore set, and names the call during which the task is killed. This
-//! task is the victim. Two runs give the expected states: in one the victim dies before its call,
-//! in the other after it. After each kill, the namespace must be in one of these two states, and
-//! [`audit`] must find nothing wrong.
+//! A [`Case`] prepares a semaphore set, and names the call during which a task, the victim, is
+//! killed. Two runs give the expected states: in one the victim dies before its call, in the other
+//! after it. After each kill, the namespace must be in one of these two states, and [`audit`] must
+//! find nothing wrong.
 //!
-//! There are two controls (mutation tests), which leave out a step of recovery. The test must
-//! notice that. In the first control, recovery finds no logs. In the second, the locks of dead
-//! tasks count as free, so recovery repairs nothing.
+//! Two controls (mutation tests) leave out a step of recovery, and the test must notice it. In the
+//! first control, recovery finds no logs. In the second, the locks of dead tasks count as free, so
+//! recovery repairs nothing.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 

@@ -11,8 +11,10 @@
 //! A process makes a namespace under an flock(2) lock, which the kernel releases if the process
 //! dies. The maker writes the magic number last. If a maker dies early, the file is empty or has no
 //! magic number. No process can have joined such a file, so the next process makes the namespace
-//! anew. A process that joins takes no lock. The file is sparse: parts of the region that were
-//! never used take no memory.
+//! anew.
+//!
+//! A process that joins takes no lock. The file is sparse: parts of the region that were never used
+//! take no memory.
 //!
 //! # Refused files
 //!

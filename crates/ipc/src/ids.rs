@@ -1,25 +1,29 @@
 //! Ids and permissions of the objects of one kind. Lookups and permission checks take no lock.
 //!
-//! An id consists of a generation and the index of a slot. A slot is a cache line of the
-//! namespace's memory that is never used for anything else, so any thread may read the slot of any
-//! id. A sequence count tells the reader whether the fields belong together. The generation tells
-//! the reader whether the slot still has the object of the id. A lookup stores nothing, so a reader
-//! that stops blocks no other thread.
+//! An id consists of a generation and the index of a slot. A slot is a cache line that is never
+//! used for anything else, so any thread may read the slot of any id. A lookup stores nothing, so a
+//! reader that stops blocks no other thread. The reader checks two words:
+//! - The slot's sequence count tells whether the fields of the slot belong together.
+//! - The generation tells whether the slot still has the object of the id.
 //!
-//! Another thread may remove the object right after the lookup. So the *payload* of a slot, the
-//! word that says where the object is, contains a tag. The object's own words contain the same tag.
-//! An operation compares the two tags in the same atomic step that changes a word of the object
-//! (trap I10).
+//! Another thread may remove the object right after the lookup, and make another one in its memory.
+//! So each object has a tag: a number that differs from those of earlier objects in the same
+//! memory.
 //!
-//! Each kind of objects has one lock, as Linux's `ipc_ids.rwsem`. It protects creation, removal and
-//! `IPC_SET`. The store that ends the write section of the slot's sequence count publishes a
-//! complete object (traps I7, I11).
+//! The object's own words contain the tag, and so does the *payload* of the slot, the word that
+//! says where the object is. An operation compares the two tags in the same atomic step that
+//! changes a word of the object (trap I10).
 //!
-//! The state words of the slots are authoritative. If a task dies with the lock held, `recover`
-//! rebuilds three things from them: the counts of objects, the bitmap and the hash table of keys.
-//! The bitmap marks the index of each slot in use. After the removal of an object, the index stays
-//! marked until all memory of the object is free. The reason is that a stopped process may still
-//! work on the object.
+//! Each kind of objects (sets, queues, segments) has one lock, as Linux's `ipc_ids.rwsem`. This
+//! lock protects creation, removal and `IPC_SET`. The store that ends the write section of the
+//! slot's sequence count publishes a complete object (traps I7, I11).
+//!
+//! The state words of the slots are authoritative. If a task dies with the lock of the kind held,
+//! `recover` rebuilds from these words the counts of objects, the hash table of keys, and the
+//! bitmap of the slots in use.
+//!
+//! After the removal of an object, its slot stays marked in the bitmap until all memory of the
+//! object is free. The reason is that a stopped process may still work on the object.
 //!
 //! # Guarantees
 //!
@@ -374,9 +378,10 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
 }
 
 /// Returns the payload of the object in slot `index` (the word that says where the object is),
-/// without a check of the sequence count. For callers that hold the lock of one object. They must
-/// not use a full lookup: it checks the sequence count, and may wait for the lock of the object
-/// kind. The lock order forbids that.
+/// without a check of the sequence count.
+///
+/// A caller that holds the lock of one object must use this function and not a full lookup. A full
+/// lookup may wait for the lock of the object kind, which comes first in the lock order.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);

@@ -193,9 +193,11 @@ impl Layout {
     }
 
     /// Returns the lines of the region whose memory is allocated when the namespace is made, since
-    /// any process may access them at any time. These are all lines except those of the pools. A
-    /// pool allocates memory for its lines before their first use. But the first line of each pool
-    /// is allocated too: a walk over an empty pool reads it.
+    /// any process may access them at any time.
+    ///
+    /// These are all lines except those of the pools, and the first line of each pool, which a walk
+    /// over an empty pool reads. A pool allocates memory for its other lines before their first
+    /// use.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
         let pools = self.pools();
         let starts = [0].into_iter().chain(pools.iter().map(|pool| pool.first + pool.lines));

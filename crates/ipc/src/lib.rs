@@ -1,6 +1,7 @@
 //! System V IPC in user space: semaphore sets, message queues, bookkeeping of shared memory.
 //!
 //! Lookups and permission checks take no lock. A semop(2) that does not wait makes no system call.
+//!
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
 //! in one region of cache lines, which the code accesses by bounds-checked line numbers and atomic
 //! words. So garbage in the region causes wrong answers and errors, but no undefined behaviour. One
@@ -16,12 +17,11 @@
 //!   the waiting calls that the operation completes.
 //! - G.4: operations on different semaphores write to different cache lines, also with undo.
 //! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a
-//!   whole or not at all. `GETVAL` and a call that would fail with `EAGAIN` first apply its undo
-//!   adjustments. If a call waits, the watcher (`watch`) does so soon.
+//!   whole or not at all. `GETVAL` and a call that would fail with `EAGAIN` first apply the dead
+//!   process's undo (`SEM_UNDO`). While a call waits, the watcher (`watch`) does so soon.
 //!
 //! # Layers: no module uses a module of a higher layer
-//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, and the records of
-//!    tasks.
+//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, records of tasks.
 //! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
 //! 3. Recovery: reaping of dead tasks, and the watcher.
 //! 4. Operations: tasks, namespaces, their calls, and code that the three kinds share (`ctl`).

@@ -3,9 +3,10 @@
 //!
 //! A word of the object contains the numbers of the first and the last member (the ends of the
 //! list). Each member contains its links (the numbers of its neighbours) in a word of its first
-//! line. 0 means no member. The object's lock protects all of these words. A number out of range
-//! leads to a line that no object uses (the scratch line), and walks are bounded. So a damaged list
-//! gives wrong members, but no endless loop and no bad access.
+//! line. 0 means no member. The object's lock protects all of these words.
+//!
+//! A damaged list gives wrong members, but no endless loop and no bad access: walks are bounded,
+//! and a number out of range leads to a line that no object uses (the scratch line).
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::AtomicU64;

@@ -1,10 +1,11 @@
 //! A robust lock in one word of the region: the lock stays usable if its holder dies.
 //!
-//! The owner is the task that holds the lock. The low half of the lock's word contains the owner's
-//! task number plus one, and a bit for sleeping threads. The high half is the owner's generation.
-//! So a later task with the same number is not mistaken for the owner. One compare-exchange writes
-//! the whole word, so every thread that finds the lock held knows the owner. Threads sleep by
-//! futex(2) on the low half.
+//! The owner is the task that holds the lock. One compare-exchange writes the whole word of the
+//! lock, so every thread that finds the lock held knows the owner:
+//! - The low half contains the owner's task number plus one, and a bit for sleeping threads. These
+//!   threads sleep by futex(2) on this half.
+//! - The high half is the owner's generation. So a later task with the same number is not mistaken
+//!   for the owner.
 //!
 //! | low half | meaning |
 //! |---|---|
@@ -16,16 +17,19 @@
 //! # Dead holders
 //!
 //! A thread that waits for the lock sleeps for [`BEAT_NS`], and then checks whether the owner is
-//! still alive ([`Shared::is_over`]). It checks again after ever longer sleeps. If the owner is
-//! dead, or its process now runs another program, the thread takes the lock. It then calls the
-//! caller's `recover`, which repairs the protected data before they are used. If this thread dies
-//! during the repair, the next thread repairs them. In a private namespace an owner cannot die
-//! alone, so none of this runs.
+//! still alive ([`Shared::is_over`]). It checks again after ever longer sleeps.
+//!
+//! If the owner is dead, or its process now runs another program, the waiting thread takes the
+//! lock. That thread then calls the caller's `recover`, which repairs the protected data before
+//! they are used. If it dies during the repair, the next thread repairs them. In a private
+//! namespace an owner cannot die alone, so none of this runs.
 //!
 //! An owner may be alive and still never release the lock: its process was stopped, or is hostile.
-//! A call waits for one owner for [`WAIT_MAX_NS`], and then fails with `EIO`. This time limit
-//! starts anew with each new owner and each unlock. So a call does not fail if owners take turns.
-//! Its time limit for all owners together is [`Wait::Long`].
+//! In a shared namespace, a call that waits therefore fails with `EIO` after one of two time
+//! limits:
+//! - [`WAIT_MAX_NS`] for one owner. This limit starts anew with each new owner and each unlock, so
+//!   a call does not fail if owners take turns.
+//! - [`Wait::Long`] for all owners together, or [`Wait::Short`] for work that a later call can do.
 //!
 //! # Lock order
 //!

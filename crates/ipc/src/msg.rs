@@ -11,29 +11,31 @@
 //! | `ctl` | msgget and msgctl |
 //! | `rebuild` | the queue's lock, and repair of a queue from its messages and nodes |
 //!
-//! # How it works Lookup and permission checks take no lock. A sender copies the text into shared
-//! memory before it takes the queue's lock, and a receiver copies the text out after it has
-//! released the lock. Under the lock, a sender passes its message to the first waiting receiver
-//! whose filter fits, or else appends it to the queue. A receiver takes the first message that fits
-//! its filter, and wakes the waiting senders whose messages now fit. A call checks the queue and
-//! starts to wait without releasing the lock in between, so that it misses no change (trap I5).
+//! # How it works
+//! A text is copied without the queue's lock: by the sender before it takes the lock, by the
+//! receiver after it has released the lock. Lookup and permission checks take no lock either. Under
+//! the lock:
+//! - A sender passes its message to the first waiting receiver whose filter fits, or else appends
+//!   the message to the queue.
+//! - A receiver takes the first message that fits its filter, and wakes the waiting senders whose
+//!   messages now fit.
+//! - A call checks the queue and starts to wait, so that it misses no change in between (trap I5).
 //!
-//! # One truth word per message One word of a message, its truth word, contains its state: private,
-//! queued, or delivered to a node (the record of a waiting call). A store to that word sends or
-//! receives the message. Messages and nodes have tickets, which number them in the order of
-//! arrival. The tickets define the order of the lists. All other words can be rebuilt from the
-//! messages and nodes (`rebuild`), so no log is needed.
+//! # One truth word per message
+//! One word of a message, its truth word, contains its state: private, queued, or delivered to a
+//! node (the record of a waiting call). A store to that word sends or receives the message.
+//!
+//! Messages and nodes have tickets, numbers in the order of arrival. They define the order of the
+//! lists. All other words can be rebuilt from messages and nodes (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
-//! - A message fits if the queue with it has at most `msg_qbytes` bytes and at most `msg_qbytes`
-//!   messages.
+//! - A message fits if the queue with it has at most `msg_qbytes` bytes, and as many messages.
 //! - If a message fits a receiver's filter but not its buffer, the receiver without `MSG_NOERROR`
 //!   gets `E2BIG`. The message goes to the next receiver.
 //! - After `IPC_SET`, waiting receivers check permission again. So do those waiting senders whose
 //!   messages now fit.
 //! - A woken sender checks again whether its message fits. If not, it waits again, as the last one.
-//! - `MSG_COPY` counts messages from zero and takes none. It does not truncate: with `MSG_NOERROR`
-//!   and too small a buffer it fails with `EINVAL`.
+//! - `MSG_COPY` counts messages from zero, takes none and truncates none (`EINVAL`).
 //!
 //! Source: Linux `ipc/msg.c` for the semantics; msgop(2), msgctl(2), msgget(2).
 

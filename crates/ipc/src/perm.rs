@@ -102,11 +102,13 @@ pub struct Perm {
 
 /// The hooks of a security module. Each hook may refuse a call with an error of its choice.
 ///
-/// Each hook is called where Linux calls the same hook. Most hooks run without a lock, after the
-/// permission bits have granted the operation. The hooks of `semget`, `msgget` and `shmget` run
-/// under the lock of the object kind. So do the hooks of semctl, msgctl and shmctl for `IPC_SET`
-/// and `IPC_RMID`. Analogous to `security_ipc_permission`, `security_sem_semop`,
-/// `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
+/// Each hook is called where Linux calls the same hook:
+/// - Most hooks run without a lock, after the permission bits have granted the operation.
+/// - The hooks of `semget`, `msgget` and `shmget` run under the lock of the object kind. So do the
+///   hooks of semctl, msgctl and shmctl for `IPC_SET` and `IPC_RMID`.
+///
+/// Analogous to `security_ipc_permission`, `security_sem_semop`, `security_sem_semctl`,
+/// `security_sem_associate` and `security_sem_alloc`.
 ///
 /// # Examples
 /// ```
@@ -265,8 +267,8 @@ impl CredCell {
 
     pub(crate) fn set(&self, cred: Cred) {
         let _change = self.changes.lock();
-        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word: no
-        // other data depend on them.
+        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word. Both
+        // are right, since no other data depend on them.
         self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.caps.store(cred.caps, Ordering::Relaxed);
@@ -277,10 +279,10 @@ impl CredCell {
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // The old credentials are dropped outside the closure, when `OWN` is no longer borrowed,
-        // because their drop runs code. `set_own` changes nothing in two cases. First, if a signal
-        // handler calls it and has interrupted a borrow of `OWN`. Second, at the end of a thread,
-        // when `OWN` no longer exists.
+        // The closure returns the old credentials, and they are dropped after it, when `OWN` is no
+        // longer borrowed, because their drop runs code. `set_own` changes nothing in two cases: a
+        // signal handler that has interrupted a borrow of `OWN` calls it; or the thread ends, and
+        // `OWN` no longer exists.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))

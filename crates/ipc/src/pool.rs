@@ -2,22 +2,24 @@
 //! power of two.
 //!
 //! A cache line never moves to another pool, so a semaphore's line is always reused for a
-//! semaphore. A thread may still use the number of a line whose object was freed. It then reads a
-//! later object of the same type, and notices that by the object's tag. Ranges (runs of lines that
-//! are allocated together) keep their sizes. Only some pools join free ranges, when none is large
+//! semaphore. A thread may still use the number of a line whose object was freed. That thread then
+//! reads a later object of the same type, and notices the change by the object's tag.
+//!
+//! A range (a run of lines that are allocated together) keeps its size. If no range of the right
+//! size is free, the pool uses a larger one. Only some pools join free ranges, when none is large
 //! enough (`join`).
 //!
-//! In the first line of a range (a run of lines), the pool itself uses words 6 and 7, for the
-//! range's header and the link of the free list. If no range of the right size is free, the pool
-//! uses a larger one. In a pool that joins ranges, any line may later become the first of a range.
-//! So objects use words 6 and 7 in none of their lines. The texts of messages are the exception.
+//! The pool itself uses words 6 and 7 in the first line of a range, for the range's header and the
+//! link of the free list. In a pool that joins ranges, any line may later become the first of a
+//! range. So objects use words 6 and 7 in none of their lines. The texts of messages are the
+//! exception.
 //!
 //! # The truth
-//!
 //! The header of a range contains the range's size, whether it is used, and its user: a task, or
-//! the slot of an object. The headers determine the free lists, and where the lines begin that were
-//! never used. If a task dies with the pool's lock held, [`Pool::rebuild`] walks over all headers
-//! and restores both. The cleanup after a dead task also walks over the headers ([`Pool::used`]).
+//! the slot of an object. Two facts follow from the headers: the free lists, and where the
+//! never-used lines begin. If a task dies with the pool's lock held, [`Pool::rebuild`] restores
+//! both by a walk over all headers. The cleanup after a dead task finds its ranges in this way, too
+//! ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -26,14 +28,12 @@
 //! | 32-63 | user |
 //!
 //! # Memory
-//!
 //! On a full file system the first access to a page of the mapped file can end in `SIGBUS`. So
-//! before the pool uses its cache lines, it reserves memory for them, [`CHUNK`] lines at a time. It
-//! also reserves one more line, which a walk over the ranges reads. The pool's lock protects the
-//! count of reserved lines.
+//! before the pool uses its cache lines, it reserves memory for them, [`CHUNK`] lines at a time.
+//! The pool also reserves one more line, which a walk over the ranges reads. The pool's lock
+//! protects the count of reserved lines.
 //!
 //! # Limits
-//!
 //! A pool returns no memory to the system. The pools of wait nodes and of attach records do not
 //! join ranges. There, an allocation fails with `ENOMEM` if every single free range is too small.
 //!

@@ -17,13 +17,14 @@
 //!
 //! # Programs
 //!
-//! execve(2) keeps the pid and the start time, but ends all threads of the old program. The
-//! *image*, the address at which the program's stack begins (field 28), tells one program of a
-//! process from the next. The kernel chooses this address at random for each program, below the
-//! program's arguments and environment. Without randomization, two programs with equal arguments
-//! and environments have the same image, so they cannot be told apart. The random bytes of
-//! `AT_RANDOM` (getauxval(3)) would tell them apart, but other processes cannot read those. The
-//! kernel shows an image of 0 if the reader lacks permission. Then the program is unknown.
+//! execve(2) keeps the pid and the start time, but ends all threads of the old program. The *image*
+//! tells one program of a process from the next: it is the address at which the program's stack
+//! begins (field 28). The kernel chooses this address at random for each program, below the
+//! program's arguments and environment. The image has two limits:
+//! - Without randomization, two programs with equal arguments and environments have the same image,
+//!   so they cannot be told apart. The random bytes of `AT_RANDOM` (getauxval(3)) would tell them
+//!   apart, but other processes cannot read those.
+//! - The kernel shows an image of 0 if the reader lacks permission. Then the program is unknown.
 //!
 //! If `/proc` does not show a process, because it is mounted with `hidepid`, pidfd_open(2) tells
 //! whether the process has ended.

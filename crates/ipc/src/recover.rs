@@ -1,10 +1,12 @@
 //! Cleanup after tasks that were killed.
 //!
 //! If a task dies in the middle of a change, the next thread that needs the changed data repairs
-//! them. That is the next holder of the lock (`lock`), or a thread that needs a frozen semaphore
-//! (`sem::recover`). All other traces of a dead task are removed by *reaping* the task. Reaping
-//! does what the end of a live task does: it applies the `SEM_UNDO` adjustments, removes the
-//! waiting calls from their queues, and frees the task's record, its line.
+//! them. That is the next holder of the lock (`lock`), or a thread that needs a frozen (locked)
+//! semaphore (`sem::recover`).
+//!
+//! All other traces of a dead task are removed by *reaping* the task. Reaping does what the end of
+//! a live task does: it applies the `SEM_UNDO` adjustments, removes the waiting calls from their
+//! queues, and frees the task's record, its line.
 //!
 //! # When a dead task is reaped
 //!
@@ -19,12 +21,14 @@
 //!   record (`task`);
 //! - [`crate::Namespace::recover`].
 //!
-//! A semop(2) that can succeed at once does not look for dead tasks. Their undo adjustments might
-//! lower the semaphore, and then the call would fail. But to look for them takes a system call for
-//! each task with undo adjustments, whereas semop(2) itself is one compare-exchange. A flag in the
-//! semaphore could say that an undo adjustment would lower it. This would help for semaphores used
-//! as locks. But if one process raises a semaphore and another lowers it, both with `SEM_UNDO`, the
-//! flag would always be set.
+//! A semop(2) that can succeed at once does not look for dead tasks, although their undo
+//! adjustments might lower the semaphore so that the call would fail. The reason is speed: the
+//! search takes a system call for each task with undo adjustments, whereas semop(2) itself is one
+//! compare-exchange.
+//!
+//! Rejected alternative: a flag in the semaphore which says that an undo adjustment would lower it.
+//! The flag would help for semaphores used as locks. But if one process raises a semaphore and
+//! another lowers it, both with `SEM_UNDO`, the flag would always be set.
 //!
 //! # Locks
 //!

@@ -13,15 +13,14 @@
 //! [`Mapping::attached_at`]. `Task::shmdt` returns the size that the host must unmap.
 //!
 //! # Attaches
-//!
 //! A task has one *attach record* for each segment that it has attached, with the number of its
 //! attaches. `shm_nattch` is the sum over all tasks. `Task::fork` copies the attaches of the parent
-//! to the child. A task that ends detaches all its segments. A killed task leaves its records. So
-//! some calls first clean up after killed tasks: those that return the number of attaches, remove a
-//! segment, or attach a segment marked for removal.
+//! to the child. A task that ends detaches all its segments.
+//!
+//! A killed task leaves its records. So some calls first clean up after killed tasks: those that
+//! return the number of attaches, remove a segment, or attach a segment marked for removal.
 //!
 //! # Removal
-//!
 //! `IPC_RMID` of an attached segment removes its key and marks it `SHM_DEST`. Its id stays valid
 //! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced`, the last
 //! detach removes any segment, and the end of the creator removes a segment without attaches.

@@ -1,15 +1,19 @@
 //! Decides whether a call that has to wait polls for a moment before it sleeps.
 //!
-//! A sleep and a wake-up cost two system calls. They cost more if the processor has become idle
+//! A sleep and a wake-up cost two system calls, and more if the processor has become idle
 //! meanwhile: 1.4 to 28 us in all (table `wakeup` of `corewalk-lab`). If the awaited event comes
-//! sooner than that, polling costs less than sleeping. If it comes later, or another program needs
-//! the processor, the polling is wasted. So a thread that has polled in vain does not poll in its
-//! next [`REST_MIN`] waits. The number doubles each time the thread polls in vain again.
+//! sooner than that, polling costs less than sleeping. If the event comes later, or another program
+//! needs the processor, the polling is wasted.
+//!
+//! So a thread that has polled in vain does not poll in its next [`REST_MIN`] waits. The number
+//! doubles each time the thread polls in vain again.
 //!
 //! A poll is useful if the awaited event comes during the poll. Each thread keeps its own history
-//! of useful and futile polls. In the table `wakeup`, one thread sends a request to each of 8 to
-//! 400 others in turn. It gets each answer soon, so its polls are useful. Each of the others waits
-//! long for its next request, so its polls are futile.
+//! of useful and futile polls, because the threads of a program differ.
+//!
+//! Example: in the table `wakeup`, one thread sends a request to each of 8 to 400 others in turn.
+//! That thread gets each answer soon, so its polls are useful. Each of the others waits long for
+//! its next request, so its polls are futile.
 //!
 //! | [`Spin`] | the thread polls |
 //! |---|---|

@@ -114,10 +114,11 @@ impl Task {
 
     /// Takes over the tasks that this process registered before its execve(2).
     ///
-    /// After execve(2), the process is the same, but its program is new. The calls of its old tasks
-    /// have ended with the old program. The undo adjustments of the old tasks stay until the new
-    /// task ends. The records of the old tasks get a new generation, so that other tasks treat
-    /// locks of the old tasks as locks of dead tasks.
+    /// After execve(2), the process is the same, but its program is new, and the calls of its old
+    /// tasks have ended with the old program:
+    /// - The undo adjustments of the old tasks stay until the new task ends.
+    /// - The records of the old tasks get a new generation, so that other tasks treat locks of the
+    ///   old tasks as locks of dead tasks.
     pub(crate) fn adopt(mut self) -> Result<Self, Errno> {
         if self.shared.scope == futex::Scope::Private {
             return Ok(self);
@@ -280,9 +281,11 @@ impl Task {
     }
 
     /// Sets a fork guard: a word by which a call finds out that it runs in a forked child, where
-    /// the task is only a copy. The caller keeps the word `home`. In the task's own process, `home`
-    /// must contain the value of [`Task::pid`]. In a forked child, it must contain another value
-    /// before the child continues a call that its parent began. `MADV_WIPEONFORK` can ensure this.
+    /// the task is only a copy.
+    ///
+    /// The caller keeps this word, `home`. In the task's own process, `home` must contain the value
+    /// of [`Task::pid`]. In a forked child, it must contain another value before the child
+    /// continues a call that its parent began. `MADV_WIPEONFORK` can ensure this.
     ///
     /// A signal handler may interrupt a waiting call, fork, and return in both processes. Then
     /// parent and child both continue the call. With the word `home`, the call ends with `EINTR` in
@@ -310,8 +313,8 @@ impl Task {
 
     /// Returns true if this process is a forked child that continues a call of its parent.
     pub(crate) fn is_copy(&self) -> bool {
-        // ORDERING: Relaxed. The same thread has stored the child's value in `home`, in the memory
-        // of its own process.
+        // ORDERING: Relaxed. A forked child has its own copy of `home`, in which this same thread
+        // has stored the child's value.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
     }
 
@@ -420,11 +423,15 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 /// Normally another task cleans up after a dead task. That task needs a record of its own, since a
 /// lock identifies its holder by the number of the record. This process has no record yet.
 ///
-/// The exchange of `STATE` gives the dead task's record to this process, so no other thread begins
-/// to clean up after the dead task. The new generation makes the locks of the dead task
-/// recognisable as those of a dead holder. The new `IMAGE` (the identity of the program) tells
-/// other tasks that this process is alive and still holds its own locks. If this process dies
-/// during the take-over, the next process that takes over the record cleans up.
+/// The record is taken over as follows:
+/// - The exchange of `STATE` gives the dead task's record to this process, so no other thread
+///   begins to clean up after the dead task.
+/// - The new generation makes the locks of the dead task recognisable as those of a dead holder.
+/// - The new `IMAGE` (the identity of the program) tells other tasks that this process is alive and
+///   still holds its own locks.
+///
+/// If this process dies during the take-over, the next process that takes over the record cleans
+/// up.
 ///
 /// If attaches of the dead task must stay (`shm::reap`), its record stays too. Then this function
 /// tries the records of other dead tasks.

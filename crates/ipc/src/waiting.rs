@@ -1,10 +1,10 @@
 //! The list of the waiting calls of a task. Other threads of the task use it to find calls that
 //! they want to end.
 //!
-//! A signal handler may interrupt a call at any instruction, and make a waiting call itself. If a
-//! lock protected the list, the interrupted thread could hold that lock, and the handler would wait
-//! for it for ever. So a call adds itself by one compare-exchange in a slot of the list, and
-//! removes itself by another. Only calls that find no free slot use a lock.
+//! A call adds itself by one compare-exchange in a slot of the list, and removes itself by another.
+//! Only calls that find no free slot use a lock. The reason is that a signal handler may interrupt
+//! a call at any instruction, and make a waiting call itself. If the interrupted thread held a lock
+//! of the list, the handler would wait for that lock for ever.
 //!
 //! # Slots
 //!

@@ -8,16 +8,15 @@
 //! The namespace has a ladder of [`RUNGS`] words, the rungs. A waiting call can hold a rung. The
 //! rung then contains the time at which the call last took it.
 //!
-//! Each waiting call sleeps for a span of time, its *turn*. After its turn, a call takes a rung
-//! again: its own, or a lower one whose holder is late. A holder is late if it has not taken its
-//! rung again within 1.25 turns. On the lowest rung a turn lasts [`TURN_NS`], and on each higher
-//! rung twice as long as below. A call without a rung sleeps for twice the turn of the highest
-//! rung.
+//! Each waiting call sleeps for a span of time, its *turn*. On the lowest rung a turn lasts
+//! [`TURN_NS`], on each higher rung twice as long as on the rung below, and without a rung twice as
+//! long as on the highest one. After its turn, a call takes a rung again: its own, or a lower one
+//! whose holder is late (has not taken its rung again within 1.25 turns).
 //!
-//! The watcher is the waiting call that holds the lowest rung (word of the ladder). The rung
-//! contains only the time at which the watcher last took it. If the watcher dies or its call ends,
-//! that time just gets old. Then the call on the next rung takes the lowest rung when it wakes up.
-//! If all holders of rungs are killed, the next call that wakes up becomes the watcher.
+//! The watcher is the waiting call that holds the lowest rung (word of the ladder). If the watcher
+//! dies or its call ends, the time in that rung just gets old. Then the call on the next rung takes
+//! the lowest rung when it wakes up. If all holders of rungs are killed, the next call that wakes
+//! up becomes the watcher.
 //!
 //! All waiting calls of a namespace wake up fewer than 20 times a second in total. A call without a
 //! rung (a word of the ladder) wakes up once in 12.8 s. In its first 100 ms, no call takes a rung.

@@ -5,7 +5,9 @@
 //! These tests do not fork. The library recognises a forked child by the word that was given to
 //! `tell_copies_by`: in a child, this word has another value. The tests change the word as a fork
 //! would. Then they interrupt the waiting call, which ends as it would in a child, and change the
-//! word back. The tests of `corewalk-ipc-preload` fork real processes.
+//! word back.
+//!
+//! The tests of `corewalk-ipc-preload` fork real processes.
 //!
 //! Source: fork(2), signal(7).
 

@@ -1,10 +1,10 @@
 //! While a hostile process overwrites words of a namespace, each call must return and must not
 //! crash.
 //!
-//! A test changes the file of a namespace in batches, and a task makes calls after each batch. The
-//! changes replace words, flip single bits, and zero lines (of 64 bytes). The test ignores the
-//! results of the calls, since they may be wrong. Each call must return within [`CALL_MAX`]. The
-//! test interrupts calls that wait, since no other call completes them.
+//! A test changes the file of a namespace in batches: it replaces words, flips single bits, and
+//! zeroes lines (of 64 bytes). After each batch, a task makes calls. The test ignores their
+//! results, which may be wrong, but each call must return within [`CALL_MAX`]. The test interrupts
+//! calls that wait, since no other call completes them.
 //!
 //! Another test copies the file of a namespace, changes the copy, including its header and its
 //! length, and opens it. Either the open must fail, or the calls in the opened namespace must

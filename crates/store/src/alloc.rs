@@ -6,10 +6,10 @@
 //!
 //! # How it works
 //! Runs of free blocks are kept in a tree, ordered by their first block. The threads are divided
-//! into shards. Each shard has a window, which is a run that it has taken from the tree. A small
-//! request takes its blocks from the window of its thread's shard. So threads that write many small
-//! files neither contend nor interleave their blocks. A large request takes its blocks from the
-//! tree.
+//! into shards. Each shard has a window: a run that it has taken from the tree.
+//! - A small request takes its blocks from the window of its thread's shard. So threads that write
+//!   many small files neither contend nor interleave their blocks.
+//! - A large request takes its blocks from the tree.
 //!
 //! # Invariants
 //! - A.1: a block is in exactly one of four places. They are the tree of free runs, the window of a

@@ -1,10 +1,11 @@
 //! Allocation of ids for attribute blocks.
 //!
 //! The ids of freed blocks are reused before new ids are handed out. The threads are divided into
-//! shards. Each shard has its own list of free ids, so that threads do not contend. If the list of
-//! a thread's shard is empty, the thread takes over the list of another shard. Some threads only
-//! free ids, such as the one that runs deferred de-duplication. If no other thread took over their
-//! lists, these lists would grow without bound.
+//! shards. Each shard has its own list of free ids, so that threads do not contend.
+//!
+//! If the list of a thread's shard is empty, the thread takes over the list of another shard.
+//! Otherwise the lists of threads that only free ids would grow without bound. The thread that runs
+//! deferred de-duplication is such a thread.
 //!
 //! # Invariants
 //! - U.1: an id was never used, or is in exactly one list of free ids, or belongs to one block. The

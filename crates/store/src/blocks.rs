@@ -1,17 +1,17 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
 //! A block has an id, a content and a count of its users, which are the inodes that refer to it.
-//! Content and count are in two records, so that a new user does not rewrite the content. The
-//! content of a *shared* block never changes. If the only user of a block sets another content, a
-//! new block with the same id replaces the old one. Shared blocks stay in memory while they are in
-//! use. The [`ShareIndex`] finds blocks with equal contents. A shared block enters the index when
-//! it is read from disk or made. All calls of the index follow the protocol of `corewalk-mbcache`.
+//! Content and count are in two records, so that a new user does not rewrite the content.
+//!
+//! The content of a *shared* block never changes. If its only user sets another content, a new
+//! block with the same id replaces it. Shared blocks stay in memory while they are in use. A shared
+//! block that is read from disk or made enters the [`ShareIndex`], which finds blocks with equal
+//! contents. All calls of the index follow the protocol of `corewalk-mbcache`.
 //!
 //! A *private* block belongs to one inode, and in memory only that inode refers to it. Its record
-//! has no hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of
-//! the block takes only the lock of the inode. Sets that change often are private until a commit
-//! (`late`). Sets longer than [`SHARED_BYTES_MAX`], and all sets of a store without sharing, are
-//! always private.
+//! has no hash ([`UNHASHED`]), and the block is in neither table nor index. So a change of the
+//! block takes only the inode's lock. Sets that change often are private until a commit (`late`).
+//! Sets over [`SHARED_BYTES_MAX`], and all sets of a store without sharing, are always private.
 //!
 //! The key of a block in the index is the hash of its content, or of samples of a long content
 //! (`hash`). If [`COMPARISONS_MAX`] different contents already have one key, the next content with
@@ -65,8 +65,9 @@ const SHARD_BYTES: usize = 512 << 10;
 /// equal, and comparing them is slow. So each of them gets a block of its own.
 const SHARED_BYTES_MAX: usize = 128 << 10;
 /// Maximum number of blocks that `find` compares with a new content before it uses a better key.
+///
 /// The key of a content in the index is a hash. The hash of a long content covers only samples of
-/// it. So different contents may have the same key. After this many comparisons, `find` searches
+/// it, so different contents may have the same key. After this many comparisons, `find` searches
 /// again, with the hash of all bytes as the key.
 const COMPARISONS_MAX: u32 = 4;
 
@@ -732,9 +733,11 @@ mod tests {
     }
 
     /// Invariant K.7: checks that few unused blocks stay in memory after many blocks were in use at
-    /// once. Each scan of a shard drops its unused blocks, and sets `bound` to twice the number of
-    /// used ones. After such a peak, `bound` is too high to start a scan soon. A scan must then
-    /// start because of the number of new blocks.
+    /// once.
+    ///
+    /// Each scan of a shard drops its unused blocks, and sets `bound` to twice the number of used
+    /// ones. After such a peak, `bound` is too high to start a scan soon. So the number of new
+    /// blocks must start a scan.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();

@@ -2,12 +2,13 @@
 //! them.
 //!
 //! Opening a database writes to its device: an unclean database is repaired, and a clean one is
-//! marked as in use. But a mount that is refused must not change the store. To avoid that, the
-//! mount opens the database on a [`BufferedDevice`], which keeps writes in memory, and then checks
-//! the rest of the store. If the mount succeeds, [`BufferedDevice::release`] applies the writes to
-//! the underlying device, in their original order. From then on, the `BufferedDevice` passes all
-//! calls on to that device. If the mount is refused, the `BufferedDevice` and its writes are
-//! dropped.
+//! marked as in use. But a mount that is refused must not change the store. So the mount opens the
+//! database on a [`BufferedDevice`], which keeps writes in memory, and then checks the rest of the
+//! store:
+//! - If the mount succeeds, [`BufferedDevice::release`] applies the writes to the underlying
+//!   device, in their original order. From then on, the `BufferedDevice` passes all calls on to
+//!   that device.
+//! - If the mount is refused, the `BufferedDevice` and its writes are dropped.
 //!
 //! # Invariants
 //! - H.1: the device below does not change before [`BufferedDevice::release`] is called, nor after

@@ -284,10 +284,11 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range. `EINVAL` for an unaligned range of a collapse or insert.
-    /// `EINVAL` for a collapse that reaches the end of the file, and for an insert that starts at
-    /// or behind the end. `EFBIG` for a range behind the largest size. `EOPNOTSUPP` for flags that
-    /// exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file was freed.
+    /// - `EINVAL`: the range is empty; or the range of a collapse or insert is unaligned; or a
+    ///   collapse reaches the end of the file; or an insert starts at or behind the end.
+    /// - `EFBIG`: the range is behind the largest size.
+    /// - `EOPNOTSUPP`: the flags exclude each other.
+    /// - `ENOSPC`; `EIO`; `ESTALE` if the file was freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,

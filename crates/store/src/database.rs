@@ -1,9 +1,11 @@
 //! The embedded database: one table, written in one transaction per commit.
 //!
-//! Only this module calls redb, the embedded database. redb needs one sync for a commit ("1PC+C").
-//! It writes the new pages, with checksums, beside the pages of the last commit. Then it writes a
-//! header that refers to the new commit. After a crash the checksums tell whether the new commit is
-//! complete. If it is incomplete, the database is opened in the state of the commit before.
+//! Only this module calls redb, the embedded database. redb needs one sync for a commit ("1PC+C"):
+//! it writes the new pages, with checksums, beside the pages of the last commit, and then a header
+//! that refers to the new commit.
+//!
+//! After a crash the checksums tell whether the new commit is complete. If it is incomplete, the
+//! database is opened in the state of the commit before.
 //!
 //! # Damaged pages
 //! redb trusts each page that it reads. On a damaged page, redb misses records, panics, or recurses

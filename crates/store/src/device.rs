@@ -158,9 +158,9 @@ impl Device for FileDevice {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
         // redb refuses a database whose file has another length than its header says. So set the
-        // new length of the file in one step, before the zeros are written. If the zeros extended
-        // the file bit by bit, a kill in between would leave a wrong length. A kill after this step
-        // leaves holes instead, for which `reserve` allocates space later.
+        // new length in one step, before the zeros are written, since a kill between several steps
+        // would leave a wrong length. A kill after this step leaves holes, for which `reserve`
+        // allocates space later.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;

@@ -1,10 +1,11 @@
 //! The entries of one directory, as records.
 //!
 //! As in ext4, the entries of a directory are stored by the hash of their names. All entries with
-//! the same hash are in one record, each with its own slot number. The cookie of an entry consists
-//! of the hash and the slot number. A listing goes through the cookies in ascending order. So an
-//! entry that exists during the whole listing is reported exactly once, even if other entries are
-//! added or removed meanwhile (traps T48 and P13).
+//! the same hash are in one record, each with its own slot number.
+//!
+//! The cookie of an entry consists of the hash and the slot number. A listing goes through the
+//! cookies in ascending order. So an entry that exists during the whole listing is reported exactly
+//! once, even if other entries are added or removed meanwhile (traps T48 and P13).
 //!
 //! # Invariants
 //! - C.1: a cookie is never 0, and is always below 2^62. So a 64-bit offset can contain a cookie

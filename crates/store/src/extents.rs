@@ -1,10 +1,12 @@
 //! The extents of one file: the runs of blocks on the data device that hold its content.
 //!
-//! An [`ExtentMap`] finds the extent of a logical block (a block of the file). It has one element
-//! per extent, as the records of the file in the database. A change of the map notes the first
-//! logical block of each extent that it touches. [`ExtentMap::flush`] then puts the records of
-//! these extents into the running transaction. A logical block without an extent is a hole. A block
-//! in an unwritten extent also reads as zeros, but is allocated on the device.
+//! An [`ExtentMap`] finds the extent of a logical block (a block of the file). The map has one
+//! element per extent, as the records of the file in the database. A logical block without an
+//! extent is a hole. A block in an unwritten extent also reads as zeros, but is allocated on the
+//! device.
+//!
+//! A change of the map notes the first logical block of each extent that it touches.
+//! [`ExtentMap::flush`] then puts the records of these extents into the running transaction.
 //!
 //! # Invariants
 //! - E.1: no extent is empty, and extents do not overlap. Two extents that are adjacent both in the

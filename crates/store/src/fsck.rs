@@ -1,10 +1,12 @@
 //! Checks a store that is not mounted.
 //!
-//! `fsck` reads all records and verifies that they agree with each other. First redb verifies its
-//! pages. If the last commit is incomplete or has a damaged page, redb falls back to the commit
-//! before it. After a crash that is normal, so it is no finding. Then `fsck` replays the log, as a
-//! mount does. If a mount would refuse the log, `fsck` reports that, and checks the database
-//! without the log.
+//! `fsck` verifies that all records agree with each other:
+//! 1. redb (the database) verifies its pages. If the last commit is incomplete or has a damaged
+//!    page, redb falls back to the commit before it. After a crash that is normal, so it is no
+//!    finding.
+//! 2. `fsck` replays the log, as a mount does. If a mount would refuse the log, `fsck` reports
+//!    that, and checks the database without the log.
+//! 3. `fsck` reads all records.
 //!
 //! `fsck` works on copies of the devices in memory (`overlay`), so it changes no byte of the store.
 //! There is no repair, since a crash leaves nothing to repair.

@@ -2,20 +2,23 @@
 //!
 //! Hashes are stored in the database: the hash of a name in its directory, and the hash of an
 //! attribute set in the record of its block. So the algorithm is part of the format, and changing
-//! it needs a new format version. The secret is derived from a seed that is drawn when a store is
-//! made and kept in the superblock. So an attacker cannot craft names that collide (trap T54).
+//! it needs a new format version.
+//!
+//! The secret is derived from a seed that is drawn when a store is made and kept in the superblock.
+//! So an attacker cannot craft names that collide (trap T54).
 //!
 //! As in wyhash, a step mixes two words with two secret words, multiplies them to 128 bits, and
 //! folds the two halves together. Four chains of such steps run in parallel, since an attribute set
 //! may be long.
 //!
 //! # Long attribute sets
-//! Names and most attribute sets are hashed as a whole. An input longer than [`WHOLE_MAX`] bytes is
-//! long. Of a long input, [`Secret::hash`] hashes only the length and [`SAMPLES`] pieces, evenly
-//! spaced from the first byte to the last. The reason is speed: hashing 4 KiB takes longer than
-//! comparing 4 KiB. Two sets with equal hashes are compared byte by byte anyway before they share a
-//! block. Sets that differ only between the pieces have the same hash. If a lookup finds several
-//! such sets, `blocks` uses [`Secret::hash_whole`] instead.
+//! Names and most attribute sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`]
+//! bytes, [`Secret::hash`] hashes only the length and [`SAMPLES`] pieces, evenly spaced from the
+//! first byte to the last. The reason is speed: hashing 4 KiB takes longer than comparing 4 KiB.
+//!
+//! Long sets that differ only between the pieces have the same hash. So sets with equal hashes are
+//! compared byte by byte before they share a block. If a lookup finds several different sets with
+//! the same hash, `blocks` uses [`Secret::hash_whole`] instead.
 //!
 //! Source: `corewalk`'s `hash` and `corewalk-mbcache` use the same fold.
 

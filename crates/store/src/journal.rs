@@ -2,21 +2,20 @@
 //!
 //! The design follows jbd2. Operations join the *running* transaction, a [`Layer`] of records in
 //! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
-//! starts a new one. If the frozen layer is small, it is appended to the log with its file data,
-//! and becomes part of the *logged* layer. Otherwise the commit syncs the file data and writes the
-//! logged and the frozen layer to the database, in one transaction that makes the log void.
-//! Periodic commits always go to the database. A read looks in the running, the frozen and the
-//! logged layer, and last in a snapshot of the database.
+//! starts a new one. Then the frozen layer becomes durable in one of two ways:
+//! - If it is small, it is appended to the log with its file data, and joins the *logged* layer.
+//! - Otherwise, and in a periodic commit, the file data is synced. Then the logged and the frozen
+//!   layer are written to the database, in one transaction that makes the log void.
+//!
+//! A read looks in the running, frozen and logged layer, and last in a snapshot of the database.
 //!
 //! # Guarantees
 //! - J.1: all changes of an operation are in one transaction, because the operation holds a handle
 //!   from its first change to its last.
 //! - J.2: database and log together always contain the state at the end of a commit. So after a
 //!   crash and the replay of the log, the store is consistent.
-//! - J.3: the file data of a transaction becomes durable together with its extents, in one log
-//!   entry, or before its extents (as in ext4 with `data=ordered`).
-//! - J.4: blocks that a transaction frees are allocated again only after that transaction is
-//!   durable.
+//! - J.3: a transaction's file data is durable in one log entry with its extents, or before them.
+//! - J.4: blocks are allocated again only once the transaction that frees them is durable.
 //! - J.5: calls of [`Journal::commit_up_to`] that arrive during a commit share the next commit.
 //! - J.6: file data is synced without a log entry only while the log holds no file data. Otherwise
 //!   a replay would write older data from the log over the synced data.
@@ -25,17 +24,17 @@
 //! - Full host: a commit that gets `ENOSPC` frees the reserve, a file of [`RESERVE_BYTES`]. It
 //!   reopens the database and tries again, with the freed space. From then on, calls that need
 //!   space fail with `ENOSPC` until the host has space for the reserve again.
-//! - Failed read: after a failed read, the database refuses all calls until it is reopened. The
-//!   next sync or commit reopens it (`reopen_if_failed`). The reopened database may lack the last
-//!   commit. In that case it is not used (`opened`), and the store becomes read-only.
+//! - Failed read: the database then refuses all calls until the next sync or commit reopens it
+//!   (`reopen_if_failed`). If the reopened database lacks the last commit, it is not used
+//!   (`opened`), and the store becomes read-only.
 //! - Failed write of the log: the transaction is written to the database instead.
 //! - Any other failure of a commit: later changes fail with `EROFS`, and fsync fails with `EIO`.
 //!
 //! # Locks
 //! The transaction barrier is one reader-writer lock per shard of threads. An operation locks its
-//! own shard for reading. A commit locks all shards for writing. The barrier is locked before every
-//! other lock of the store. The mutex of `state` is held briefly, and never while the thread waits
-//! for the barrier. A commit locks `data_sync`, `log`, `opened`, in this order.
+//! own shard for reading, before every other lock of the store but `turn` (of `late`). A commit
+//! locks all shards for writing. It also locks `data_sync`, `log`, `opened`, in this order, and if
+//! it reopens the database, then the barrier. No thread waits for the barrier with `state` locked.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
@@ -297,9 +296,10 @@ impl View {
 
     /// Collects the records of `kind` whose keys have `major` as their first number, and appends
     /// them to `out`. The records are in ascending order of their second number, `minor`, and start
-    /// at the number `from`. One call may return only a part of them. Then it returns the number
-    /// from which the next call must continue, even if it has appended nothing. At the end, returns
-    /// None.
+    /// at the number `from`.
+    ///
+    /// One call may return only a part of them. Then it returns the number from which the next call
+    /// must continue, even if it has appended nothing. At the end, returns None.
     ///
     /// # Errors
     /// `EIO` if the records cannot be read.
@@ -647,15 +647,15 @@ impl Journal {
 
     fn fail(&self) {
         // ORDERING: Relaxed. Other threads load `is_failed` to learn of the failure. A thread that
-        // must not miss it holds the mutex of `state` during the load. Or its own sync of the
-        // device fails with the same error.
+        // must not miss it holds the mutex of `state` during the load, or gets an error from its
+        // own sync of the device.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
         // ORDERING: Relaxed. The load may miss that a commit has just failed. A caller that must
-        // not miss the failure has locked the mutex of `state`. Or its own sync of the device fails
-        // with the same error.
+        // not miss the failure has locked the mutex of `state`, or gets an error from its own sync
+        // of the device.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

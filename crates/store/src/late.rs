@@ -1,19 +1,17 @@
 //! Deferred de-duplication of attribute sets: it happens just before a commit.
 //!
 //! De-duplicating an attribute set takes a hash, a lookup, a comparison, and updates of shared
-//! counters. That work is wasted on a set that is soon replaced. So only the first new set of an
-//! inode in a transaction is de-duplicated at once. A second one is put into a private block (see
-//! `blocks`), and the inode is queued (`corewalk_mbcache::Deferral`). Later sets of the inode
-//! change that block in place.
+//! counters. That work is wasted on a set that is soon replaced. So only an inode's first new set
+//! in a transaction is de-duplicated at once. For a second set, the inode is queued ([`Deferral`])
+//! and gets a private block (see `blocks`). Later sets of the inode change that block in place.
 //!
 //! Before a thread commits, it de-duplicates the queued sets. If a shared block has the same
 //! content, the inode uses that block and its private block is freed. Otherwise the private block
 //! becomes a shared one. The sets are handled in ascending order of their block ids. So of two
 //! equal blocks the one with the lower id stays, which is usually the older one.
 //!
-//! Two kinds of commits skip this step: those that make a change of names durable (`dirsync`), and
-//! those of a transaction with too many records in memory. They write the private blocks, and the
-//! inodes stay queued.
+//! Two kinds of commits skip this and leave the inodes queued: those that make a change of names
+//! durable (`dirsync`), and those of a transaction with too many records in memory.
 //!
 //! # Invariants
 //! - L.1: an inode with the flag `is_waiting` is in the queue, or the thread in `Deferral::share`
@@ -28,12 +26,12 @@
 //! - L.4: an inode whose attributes change once per transaction is not queued.
 //!
 //! # Concurrency
-//! A private block is stored like a block with one user, in the transaction of its inode. So the
-//! user counts are right in every commit. The de-duplication of an attribute set is an operation of
-//! its own. It holds a handle of the journal, so all its changes are in one transaction (J.1). It
-//! also holds the inode's lock, so the inode's attributes do not change meanwhile. A lookup of
-//! equal blocks never finds a private block (K.8). `Deferral::share` runs in one thread at a time.
-//! Two threads could otherwise move two inodes to each other's block.
+//! - A private block is stored like a block with one user, in the transaction of its inode. So the
+//!   user counts are right in every commit. No lookup of equal blocks finds it (K.8 of `blocks`).
+//! - The de-duplication of a set holds a handle of the journal, so all its changes are in one
+//!   transaction (J.1 of `journal`). It also holds the inode's lock, so the set does not change.
+//! - `Deferral::share` runs in one thread at a time. Otherwise two threads could move two inodes to
+//!   each other's block.
 //!
 //! # Locks
 //! The mutex `turn` of the `Deferral` is locked before the transaction barrier and every other

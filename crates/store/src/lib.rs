@@ -5,9 +5,10 @@
 //!
 //! The design follows ext4 with `data=ordered`. An operation changes inodes in memory and puts
 //! their records into the running transaction (`journal`). `fsync` commits that transaction with
-//! one write and one sync of a write-ahead log (`log`). Every few seconds, and whenever the log
-//! cannot take a transaction, a commit writes to an embedded database (`database`) instead and
-//! makes the log void. A mount after a crash replays the log.
+//! one write and one sync of a write-ahead log (`log`).
+//!
+//! Every few seconds, and whenever the log cannot take a transaction, a commit writes to a database
+//! (`database`) instead and makes the log void. A mount after a crash replays the log.
 //!
 //! | module | contents |
 //! |---|---|
@@ -23,9 +24,8 @@
 //! - S.1: [`Store::sync`] *confirms* all earlier changes: they are durable when it returns. `fsync`
 //!   confirms a file and its names, but not the rename of a directory above it.
 //! - S.2: after a crash and the replay of the log, the store is in the state of some commit. Only
-//!   bytes that were overwritten in place may be newer than that commit. No file shows bytes of
-//!   another file. With [`StoreOptions::is_dirsync`], a change of a directory is durable when its
-//!   call returns.
+//!   bytes that were overwritten in place may be newer. No file shows bytes of another file. With
+//!   [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
 //! - S.3: a full host gives `ENOSPC`, and a failed read `EIO`. Any other failure of a commit makes
 //!   the store read-only: `fsync` fails with `EIO`, changes with `EROFS`. No durable file is lost.
 //! - S.4: a mount of a mounted directory, or of an unknown format version, is refused.

@@ -1,40 +1,40 @@
 //! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
 //! Committing to the database writes several pages, and file data is synced on another device. To
-//! avoid both, a small transaction is appended to the log as one *entry*, which contains its
-//! records and the bytes that it wrote to files. The records also stay in memory
-//! ([`crate::journal`]) until a later commit writes them to the database. Each commit to the
-//! database increments the *generation*, which makes all entries in the log void. Only a mount and
-//! `fsck` read the log.
+//! avoid both, a small transaction is appended to the log as one *entry*: its records, and the
+//! bytes that it wrote to files. The records also stay in memory ([`crate::journal`]) until a later
+//! commit writes them to the database.
+//!
+//! Each commit to the database increments the *generation*, which makes all entries in the log
+//! void. Only a mount and `fsck` read the log.
 //!
 //! # Guarantees
 //! - I.1: an entry is valid if its generation, number and hash are right and all entries before it
 //!   are valid. So torn entries and entries of older generations are invalid. A valid-looking entry
 //!   behind an invalid one shows that the log is damaged, and a mount refuses the store. A log with
 //!   a later generation than the database is refused too ([`replay()`]).
-//! - I.2: each entry starts on a new block, so appending an entry never touches a block of a valid
-//!   one.
+//! - I.2: each entry starts on a new block, so no append touches a block of a valid entry.
 //! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
 //!   transaction, which gets the next generation.
-//! - I.4: suppose that new file data overwrites data that is in the log. Then the new data is
-//!   logged too, or is synced with the next commit to the database (J.6 of `journal`). So a replay
-//!   never overwrites confirmed bytes with older ones.
+//! - I.4: new file data over data that is in the log is logged too, or synced with the next commit
+//!   to the database (J.6 of `journal`). So a replay writes no older bytes over confirmed ones.
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
 //! # End marks
 //! An *end mark* is a header without records, which says that its generation has no entries. After
 //! each commit to the database, each of the first two blocks of the log gets an end mark. The first
-//! entry of the generation overwrites both. If a mark is newer than the database, the database is
-//! too old. If a block of the log is unreadable, a mark of the database's generation proves that no
-//! confirmed entry is lost. Only closing the store syncs the marks ([`Log::end`]), since a sync
-//! would make each commit a third longer.
+//! entry of the generation overwrites both. A mount learns from a mark:
+//! - If the mark is newer than the database, the database is too old.
+//! - If a block of the log is unreadable, a mark of the database's generation proves that no
+//!   confirmed entry is lost. Only closing the store syncs the marks ([`Log::end`]), since a sync
+//!   would make each commit a third longer.
 //!
 //! # Length
-//! While the log is in use, the superblock contains the length of the log
-//! ([`SuperRecord::log_bytes`]). Once the store is closed, it contains 0. If the log is shorter
-//! than the superblock says, a mount refuses the store ([`crate::OpenError::LogShort`]). A mount
-//! fills the whole log with zeros, so the host has allocated all its blocks. Then a sync of an
-//! entry costs the host one write, and cannot fail for lack of space.
+//! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]), and 0
+//! once the store is closed. A mount refuses a store whose log is shorter
+//! ([`crate::OpenError::LogShort`]). A mount fills the whole log with zeros, so the host has
+//! allocated all its blocks. Then a sync of an entry costs the host one write, and cannot fail for
+//! lack of space.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, whose revoke records also keep a replay
 //! from writing old bytes over newer ones (I.4).
@@ -260,10 +260,11 @@ impl Entry<'_> {
         }
         log.seal(log.number, payload);
         // End marks (headers that say that the log is empty) are at the start of the log's first
-        // two blocks. The first entry overwrites them. By chance, the file data in this entry may
-        // have the same bytes as the second mark, at the same place. A mount would take these bytes
-        // for the mark. In this case return None, so that the transaction goes to the database
-        // instead of the log.
+        // two blocks. The first entry overwrites both. By chance, the file data in this entry may
+        // equal the second mark, at the same place. A mount would take these bytes for the mark.
+        //
+        // In this case return None, so that the transaction goes to the database instead of the
+        // log.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())

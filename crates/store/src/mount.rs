@@ -10,15 +10,16 @@
 //!
 //! # Invariants
 //! - N.1: a mount that refuses a store has not changed a byte of it. [`Mount::look`] finds every
-//!   reason for a refusal, and only reads the devices. [`Mount::settle`] makes the changes. If the
-//!   host fails during these changes, nothing is lost. The entries of the log remain valid until a
-//!   commit makes them void, so the next mount replays them again.
+//!   reason for a refusal, and only reads the devices. [`Mount::settle`] makes the changes.
+//!
+//! If the host fails during these changes, nothing is lost. The entries of the log remain valid
+//! until a commit makes them void, so the next mount replays them again.
 //!
 //! # How it works
-//! The database is opened on a device that buffers its writes (`buffered`). The mount reads the
-//! whole log and keeps the records that it needs (`log::Contents`). It checks the database together
-//! with these records, as if they were already in the database. After these checks, the mount makes
-//! missing files, releases the buffered writes, and replays the log.
+//! 1. The database is opened on a device that buffers its writes (`buffered`).
+//! 2. The mount reads the whole log and keeps the records that it needs (`log::Contents`).
+//! 3. It checks the database together with these records, as if they were already in the database.
+//! 4. It makes missing files, releases the buffered writes, and replays the log.
 //!
 //! Rejected alternative: replay the log in memory first, as `fsck` does, and then a second time on
 //! disk. The first replay would keep all changed pages in memory, in the worst case some hundred

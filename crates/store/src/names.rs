@@ -1,10 +1,11 @@
 //! Changes of names: make, remove, rename and link.
 //!
 //! Each change is atomic for every observer, and all of it is in one transaction. A call locks the
-//! directories that it changes, checks everything, and only then changes them. Since a record may
-//! be damaged, the checks include the counts of entries and the file types of inodes. If a count is
-//! too small, or the file types of an inode and its entry differ, the call fails with `EIO` and
-//! changes nothing.
+//! directories that it changes, checks everything, and only then changes them.
+//!
+//! Since a record may be damaged, the checks include the counts of entries and the file types of
+//! inodes. If a count is too small, or the file types of an inode and its entry differ, the call
+//! fails with `EIO` and changes nothing.
 //!
 //! # Locks and their order
 //! 1. The mutex `turn` of the de-duplication queue (`late`). Then the transaction barrier, which a
@@ -405,8 +406,10 @@ impl Rename<'_, '_> {
     }
 
     /// Returns the inode records of the new and the old directory, with their counts of entries and
-    /// links updated. `of_new` describes the change of the new directory, `of_old` that of the old
-    /// one. Each has the number of entries that the directory gains, and the number that it loses.
+    /// links updated. `of_new` and `of_old` describe the change of the new and of the old
+    /// directory: the number of entries that it gains, and the number that it loses.
+    ///
+    /// # Errors
     /// `EIO` if a count is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,

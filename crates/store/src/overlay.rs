@@ -2,9 +2,10 @@
 //!
 //! `fsck` takes the same steps as a mount, but must not change the store. These steps include
 //! writes: an unclosed database is repaired, and the log is replayed. So `fsck` puts an [`Overlay`]
-//! above each device. A block that was written to the overlay is read from memory, any other block
-//! from the device below. Nothing is written to the device below, so its file may be open for
-//! reading only.
+//! above each device.
+//!
+//! A block that was written to the overlay is read from memory, any other block from the device
+//! below. Nothing is written to the device below, so its file may be open for reading only.
 //!
 //! # Invariants
 //! - V.1: an [`Overlay`] shows bytes of the device below only up to the smallest length that the

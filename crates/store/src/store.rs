@@ -95,11 +95,12 @@ pub struct StoreOptions {
 }
 
 impl Default for StoreOptions {
-    /// Returns the default options. Size and inodes are not limited. A commit comes every 5
-    /// seconds, as in ext4. A transaction has up to 32 MiB, the log has 16 MiB, and the database
-    /// has a cache of 64 MiB. The root directory belongs to user 0 and has mode 755. De-duplication
-    /// is deferred to the next commit. The mount is read-write, uses `relatime`, and makes a new
-    /// store if there is none.
+    /// Returns the default options:
+    /// - Size and inodes are not limited. The root directory belongs to user 0 and has mode 755.
+    /// - A commit comes every 5 seconds, as in ext4. A transaction has up to 32 MiB, the log has 16
+    ///   MiB, and the database has a cache of 64 MiB. De-duplication is deferred to the next
+    ///   commit.
+    /// - The mount is read-write, uses `relatime`, and makes a new store if there is none.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,

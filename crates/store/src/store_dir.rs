@@ -381,9 +381,10 @@ impl StoreDir {
 }
 
 /// Returns the pid of the process that has the store in the directory `path` open. Returns None if
-/// no process has it open, or if the process cannot be found. A process in another pid namespace
-/// cannot be found. No process can be found if the host reports no locks, or on btrfs, which
-/// reports locks under another device number than stat(2).
+/// no process has it open, or if the process cannot be found:
+/// - A process in another pid namespace cannot be found.
+/// - No process can be found if the host reports no locks, or on btrfs, which reports locks under
+///   another device number than stat(2).
 ///
 /// # Examples
 /// ```

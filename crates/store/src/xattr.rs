@@ -11,8 +11,10 @@
 //! # Limits
 //! The limits of xattr(7) hold. A name has at most 255 bytes, a value 64 KiB, and all names of an
 //! inode with their NULs 64 KiB. All names and values of an inode together have at most 1 MiB, as
-//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A store made by an older
-//! version may contain a larger set. Such a set is kept, but may only become smaller.
+//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.)
+//!
+//! A store made by an older version may contain a larger set. Such a set is kept, but may only
+//! become smaller.
 //!
 //! The class of a name is the part before its first dot, such as `user`. A name of an unknown class
 //! is refused, and so is a name that consists only of a class. `user` attributes are allowed only

@@ -4,10 +4,11 @@
 //! Each operation runs twice: with the library, and on the host kernel. Both times a process of
 //! this program reads the operation from a pipe and makes the call of libc. The processes with the
 //! library get a namespace in their environment, as `corewalk ipc exec` starts a command. The test
-//! process applies the undo of killed processes. The comparison covers all that a caller sees:
-//! results, errnos, the structures of `*_STAT` and `*_INFO`. Pids are translated before the
-//! comparison. A time counts as equal if it is set on both sides or on neither. Ids have to be
-//! equal.
+//! process applies the undo of killed processes.
+//!
+//! The comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
+//! `*_INFO`. Pids are translated before the comparison. A time counts as equal if it is set on both
+//! sides or on neither. Ids have to be equal.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips all tests.

@@ -2,8 +2,9 @@
 //!
 //! A test starts this test program again. In the environment of the new process are the preload
 //! library, a namespace and the name of a role. A role is a function that makes plain calls of
-//! libc, forks, and panics if an answer is wrong. As the control, the same roles run without the
-//! library, and must pass on the host kernel too.
+//! libc, forks, and panics if an answer is wrong.
+//!
+//! As the control, the same roles run without the library, and must pass on the host kernel too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 mod faults;

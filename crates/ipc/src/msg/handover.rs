@@ -2,18 +2,21 @@
 //!
 //! # A receiver that has died
 //!
-//! A sender does not check whether the receiver is alive, since that would take several system
-//! calls under the queue's lock (trap X6). The sender passes the message on and wakes the receiver.
-//! If the wake-up finds a sleeping thread, the receiver is alive. Otherwise the receiver has died,
-//! or it is about to sleep and takes the message within a few instructions. So the sender polls the
-//! message for some microseconds. If the receiver does not take the message, the sender checks
-//! whether the receiver is dead. If it is, the sender reaps it: it cleans up after the dead task.
+//! A sender passes its message on without a check whether the receiver is alive, since the check
+//! would take several system calls under the queue's lock (trap X6). Then the sender wakes the
+//! receiver:
+//! - If the wake-up finds a sleeping thread, the receiver is alive.
+//! - Otherwise the receiver has died, or it is about to sleep and takes the message within a few
+//!   instructions. So the sender polls the message for some microseconds. If the receiver does not
+//!   take the message, the sender checks whether the receiver is dead. If so, the sender reaps the
+//!   receiver: it cleans up after the dead task.
 //!
 //! To reap a dead receiver is also to pass its message to the next receiver, or to put the message
-//! back into the queue (`rebuild`). So suppose that a receiver is already dead when msgsnd(2)
-//! begins. Before msgsnd returns, another task can receive the message. A receiver may also be
-//! killed later, before it takes its message. Linux loses that message, but corewalk passes it to
-//! another receiver.
+//! back into the queue (`rebuild`). This has two consequences:
+//! - If a receiver is already dead when msgsnd(2) begins, another task can receive the message
+//!   before msgsnd returns.
+//! - If a receiver is killed later, before it takes its message, corewalk passes that message to
+//!   another receiver. Linux loses the message.
 //!
 //! Source: Linux `ipc/msg.c` (`pipelined_send`); futex(2) for the number of woken threads.
 

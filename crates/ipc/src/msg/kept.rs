@@ -1,9 +1,11 @@
 //! Allocates and frees messages. A task keeps the memory of one message that it has read.
 //!
 //! A task that has read a message keeps the memory of that message for the next message that it
-//! sends. It keeps at most one message, which is still marked as its private message (one that is
-//! in no queue). So a task that receives and sends in turn does not take the lock of the pool,
-//! which all queues share. All tasks together keep at most a quarter of the pool.
+//! sends. So a task that receives and sends in turn does not take the lock of the pool, which all
+//! queues share.
+//!
+//! A task keeps the memory of at most one message, which is still marked as its private message
+//! (one that is in no queue). All tasks together keep at most a quarter of the pool.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;

@@ -10,13 +10,16 @@
 //! | 17-36 | tag | the tag of the queue, which differs from that of earlier queues in the slot |
 //! | 37-63 | node | of a delivered message: the node of the receiver |
 //!
-//! The truth word, the first word of a message, contains one of three states. A private message
-//! belongs to one task, its owner, which the memory pool's header of the message names. A queued
-//! message is in its queue. A delivered message was passed to a waiting receiver. A sender writes a
-//! private message, and then stores the state queued or delivered. A receiver first stores itself
-//! as the owner, then makes the message private, and then reads it. Everything else, such as links
-//! and the queue's counts, can be rebuilt from the truth words and the tickets (numbers in the
-//! order of arrival).
+//! The truth word, the first word of a message, contains one of three states:
+//! - Private: the message belongs to one task, its owner. The memory pool's header of the message
+//!   names the owner.
+//! - Queued: the message is in its queue.
+//! - Delivered: the message was passed to a waiting receiver.
+//!
+//! A sender writes a private message, and then stores the state queued or delivered. A receiver
+//! first stores itself as the owner, then makes the message private, and then reads it. Everything
+//! else, such as links and the queue's counts, can be rebuilt from the truth words and the tickets
+//! (numbers in the order of arrival).
 //!
 //! Type, size and ticket are written before the truth word, which contains the message's state.
 //! They do not change while the message is queued. Only the sender writes the text, and only the
@@ -91,11 +94,10 @@ impl<'s> Message<'s> {
     /// has allocated enough cache lines for the text.
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
-        // ORDERING(ipc-joins): Release. Orders a change of the pool's count `joins` before the
-        // stores of the type and the text below. The pool may have joined free ranges of cache
-        // lines to make memory for this message. A thread that walks over the ranges may then
-        // mistake this text for the header of an old range. If so, it also sees that `joins` has
-        // changed.
+        // ORDERING(ipc-joins): Release fence. Orders a change of the pool's count `JOINS` before
+        // the stores of the type and the text below. The pool may have joined ranges of cache lines
+        // for this message. A thread that walks over the former ranges may mistake this text for
+        // the header of one of them. Such a thread then also sees that `JOINS` has changed.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());

@@ -2,9 +2,10 @@
 //! waits for space.
 //!
 //! A wait node consists of two cache lines of a memory pool. The waiting task sleeps on the node's
-//! first word, the status. After a wake-up the task reads only the status, since the queue may have
-//! been removed. A task that stores an outcome in the status must not access the node afterwards,
-//! since the waiting task may have freed it (trap I13).
+//! first word, the status. Two accesses are forbidden:
+//! - After a wake-up the task reads only the status, since the queue may have been removed.
+//! - A task that has stored an outcome in the status must not access the node any more, since the
+//!   waiting task may have freed it (trap I13).
 //!
 //! | status | meaning |
 //! |---|---|
@@ -176,9 +177,11 @@ impl<'s> Node<'s> {
     }
 
     /// Returns the value that futex(2) must find in the low half of the status word, so that the
-    /// task goes to sleep. It is the present status with the bits `DONE`, `INTERRUPTED` and
-    /// `CALLED` cleared. If one of these bits is set, the values differ, and the task does not
-    /// sleep. Other bits do not prevent the sleep. Only damage of shared memory can set them.
+    /// task goes to sleep: the present status with the bits `DONE`, `INTERRUPTED` and `CALLED`
+    /// cleared.
+    ///
+    /// If one of these bits is set, the values differ, and the task does not sleep. Other bits,
+    /// which only damage of shared memory can set, do not prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
@@ -199,9 +202,10 @@ impl<'s> Node<'s> {
     /// outcome.
     ///
     /// Returns the outcome of the call, and whether its wait node has left the queue's list of
-    /// waiting calls. If another task has stored an outcome, returns that one, and the node has
-    /// left the list. Otherwise returns `outcome`, and the node may still be in the list. It is
-    /// then marked as interrupted, so that no sender passes it a message.
+    /// waiting calls:
+    /// - If another task has stored an outcome: that outcome. The node has left the list.
+    /// - Otherwise: `outcome`. The node may still be in the list, marked as interrupted, so that no
+    ///   sender passes it a message.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
         if self.whose().is_none() {
             return (outcome, true);

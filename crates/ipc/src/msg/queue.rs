@@ -1,11 +1,13 @@
 //! A queue: its words and its lock.
 //!
-//! Each slot of the id table has two cache lines for a queue. The queue's lock protects the words
-//! of these lines, and the links of the queue's messages and wait nodes. It also protects the state
-//! of these messages and nodes while they belong to the queue. The word `LIVE` identifies the queue
-//! that occupies the slot. A lookup takes no lock, so the queue may be removed before the call
-//! takes the lock. Under the lock, each call therefore compares `LIVE` with the queue that it found
-//! (trap I3).
+//! Each slot of the id table has two cache lines for a queue. The queue's lock protects:
+//! - the words of these lines;
+//! - the links of the queue's messages and wait nodes;
+//! - the state of these messages and nodes while they belong to the queue.
+//!
+//! The word `LIVE` identifies the queue that occupies the slot. A lookup takes no lock, so the
+//! queue may be removed before the call takes the lock. So each call that has taken the lock
+//! compares `LIVE` with the queue that its lookup found (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -273,8 +275,8 @@ impl<'s> QueueGuard<'s> {
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
-        // ORDERING(ipc-redo): Release. If recovery sees the record, it also sees the new value of
-        // `qbytes`.
+        // ORDERING(ipc-redo): Release. If recovery sees this record of the `IPC_SET`, it also sees
+        // the new `qbytes` stored above.
         second[SETTING].store(self.setting(), Ordering::Release);
     }
 

@@ -1,9 +1,9 @@
 //! Rebuilds a queue from its messages and nodes.
 //!
-//! When a task takes over a queue's lock from a dead task, it calls [`recover`]. `recover` reads
-//! all messages and wait nodes of the namespace. Their truth words, which contain their state, tell
+//! A task that takes over a queue's lock from a dead task calls [`recover`], which reads all
+//! messages and wait nodes of the namespace. Their truth words (the words with their states) tell
 //! which of them belong to the queue. `recover` sets the lists and counts of the queue accordingly.
-//! So the change that the dead task had begun is completed or undone:
+//! This completes or undoes the change that the dead task had begun:
 //!
 //! | the task died | then |
 //! |---|---|
@@ -262,9 +262,11 @@ pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
 }
 
 /// Checks all calls that wait at message queues, on behalf of the watcher (the one waiting call
-/// that looks for dead tasks). Repairs queues whose lock has a dead holder or whose removal was
-/// interrupted. Wakes calls that have an outcome or whose queue is gone. Returns the tasks that
-/// were passed a message and may have died before they took it.
+/// that looks for dead tasks):
+/// - Repairs queues whose lock has a dead holder or whose removal was interrupted.
+/// - Wakes calls that have an outcome or whose queue is gone.
+///
+/// Returns the tasks that were passed a message and may have died before they took it.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut queues) = (Vec::new(), BTreeSet::new());
     for (node, task) in nodes(shared) {

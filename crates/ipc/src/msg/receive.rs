@@ -93,11 +93,12 @@ impl Drop for Arrived<'_> {
 impl Task {
     /// Receives a message into `text`. Waits until there is one.
     ///
-    /// With `msgtyp` 0, the call takes the first message. With a positive `msgtyp`, it takes the
-    /// first message of this type, or with `MSG_EXCEPT` the first one of another type. With a
-    /// negative `msgtyp`, it takes the first message of the lowest type that is at most the
-    /// absolute value. With `MSG_COPY`, it copies the message at position `msgtyp` and leaves that
-    /// message in the queue.
+    /// `msgtyp` selects the message:
+    /// - 0: the first message.
+    /// - Positive: the first message of this type, or with `MSG_EXCEPT` the first one of another
+    ///   type.
+    /// - Negative: the first message of the lowest type that is at most the absolute value.
+    /// - With `MSG_COPY`: the message at position `msgtyp`, which is copied and stays in the queue.
     ///
     /// # Errors
     ///
@@ -287,8 +288,8 @@ impl Task {
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
-            // While a receiver waits, each message that it takes is passed directly to its wait
-            // node. So it need not look for a queued message.
+            // Senders pass messages straight to the wait node of a waiting receiver. So the
+            // receiver need not look for a queued message.
             if !matches!(node.status(), Status::Done(_)) {
                 node.answer_call();
             }

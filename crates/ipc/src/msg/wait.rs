@@ -39,8 +39,8 @@ impl Task {
         again: impl Fn(QueueGuard<'q>, Node<'_>) -> bool,
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
-        // The caller found under the lock that the call has to wait, and has held the lock since.
-        // So no wake-up is lost (trap I5).
+        // The caller found under the queue's lock that the call has to wait, and still holds that
+        // lock. So no wake-up is lost (trap I5).
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
         let outer = self.begin_wait(node.line);

@@ -8,26 +8,33 @@
 //! # One store at a time
 //!
 //! To join a run of adjacent free ranges, the pool splits the whole run into new ranges, which are
-//! as large as possible. It writes their headers one by one, the last range of the run first. A new
-//! header overwrites an old one, or lies where no walk over the headers looks yet, such as inside
-//! an old range. Where the new range ends, the next new header is already written. So the headers
-//! are valid after each store. If the thread dies in between, only some of the ranges are joined.
+//! as large as possible. The pool writes the headers of the new ranges one by one, the last range
+//! first:
+//! - A new header overwrites an old one, or lies where no walk over the headers looks yet, such as
+//!   inside an old range.
+//! - Where the new range ends, the next new header is already written.
+//!
+//! So the headers are valid after each store. If the thread dies in between, only some of the
+//! ranges are joined.
 //!
 //! # Walks without the lock
 //!
-//! A walk over the headers of a pool's ranges takes no lock. Another thread may meanwhile join the
-//! range that the walk has reached to the previous range, and allocate the result. Then the walk
-//! may mistake text of a message for the next header. So the count `JOINS` changes after a join,
-//! before the joined ranges are used. If the count has changed by the end of a walk, the walk is
-//! repeated ([`Pool::collect_used`]). Before a thread frees a range that a walk has found, it
-//! checks that range again under the lock ([`Pool::free_seen`]).
+//! A walk over the headers of a pool's ranges takes no lock. Another thread may join the range that
+//! the walk has reached to the previous range, and allocate the result. Then the walk may mistake
+//! text of a message for the next header. Two checks prevent harm:
+//! - The count `JOINS` changes after a join, before the joined ranges are used. If the count has
+//!   changed by the end of a walk, [`Pool::collect_used`] repeats the walk.
+//! - Before a thread frees a range that a walk has found, [`Pool::free_seen`] checks that range
+//!   again under the lock.
 //!
 //! # Cost
 //!
 //! Each time a pool joins free ranges, it walks over all its ranges twice. In a full pool of
 //! messages, each msgsnd(2) would do that. So this pool joins ranges only after 1/256 of its cache
-//! lines were freed since the last join. The other pools join ranges after any line was freed.
-//! There, a slow semget(2) is better than one that fails although enough lines are free.
+//! lines were freed since the last join.
+//!
+//! The other pools join ranges after any line was freed. There, a slow semget(2) is better than one
+//! that fails although enough lines are free.
 //!
 //! Source: Knuth, The Art of Computer Programming 1, 2.5, for the joining of free ranges; Linux
 //! `include/linux/seqlock.h` for the count `JOINS`.
@@ -336,7 +343,10 @@ mod tests {
     /// Joins ranges while a test walks over them. `ranges` are ranges of two cache lines each, used
     /// by task 5. The function frees all but the first, and allocates a joined range of eight lines
     /// for task 6. Then it fills the joined range with words that look like range headers of task
-    /// 77. Returns the line where the third of `ranges` began. It is now inside the joined range.
+    /// 77.
+    ///
+    /// Returns the line where the third of `ranges` began. This line is now inside the joined
+    /// range.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);

@@ -3,9 +3,11 @@
 //!
 //! One or two tasks wait for the permit (one unit of a semaphore), and have died. Another task, the
 //! victim, makes a call that grants the permit to one of them. In one run for each store of this
-//! call, the victim is killed before that store. Then a third task, the survivor, tries to take the
-//! permit, before any cleanup. If the survivor is refused, no permit may be free after recovery.
-//! Otherwise a dead task would have kept it from the survivor.
+//! call, the victim is killed before that store.
+//!
+//! Then a third task, the survivor, tries to take the permit, before any cleanup. If the survivor
+//! is refused, no permit may be free after recovery. Otherwise a dead task would have kept the
+//! permit from the survivor.
 //!
 //! The tasks that count as dead have no thread. So they neither sleep on their wait nodes nor poll
 //! them, as if they had been killed.
@@ -187,8 +189,10 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
 
 /// Kills the victim in a call that grants the permit (one unit of a semaphore) to dead tasks. Then
 /// kills a second task in `GETVAL`, which takes the permit back from dead tasks. Each pair of
-/// stores has a run of its own. After it, the survivor tries to take the permit. If the survivor is
-/// refused, no permit may be free after recovery.
+/// stores has a run of its own.
+///
+/// After the two kills, the survivor tries to take the permit. If the survivor is refused, no
+/// permit may be free after recovery.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

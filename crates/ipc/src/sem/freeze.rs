@@ -1,10 +1,9 @@
 //! To freeze the word of a semaphore is to lock it: only the task that froze the word may change
 //! it. This module freezes words under the set's lock, and ends the freezes of dead tasks.
 //!
-//! A task may find that another task has frozen the word that it needs. It then waits: it spins,
-//! yields, and then sleeps. If the other task has died, the waiting task thaws (unlocks) the word
-//! ([`thaw_dead`]). The log of the dead task's operation says whether the operation must be
-//! completed or reverted (`log`).
+//! A task that needs a word which another task has frozen waits: it spins, yields, and then sleeps.
+//! If the other task has died, the waiting task thaws (unlocks) the word ([`thaw_dead`]). The log
+//! of the dead task's operation says whether the operation must be completed or reverted (`log`).
 //!
 //! Source: the essays of `word`, `several` and `log`.
 

@@ -15,8 +15,10 @@
 //!
 //! `LOG` may still contain the log of an earlier operation. So a log contains a phase bit, which
 //! must equal the phase bit of the frozen word. The phase bit of the word flips each time that the
-//! word is thawed (unlocked). But after two operations it is the same again. So each operation that
-//! freezes the word must write the log, even if only to make it void (empty).
+//! word is thawed (unlocked).
+//!
+//! After two operations the phase bit is the same again. So each operation that freezes the word
+//! must write the log, even if only to make it void (empty).
 
 use super::set::{LOG, Set};
 use super::word::Word;

@@ -8,26 +8,28 @@
 //! # Polling before a sleep
 //!
 //! A task may poll its status before it sleeps ([`Node::watch`]). While it polls, the status has
-//! the bit `AWAKE`. The waker completes the call with one exchange of the status. If the old status
-//! had `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes the task by
-//! futex(2). If futex(2) finds no sleeping thread, the task may have died. If a polling task has
-//! died, the waker does not notice.
+//! the bit `AWAKE`. The waker completes the call with one exchange of the status:
+//! - If the old status had `AWAKE`, the task sees the outcome by itself. If a polling task has
+//!   died, the waker does not notice.
+//! - Otherwise the waker wakes the task by futex(2). If futex(2) finds no sleeping thread, the task
+//!   may have died.
 //!
 //! # Grants without acknowledgement
 //!
-//! A call that changes a semaphore may complete the waiting call of another task. This is a grant.
-//! The other task acknowledges the grant by freeing its wait node. The other task may also have
-//! died, but the granting call makes no system call to find that out. Instead, its commit sets
-//! `OWED` in the set's record: some grants may be unacknowledged. A later call that would fail, or
-//! that reads a value, then checks whether the tasks of such grants have died (`reap`). `OWED`
-//! stays set even if the granting task dies.
+//! A *grant* is the completion of another task's waiting call by a call that changes a semaphore.
+//! The other task acknowledges the grant by freeing its wait node. That task may also have died,
+//! but the granting call makes no system call to find that out.
+//!
+//! Instead, the commit of the granting call sets `OWED` in the set's record: some grants may be
+//! unacknowledged. A later call that would fail, or that reads a value, then checks whether the
+//! tasks of such grants have died (`reap`). `OWED` stays set even if the granting task dies.
 //!
 //! # Memory
 //!
 //! The memory of a freed node is used only for other wait nodes. After the waker has stored the
-//! status, it reads nothing from the node, because the node may be freed (trap I13). Its futex(2)
-//! wake-up may then reach the task of the next node in this memory. That task takes it for a
-//! spurious wake-up.
+//! status, it reads nothing from the node, because the node may be freed (trap I13). The waker's
+//! futex(2) call may then reach the task of the next node in this memory. That task takes the
+//! wake-up for a spurious one.
 //!
 //! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
 
@@ -49,9 +51,11 @@ use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
 use crate::task_line::Absent;
 
 // Indices of words in the first cache line of a wait node. Word 0 is the status. Words 6 and 7
-// belong to the memory pool. The second cache line begins with a word that identifies the set. This
-// word contains the number of the set's first semaphore line, the number of semaphores, and the
-// set's tag. The operations of the waiting call follow, one per word.
+// belong to the memory pool.
+//
+// The second cache line begins with a word that identifies the set: the number of the set's first
+// semaphore line, the number of semaphores, and the set's tag. The operations of the waiting call
+// follow, one per word.
 /// The neighbours in a queue of the set.
 pub(super) const SET_LINKS: usize = 1;
 /// The neighbours in a queue of a semaphore.
@@ -80,9 +84,10 @@ const SETTINGS_SHIFT: u32 = 34;
 pub(super) const TAKEN_BACK: i32 = 0xffff;
 
 // Fields of a wait node's word `PLACE`: the slot of the set at which the call waits, the set's tag,
-// and the call's ticket. Tickets number the waiting calls in the order of arrival. A removed set
-// and the next set in its slot may have the same tag. They are told apart by the set's payload, of
-// which the second cache line of the wait node has a copy.
+// and the call's ticket. Tickets number the waiting calls in the order of arrival.
+//
+// A removed set and the next set in its slot may have the same tag. They are told apart by the
+// set's payload (the word that says where the semaphores are), which the second cache line repeats.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;

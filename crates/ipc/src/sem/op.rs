@@ -284,8 +284,8 @@ impl Task {
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
-                    // The wait node is still in the queues of the set. If it were freed, its next
-                    // user would be in these queues.
+                    // The wait node is still in the queues of the set, so do not free it before the
+                    // task ends. Otherwise its next user would be in these queues.
                     None => self.waiting.enter(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))

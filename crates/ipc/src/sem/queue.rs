@@ -222,9 +222,11 @@ fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
 }
 
 /// Completes those waiting calls that change a semaphore and are possible now. `num` selects the
-/// queue: that of semaphore `num`, or that of the set if `num` is none. The queue of a semaphore
-/// contains single decrements, which are not possible at value 0. So the walk over this queue ends
-/// at value 0, and examines no further call (trap X7). Analogous to Linux's `update_queue`.
+/// queue: that of semaphore `num`, or that of the set if `num` is none.
+///
+/// The queue of a semaphore contains single decrements, which are not possible at value 0. So the
+/// walk over this queue ends at value 0, and examines no further call (trap X7). Analogous to
+/// Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
     let list = queue(set, num, ALTER_LIST);
@@ -241,9 +243,9 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
         let Some(verdict) = look_at(txn, node) else { break };
         if verdict == Verdict::Done {
             update_zero(txn, Changed::By(&sops))?;
-            // A waiting call was just completed. If only single decrements wait, this has made no
-            // older call possible, and the walk over the queue continues. If calls with several
-            // operations are involved, an older call may have become possible. So the walk then
+            // A waiting call was just completed. If only single decrements wait, the completion has
+            // made no older call possible, and the walk over the queue continues. If calls with
+            // several operations are involved, an older call may have become possible. So the walk
             // starts again at the oldest call.
             if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
                 lines = list.iter();
@@ -255,7 +257,9 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
 
 /// Tries the waiting call of the wait node `node`. If the call is possible or fails, completes it,
 /// and removes the node from its queues. Otherwise records in the node which operation blocks the
-/// call. Returns none if the walk over a queue meets a call that `txn` has already completed. That
+/// call.
+///
+/// Returns none if the walk over a queue meets a call that `txn` has already completed. That
 /// happens only if a hostile process has linked the queue into a ring.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
     // An interrupted call is not completed. It will end with `EINTR`, or a signal handler has

@@ -3,12 +3,15 @@
 //!
 //! # Grants to dead tasks
 //!
-//! A call that changes a semaphore may complete the waiting call of another task. This is a grant.
+//! A *grant* is the completion of another task's waiting call by a call that changes a semaphore.
 //! The other task may just have been killed, so that it never returns from the granted call. Then
-//! the cleanup after that task reverts the call. If the semaphores' values do not permit that, it
-//! reverts only the operations without `SEM_UNDO`. If the values do not permit that either, it
-//! reverts nothing. Operations with `SEM_UNDO` that are left are reverted by the task's undo
-//! adjustments.
+//! the cleanup after that task reverts as much of the granted call as the semaphores' values
+//! permit:
+//! 1. all its operations;
+//! 2. or else only the operations without `SEM_UNDO`;
+//! 3. or else nothing.
+//!
+//! The task's undo adjustments revert operations with `SEM_UNDO` that are left.
 //!
 //! A call of a live task may fail with `EIO` and leave its wait node in the queues. If another task
 //! grants this call later, the end of the live task (`exit_sem`) reverts it by the same rules.
@@ -25,10 +28,10 @@
 //! A user can see the difference from Linux in two cases. In both, the waiting call of a killed
 //! process is granted:
 //! - The process ends before the grant. In corewalk, the dead process then gets units of the
-//!   semaphore. A later call that would fail, or that reads a value, first reverts the grant. If a
-//!   call already waits, the watcher soon reverts the grant (`crate::watch`). If the killed task
-//!   was asleep, the granting call itself reverts the grant before it returns. The granted call may
-//!   have made another waiting call possible. That other call is not reverted.
+//!   semaphore. If the killed task was asleep, the granting call itself reverts the grant before it
+//!   returns. Otherwise the next call that would fail or that reads a value does so, or the watcher
+//!   if a call waits (`crate::watch`). Another waiting call that the granted call has made possible
+//!   is not reverted.
 //! - The process is killed after the grant, but before it returns from its call. In Linux it keeps
 //!   the units. In corewalk the grant is reverted, as with `SEM_UNDO`. No program can rely on the
 //!   behaviour of Linux here, since a kill may also come before the grant.

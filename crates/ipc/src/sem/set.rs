@@ -5,10 +5,12 @@
 //! set's lock writes the set's line. An operation that is a single compare-exchange does not even
 //! read the set's line.
 //!
-//! The set's lock protects the set's line, and the queues of waiting calls in the semaphores'
-//! lines. It also protects the undo records of the set, and the wait nodes of calls that wait at
-//! the set. A task may freeze (lock) the word of a semaphore. Then only this task may change the
-//! word and the semaphore's undo adjustments.
+//! The set's lock protects:
+//! - the set's line, and the queues of waiting calls in the semaphores' lines;
+//! - the undo records of the set, and the wait nodes of calls that wait at the set.
+//!
+//! A task may freeze (lock) the word of a semaphore. Then only this task may change the word and
+//! the semaphore's undo adjustments.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -49,14 +51,17 @@ pub(super) const TICKET: usize = 7;
 /// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
 /// This bit of `COMMIT` says that a waiting call may have been completed for a task that died
-/// before it returned. A transaction that completes a waiting call successfully sets the bit.
-/// Recovery sets it too, since it empties [`UNDO_LIST`] for a moment. A call that looks for dead
-/// tasks clears the bit, if it finds no wait node of a completed call.
+/// before it returned:
+/// - A transaction that completes a waiting call successfully sets the bit.
+/// - Recovery sets it too, since recovery empties [`UNDO_LIST`] for a moment.
+/// - A call that looks for dead tasks clears the bit, if it finds no wait node of a completed call.
 pub(super) const OWED: u64 = 2;
 /// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls that were made while [`OWED`] was
 /// set. Both calls clear undo adjustments, even those of completed calls whose tasks have not
-/// returned yet. When a waiting call is completed, its wait node gets a copy of the count. If the
-/// count in the set has changed later, the undo adjustments of that call were cleared.
+/// returned yet.
+///
+/// When a waiting call is completed, its wait node gets a copy of the count. If the count in the
+/// set has changed later, the undo adjustments of that call were cleared.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 pub(super) const SETTINGS_SHIFT: u32 = 8;

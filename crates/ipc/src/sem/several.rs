@@ -5,21 +5,26 @@
 //! whether all are possible. If one is not possible, the call takes the set's lock, and finds out
 //! under the lock which operation fails.
 //!
-//! A call may find a semaphore's word frozen (locked) by another task. It then thaws the words that
-//! it has frozen itself, and begins again, a few times. If a call waits at one of the semaphores,
-//! this call takes the set's lock. A call never waits while it has a frozen word, so there is no
-//! deadlock. Tasks that use different semaphores of a set write no common cache line.
+//! A call never waits while it has a frozen word, so there is no deadlock:
+//! - If another task has frozen (locked) a semaphore's word, the call thaws the words that it has
+//!   frozen itself, and begins again, a few times.
+//! - If another call waits at one of the semaphores, the call takes the set's lock.
+//!
+//! Tasks that use different semaphores of a set write no common cache line.
 //!
 //! A call with several operations on the same semaphore, such as a wait for zero and an addition,
 //! freezes (locks) the semaphore's word only once.
 //!
 //! # Death of the task
 //!
-//! For each semaphore's word that it freezes (locks), the call writes a log, which contains the
-//! number of the call's first semaphore (`log`). It also stores all new words in `REDO`. Then one
-//! store to the log of the first semaphore commits the call. The word of the first semaphore is
-//! thawed last. So while any word of the call is frozen, the log of the first semaphore tells
-//! whether the call is committed.
+//! The call leaves a log, so that others can recover if its task dies:
+//! 1. For each semaphore's word that it freezes (locks), the call writes a log, which contains the
+//!    number of the call's first semaphore (`log`). It also stores all new words in `REDO`.
+//! 2. One store to the log of the first semaphore commits the call.
+//! 3. The call thaws the words, that of the first semaphore last.
+//!
+//! So while any word of the call is frozen, the log of the first semaphore tells whether the call
+//! is committed.
 //!
 //! # Limits
 //!

@@ -24,9 +24,10 @@
 //!
 //! Release stores make other processes see these steps in this order. If the task dies before it
 //! has set `COMMITTING`, recovery thaws the frozen words unchanged. If it dies later, recovery
-//! stores the logged changes again (`recover`). A transaction that changes only one word needs no
-//! log, since it makes a single store. It needs a log if it also changes an undo adjustment or
-//! completes a call.
+//! stores the logged changes again (`recover`).
+//!
+//! A transaction that changes only one word makes a single store, and needs no log. If it also
+//! changes an undo adjustment or completes a call, it needs a log.
 //!
 //! To freeze a word is to lock it. Only the holder of the set's lock may wait while it keeps words
 //! frozen. All other calls thaw their words before they wait. So no two tasks wait for each other.

@@ -2,15 +2,16 @@
 //!
 //! A task has one undo record for each set that it has used with `SEM_UNDO`. An undo record
 //! consists of cache lines: one that names the task and the set, and one for each semaphore, its
-//! *cell*. So threads of a task that use different semaphores write no common cache line. While a
-//! semaphore's word is frozen (locked), only the task that froze it may change the semaphore's
-//! cells.
+//! *cell*. So threads of a task that use different semaphores write no common cache line.
+//!
+//! While a semaphore's word is frozen (locked), only the task that froze it may change the
+//! semaphore's cells.
 //!
 //! # Owners
 //!
 //! An undo record is in the list of its set, which the set's lock protects. The task also keeps the
-//! numbers of its undo records in its own memory. But if the set is removed, its undo records are
-//! freed. So a task that ends takes the set's lock, and then checks whether the undo record still
+//! numbers of its undo records in its own memory. The removal of a set frees the set's undo
+//! records. So a task that ends takes the set's lock, and then checks whether the undo record still
 //! belongs to the task (trap I8).
 //!
 //! The set's list and the task's list are not authoritative. A line is an undo record if its word
@@ -45,10 +46,11 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 
 // Indices of words in the first line of an undo record. Words 6 and 7 belong to the memory pool.
-/// The word that names the task and the set of an undo record. It contains the task number (low
-/// half), the slot of the set (high half), and the bit [`IS_RECORD`]. In a cell (a later cache line
-/// of the record), the word with this index is an undo adjustment. The bit is never set there, so a
-/// cell is not mistaken for the first line of a record.
+/// The word that names the task and the set of an undo record: the task number (low half), the slot
+/// of the set (high half), and the bit [`IS_RECORD`].
+///
+/// In a cell (a later cache line of the record), the word with this index is an undo adjustment.
+/// The bit is never set there, so a cell is not mistaken for the first line of a record.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;

@@ -16,22 +16,27 @@
 //! In a frozen (locked) word, the pid field contains the number of the task that froze the word.
 //! The highest bit of the field says whether that task holds the set's lock.
 //!
-//! The word of a semaphore is live, frozen or dead. A live word can be frozen and thawed. The
-//! removal of the set makes the word dead. When another set gets the cache line of the word, the
-//! word is live again, with another tag. A frozen word keeps its value, tag and other bits. So if a
-//! task dies before it stores a new word, recovery can thaw the old one. Only the pid of the last
-//! operation is lost: `sempid` is then that of the dead task.
+//! The word of a semaphore is in one of three states:
+//! - Live: it can be frozen and thawed.
+//! - Frozen: it keeps its value, tag and other bits. So if a task dies before it stores a new word,
+//!   recovery can thaw the old one. Only the pid of the last operation is lost: `sempid` is then
+//!   that of the dead task.
+//! - Dead: its set was removed. When another set gets the cache line of the word, the word is live
+//!   again, with another tag.
 //!
 //! A new set gets cache lines that earlier sets have used. The word in each of them contains the
 //! tag of an earlier set. The new set's tag is one more than the newest of these tags. So a late
-//! operation on an earlier set notices the change. The generation of an id could not serve as the
-//! tag: the earlier set may have had another slot, and sets in different slots may have the same
-//! generation.
+//! operation on an earlier set notices the change.
 //!
-//! The bits for waiting calls may be set although no call waits. The next holder of the set's lock
-//! then clears them. But while a call waits, its bit is always set. The call first freezes (locks)
-//! the word, and then finds that it must wait. The store that thaws (unlocks) the word also sets
-//! the bit. No other task can change the word in between, so no wake-up is lost (trap I5).
+//! The generation of an id could not serve as the tag: the earlier set may have had another slot,
+//! and sets in different slots may have the same generation.
+//!
+//! While a call waits, its bit for waiting calls (`alter`, `zero` or `complex`) is always set. The
+//! call first freezes (locks) the word, and then finds that it must wait. The store that thaws
+//! (unlocks) the word also sets the bit. No other task can change the word in between, so no
+//! wake-up is lost (trap I5).
+//!
+//! A bit may also be set although no call waits. The next holder of the set's lock then clears it.
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

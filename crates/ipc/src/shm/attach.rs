@@ -126,8 +126,8 @@ impl Task {
     ///
     /// - `EACCES`: the mode does not permit the access, and the caller lacks `CAP_IPC_OWNER`.
     /// - `EIDRM`: the segment was removed during the call.
-    /// - `EINVAL`: there is no such segment. Also if `address` is not a multiple of the page size
-    ///   and `SHM_RND` is not given, and if `SHM_REMAP` is given with address 0.
+    /// - `EINVAL`: there is no such segment; or `address` is not a multiple of the page size and
+    ///   `SHM_RND` is not given; or `SHM_REMAP` is given with address 0.
     /// - `ENOMEM`: there is no free attach record, or no memory.
     ///
     /// # Examples

@@ -11,18 +11,21 @@
 //!
 //! # Files of killed processes
 //!
-//! A process may be killed after it has created a file and before it publishes the segment. It may
-//! also be killed after it has removed the segment and before it removes the file. In both cases a
-//! file is left without a segment. The next segment of the slot removes it, so there is at most one
-//! such file for each slot.
+//! A killed process leaves a file without a segment if it dies between two steps:
+//! - creating the file and publishing the segment;
+//! - removing the segment and removing the file.
+//!
+//! The next segment of the slot removes such a file, so there is at most one for each slot.
 //!
 //! # Holds
 //!
 //! The hold of a task (`backing`) shows that a process still has the task's mappings. It is an
 //! empty file `task-NUMBER` with an exclusive flock(2) lock. The lock lasts until the open file is
 //! closed and unmapped in all processes. A check for a hold takes a shared lock, so checks do not
-//! block each other. When the task has no attaches any more, the file is removed. If that fails,
-//! the next task with the same number uses the file.
+//! block each other.
+//!
+//! When the task has no attaches any more, the file is removed. If the removal fails, the next task
+//! with the same number uses the file.
 //!
 //! # Limits
 //!
@@ -221,9 +224,9 @@ impl Backing for SegmentFiles {
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // An earlier task with this number may have used the same hold file. Another
-                // process may be checking whether that task still has its hold. For this check it
-                // locks the file for a moment.
+                // Try again: an earlier task with this number may have used the same hold file. To
+                // check whether that task still has its hold, another process locks the file for a
+                // moment.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }

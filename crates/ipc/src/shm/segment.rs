@@ -1,11 +1,13 @@
 //! The state of a segment and its attaches. One lock, which all segments share, protects this
 //! state.
 //!
-//! An attach record says which segment a task has attached, and how often. These records are
-//! authoritative. The word `WHOSE` of an attach record contains the slot and the serial number of
-//! the segment. It is 0 in a free record. The pool, which allocates the records, stores the number
-//! of the owning task in each record. So the list of a segment's records can be rebuilt by a walk
-//! over all records.
+//! An attach record says which segment a task has attached, and how often:
+//! - Its word `WHOSE` contains the slot and the serial number of the segment, or 0 in a free
+//!   record.
+//! - The pool, which allocates the records, stores the number of the owning task in each record.
+//!
+//! The attach records are authoritative: a walk over all records can rebuild the list of a
+//! segment's records.
 //!
 //! # Death of a task
 //!
@@ -399,9 +401,8 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             let is_attached = segment.find(task).is_some();
             // A forked child of the dead task may have its mappings, but no attach records of its
             // own yet. Such a child has also inherited the dead task's hold (a mapped and locked
-            // file). The child unmaps the hold only once it has its own records. So if no process
-            // has the hold any more, no child depends on the dead task's records, and they can be
-            // removed.
+            // file), and keeps it until it has its own records. So if no process has the hold any
+            // more, no child depends on the dead task's records, and they can be removed.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
                 segment.note(DTIME, shared.pid_of(task));
                 segment.detach(task, u64::MAX, gone);

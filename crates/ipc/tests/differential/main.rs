@@ -3,9 +3,11 @@
 //!
 //! A script is a sequence of steps of one to four tasks. One task makes a step at a time, on both
 //! sides: on the kernel and on corewalk. A call that blocks stays blocked until a later step
-//! completes it. After each step the test finds out which calls still wait on each side. It
-//! compares the answers of the other calls: values, errno, ids, counts, pids and permissions. Of a
-//! time it compares only whether it is set.
+//! completes it.
+//!
+//! After each step the test finds out which calls still wait on each side. It compares the answers
+//! of the other calls: values, errno, ids, counts, pids and permissions. Of a time it compares only
+//! whether it is set.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. A million steps take some minutes. The
 //! kernel's side runs in a new IPC namespace. If the test may not create one, it skips.

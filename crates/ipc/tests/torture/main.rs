@@ -3,15 +3,18 @@
 //!
 //! Children make all kinds of calls on one namespace. The test kills one child at a time, a moment
 //! after its start, and starts another in its place. After some kills it kills all children, and
-//! checks the namespace. There are four arenas (kinds of tests): semaphores, one permit, messages
-//! and segments. Each arena has its own namespace and its own file in this directory. The file
-//! lists the properties that must hold. The children also recover the namespace, so the kills hit
-//! recovery too.
+//! checks the namespace. The children also recover the namespace, so the kills hit recovery too.
+//!
+//! There are four arenas (kinds of tests): semaphores, one permit, messages and segments. Each
+//! arena has its own namespace and its own file in this directory. The file lists the properties
+//! that must hold.
 //!
 //! A call waits for a lock for a limited time. [`STUCK`] is twice that time, and no child may be in
 //! one call for longer. A call that waits for another child could last longer, but the test kills
-//! children long before that. In the arena of the permit (one semaphore unit), the test kills one
-//! child after all others. This last child must get the permit that a dead child held.
+//! children long before that.
+//!
+//! In the arena of the permit (one semaphore unit), the test kills one child after all others. This
+//! last child must get the permit that a dead child held.
 //!
 //! Each child notes which kind of work it does at the moment (its [`Chore`]). The number of kills
 //! can be given as an argument of the test. With this argument, the test fails if some kind of work

@@ -1,9 +1,12 @@
 //! Torture of message queues.
 //!
-//! Each message has a number, and each number has a word in memory outside of the namespace. Before
-//! a send, the sender notes in that word that it sends the message. After the call it notes that
-//! the send has returned. A receiver notes there that it has the message. A child also notes the
-//! queue from which it receives.
+//! Each message has a number, and each number has a word in memory outside of the namespace. In
+//! this word the children note what happens to the message:
+//! - The sender notes before the send that it sends the message, and after the call that the send
+//!   has returned.
+//! - A receiver notes that it has the message.
+//!
+//! A child also notes the queue from which it receives.
 //!
 //! Once all children are dead, the test empties the queues. Then this must hold:
 //! - No message was received twice, and each received message was sent.

@@ -90,10 +90,10 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // At the start, the test set the root's count of subdirectories to 0, one too low. Now the
-        // root has only the subdirectory `sub`, which contains directory 2, and the count is
-        // again 0. So a move of `sub` out of the root must fail, because the count would become
-        // negative. A removal of `sub` must fail too, because `sub` is not empty.
+        // The root's count of subdirectories has been one too low since the start of the test. Now
+        // the root has only the subdirectory `sub`, which contains directory 2, and the count is 0.
+        // A move of `sub` out of the root would make the count negative, so it must fail. A removal
+        // of `sub` must fail too, because `sub` is not empty.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -192,9 +192,9 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The test damages a store in three ways. With 0, the sum of the block counts overflows. With
-    // 1, the generation in the superblock is the largest possible one, so it cannot grow. With 2,
-    // the sum of the block counts exceeds the largest device.
+    // The test damages a store in three ways. Damage 0: the sum of the block counts overflows.
+    // Damage 1: the generation in the superblock is the largest possible one, so it cannot grow.
+    // Damage 2: the sum of the block counts exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {

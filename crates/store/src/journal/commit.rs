@@ -17,11 +17,12 @@
 //! - A read of the database has failed, so the database must be reopened.
 //!
 //! # Shared commits
-//! A commit serves all threads that wait for it. So a thread does not always start a commit at
-//! once: it first waits for other threads to join. It waits until as many threads want a commit as
-//! there were when the last commit ended. It waits at most half of the duration of the last commit,
-//! and at most [`PATIENCE_MAX`]. Without this wait, two threads that sync in turn would never share
-//! a commit. A thread that commits alone does not wait.
+//! A commit serves all threads that wait for it. So a thread first waits for other threads to join,
+//! before it starts a commit. This wait ends when as many threads want a commit as there were when
+//! the last commit ended. It takes at most half of the duration of the last commit, and at most
+//! [`PATIENCE_MAX`]. A thread that commits alone does not wait.
+//!
+//! Without this wait, two threads that sync in turn would never share a commit.
 //!
 //! Source: Linux `fs/jbd2/commit.c`; the ZFS intent log.
 
@@ -81,9 +82,10 @@ impl Journal {
             return self.check();
         }
         // Guarantee J.6: do not sync file data here while the log holds older data of the files.
-        // Otherwise a replay of the log would write the older data over the synced data. A commit
-        // sets `has_logged_data` before it reads file data for the log. So if `has_logged_data` is
-        // false here, later log entries contain data that is at least as new as the synced data.
+        // Otherwise a replay of the log would write the older data over the synced data.
+        //
+        // A commit sets `has_logged_data` before it reads file data for the log. So if it is false
+        // here, later log entries contain data that is at least as new as the synced data.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }

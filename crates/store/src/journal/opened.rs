@@ -2,9 +2,10 @@
 //!
 //! After an error, redb refuses all calls until the database is reopened. A reopened database is
 //! read from the device again, and may be older than before. The host may have lost written pages,
-//! or redb may have silently fallen back by one commit because a page is damaged. So `Opened` keeps
-//! two facts beside the database: whether the device may have lost data, and the generation of the
-//! last commit.
+//! or redb may have silently fallen back by one commit because a page is damaged.
+//!
+//! So `Opened` keeps two facts beside the database: whether the device may have lost data, and the
+//! generation of the last commit.
 //!
 //! # Invariants
 //! - O.1: once the device may have lost written data, the database is not reopened and takes no

@@ -3,9 +3,10 @@
 //!
 //! Each test writes logs of three generations and damages the log of the middle one. The test
 //! changes bits, blocks and the length of that log. It also copies blocks of the other two logs
-//! into it, and end marks (headers that say that a log is empty). The test finds the entries that
-//! are still unchanged by comparing bytes, without the code of the log's reader. From these entries
-//! it computes the result that the reader must have.
+//! into it, and end marks (headers that say that a log is empty).
+//!
+//! The test finds the entries that are still unchanged by comparing bytes, without the code of the
+//! log's reader. From these entries it computes the result that the reader must have.
 //!
 //! A closed store has a log with end marks. Some tests damage such a log at random or byte by byte,
 //! or make one of its blocks unreadable. The reader may accept an unreadable block only if an
@@ -384,9 +385,11 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
 
 /// Checks that a damaged end mark (a header that says that the log is empty) does not make a reader
 /// find entries. The log of this test is that of a closed store, and has two end marks. The test
-/// changes each byte of the marks, and truncates the log to many lengths. If the block of one mark
-/// is unreadable, the reader must rely on the other mark. The test also mounts the log with a
-/// database of the generation before. One readable mark must be enough to refuse that database.
+/// changes each byte of the marks, and truncates the log to many lengths.
+///
+/// If the block of one mark is unreadable, the reader must rely on the other mark. The test also
+/// mounts the log with a database of the generation before. One readable mark must be enough to
+/// refuse that database.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -432,10 +435,11 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// Checks that the log of a store in use is never taken for the log of a closed store. Closing a
-/// store writes two end marks, which say that the log is empty. After the next mount, the first log
-/// entry overwrites both marks. The test changes single bits of such a log, and makes blocks
-/// unreadable. It also writes only a part of the first entry, as a crash could.
+/// Checks that the log of a store in use is never taken for the log of a closed store.
+///
+/// Closing a store writes two end marks, which say that the log is empty. After the next mount, the
+/// first log entry overwrites both marks. The test changes single bits of such a log, and makes
+/// blocks unreadable. It also writes only a part of the first entry, as a crash could.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));

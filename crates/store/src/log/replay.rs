@@ -7,29 +7,36 @@
 //! # The end of the log
 //! An entry is written only after the entry before it was synced. After a failed write or sync, no
 //! more entries of the same generation are written. So only the last entry of a generation can be
-//! torn, and a torn entry was never confirmed. So the first invalid entry is the end of the log,
-//! unless a valid entry of the same generation follows. The reader searches all blocks behind the
-//! invalid entry for a valid one. If it finds one, confirmed entries are lost, and the log is
-//! refused as damaged. Damage of the last entry cannot be distinguished from a torn write.
+//! torn, and a torn entry was never confirmed. Damage of the last entry cannot be distinguished
+//! from a torn write.
+//!
+//! So the first invalid entry is the end of the log, unless a valid entry of the same generation
+//! follows. The reader searches all blocks behind the invalid entry for a valid one. If it finds
+//! one, confirmed entries are lost, and the log is refused as damaged.
 //!
 //! # A database older than its log
 //! Each commit to the database increments the generation. The log gets entries and end marks of a
 //! generation only after the commit that starts the generation is durable. So if the log has a
-//! later generation than the database, the database has lost a confirmed commit. Either a page of
-//! the database was damaged, or its file `meta` was replaced by an older one. A mount refuses such
-//! a store, since its log and its file data do not fit the database. The page `store.md` lists the
-//! losses that a mount cannot notice.
+//! later generation than the database, the database has lost a confirmed commit: a page of the
+//! database was damaged, or its file `meta` was replaced by an older one.
+//!
+//! A mount refuses such a store, since its log and its file data do not fit the database. The page
+//! `store.md` lists the losses that a mount cannot notice.
 //!
 //! # Unreadable blocks
-//! A log with an unreadable block is refused, since that block may hold a confirmed entry. It is
-//! accepted only if it has an end mark with the generation of the database. Such a mark says that
-//! the log has no confirmed entry. Even then, the readable blocks are searched for entries of a
-//! later generation. An accepted log is truncated and written anew. The host may then give the file
-//! other blocks of the disk, in place of the unreadable one.
+//! A log with an unreadable block is refused, since that block may hold a confirmed entry. The log
+//! is accepted only if it has an end mark with the generation of the database. Such a mark says
+//! that the log has no confirmed entry. Even then, the readable blocks are searched for entries of
+//! a later generation.
 //!
-//! File data in an entry may itself look like an entry. If the data is a copy of an earlier entry,
-//! its entry number is below that of the entry that contains it. If a program has made up the data,
-//! its hash is wrong. The hash depends on a secret of the store, which the program does not know.
+//! An accepted log is truncated and written anew. The host may then give the file other blocks of
+//! the disk, in place of the unreadable one.
+//!
+//! File data in an entry may itself look like an entry. The reader does not take it for one:
+//! - If the data is a copy of an earlier entry, its entry number is below that of the entry that
+//!   contains it.
+//! - If a program has made up the data, its hash is wrong. The hash depends on a secret of the
+//!   store, which the program does not know.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -2,18 +2,20 @@
 //! commit.
 //!
 //! A bounded workload runs on devices that log every write and sync. For each of many crash points,
-//! the devices are rebuilt as a crash could leave them. Each device has all writes before its last
-//! sync. Each later write is present, missing or torn, at random. Then the store is checked and
-//! mounted. Its tree must be the one at the last fsync that had returned, or at the fsync that was
-//! in progress.
+//! the devices are rebuilt as a crash could leave them: each has all writes before its last sync,
+//! and each later write is present, missing or torn, at random.
+//!
+//! Then the store is checked and mounted. Its tree must be the one at the last fsync that had
+//! returned, or at the fsync that was in progress.
 //!
 //! Each write fills its range with a different byte value, so that a test can tell which write a
 //! byte comes from. After a crash, a byte of a file may have its value at the last sync, or the
 //! value of a later write to the same file. It may be 0 after a later truncation or punch. Any
-//! older value, and any value of a write to another file, is an error. The workload makes small and
-//! large writes, so that commits alternate between log and database. It truncates, extends,
-//! reserves, punches and moves blocks. Several times during the workload, the store is closed and
-//! mounted again.
+//! older value, and any value of a write to another file, is an error.
+//!
+//! The workload makes small and large writes, so that commits alternate between log and database.
+//! It truncates, extends, reserves, punches and moves blocks. Several times during the workload,
+//! the store is closed and mounted again.
 //!
 //! Other tests make one block unreadable during the first mount after the crash. That mount must
 //! fail with `EIO`, or serve everything that can be read. When the block is readable again, all

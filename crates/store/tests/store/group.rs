@@ -1,10 +1,11 @@
 //! Crash points in a workload of several threads that share commits.
 //!
 //! Each thread changes its own directory and syncs files in it. Each operation writes a byte value
-//! of its own, and the test keeps the state of the directory after each operation. After a crash,
-//! the directory must be in its state at the thread's last completed fsync, or after a later
-//! operation. So the operations of a thread must become durable in their order. Each sync takes
+//! of its own, and the test keeps the state of the directory after each operation. Each sync takes
 //! some time, so that other threads arrive meanwhile and share the next commit.
+//!
+//! After a crash, the directory must be in its state at the thread's last completed fsync, or after
+//! a later operation. So the operations of a thread must become durable in their order.
 
 use std::time::Duration;
 

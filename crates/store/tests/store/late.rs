@@ -266,11 +266,12 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// Checks that deferred de-duplication keeps the attribute blocks that are on disk. Each pair of
-/// files shares a block on disk. Several changes queue both files of a pair for de-duplication. In
-/// the end both have equal attributes again. The first file has a new private block, the second has
-/// changed the old block. The commit must give the old block to the first file too. So the commit
-/// must write one inode per file and one block per pair.
+/// Checks that deferred de-duplication keeps the attribute blocks that are on disk.
+///
+/// Each pair of files shares a block on disk. Several changes queue both files of a pair for
+/// de-duplication. In the end both have equal attributes again: the first file in a new private
+/// block, the second in the changed old block. The commit must give the old block to the first file
+/// too. So it must write one inode per file and one block per pair.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;

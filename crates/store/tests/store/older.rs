@@ -105,9 +105,11 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
 }
 
 /// Checks that a database that lacks the last commit is refused, even if no log entry was appended
-/// since that commit. After each commit, the store writes an end mark to the log: a header that
-/// says that the log is empty. This mark shows that the database is older than the log. The mark is
-/// not synced, but it survives a kill of the process.
+/// since that commit.
+///
+/// After each commit, the store writes an end mark to the log: a header that says that the log is
+/// empty. This mark shows that the database is older than the log. The mark is not synced, but it
+/// survives a kill of the process.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {

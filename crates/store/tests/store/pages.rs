@@ -2,8 +2,10 @@
 //!
 //! By default, redb does not verify the checksums of a database that was closed. On a damaged page,
 //! redb panics or misses records. If it misses an extent, the blocks of that extent look free, and
-//! a new file overwrites an old one. So a mount must refuse every store for which `fsck` reports
-//! damage, with the same reason. If a store is mounted, all its files must be unchanged.
+//! a new file overwrites an old one.
+//!
+//! So a mount must refuse every store for which `fsck` reports damage, with the same reason. If a
+//! store is mounted, all its files must be unchanged.
 //!
 //! Each test run damages the database in many ways, chosen at random.
 //! `COREWALK_META_MUTATIONS=5000` sets how many damaged databases are tried. `COREWALK_SEED` sets
