@@ -1,10 +1,11 @@
 //! A count of used bytes, blocks or inodes, with or without a limit.
 //!
 //! A file system must not grow beyond its size, and must report at any time how much space is left.
-//! So it counts the units (bytes, blocks or inodes) in use. If there is a limit, the count is one
-//! atomic word, because the limit can be kept exactly only with an exact count. Every call of
-//! `take` writes this word. Without a limit, the count is spread over several cache lines, so that
-//! threads do not contend for one line.
+//! So the budget counts the units (bytes, blocks or inodes) in use.
+//!
+//! If there is a limit, the count is one atomic word, because the limit can be kept exactly only
+//! with an exact count. Every call of `take` writes this word. Without a limit, the count is spread
+//! over several cache lines, so that threads do not contend for one line.
 //!
 //! # Guarantees
 //!
@@ -150,7 +151,7 @@ impl Budget {
     pub fn used(&self) -> u64 {
         match &self.0 {
             // `sum` reads the shards of the counter one after the other. If other threads change
-            // shards during the call, the sum may be negative.
+            // shards during the call, the sum may be negative. Then return 0.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),

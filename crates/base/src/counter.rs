@@ -2,8 +2,10 @@
 //!
 //! Statistics and byte budgets change on every operation and are seldom read. One atomic word for
 //! all threads would move its cache line between cores at every change. That costs 20 to 30 ns on a
-//! virtual machine with two cores, and more with more cores. Here each shard of the counter has its
-//! own cache line, and `sum` reads all of them.
+//! virtual machine with two cores, and more with more cores.
+//!
+//! A [`ShardedCounter`] consists of shards with a cache line each. A thread adds to one shard, and
+//! `sum` reads all shards.
 //!
 //! # Guarantees
 //!

@@ -32,11 +32,11 @@ const CLONE: rustix::ioctl::Opcode = opcode::read::<u32>(229, 0);
 pub fn clone_fuse_device(mounted: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let number = mounted.as_raw_fd() as u32;
-    // SAFETY: the kernel reads a `u32` through the pointer that it gets with `FUSE_DEV_IOC_CLONE`.
-    // (The bits of this ioctl number claim that the kernel writes the `u32`.)
+    // SAFETY: with `FUSE_DEV_IOC_CLONE` the kernel only reads a `u32` through the pointer that it
+    // gets. (The bits of this ioctl number claim that the kernel writes the `u32`.)
     let clone = unsafe { Setter::<CLONE, u32>::new(number) };
-    // SAFETY: the call only reads a descriptor number. The kernel refuses a number that is no FUSE
-    // device.
+    // SAFETY: the kernel only reads the descriptor number in `clone`. It refuses a number that is
+    // no FUSE device.
     unsafe { ioctl(device.as_fd(), clone) }?;
     Ok(device)
 }

@@ -8,9 +8,10 @@
 //!
 //! An *entry* is a header and a payload buffer. A REGISTER command tells the kernel about an entry,
 //! and completes when a request is in it. The server writes the reply into the same entry. A
-//! COMMIT_AND_FETCH command sends the reply, and completes with the next request. Each entry
-//! belongs to a queue, and the kernel has one queue per possible processor. It uses the rings only
-//! when each queue has an entry. A ring can serve several queues.
+//! COMMIT_AND_FETCH command sends the reply, and completes with the next request.
+//!
+//! Each entry belongs to a queue, and the kernel has one queue per possible processor. The kernel
+//! uses the rings only when each queue has an entry. A ring can serve several queues.
 //!
 //! [`FuseRing::wait`] also returns when another thread calls [`RingWaker::wake`], which writes to
 //! an eventfd(2). The ring has a multishot poll command on that eventfd.
@@ -338,8 +339,8 @@ impl FuseRing {
         // before the command is queued.
         let head = unsafe { self.memory.head_mut(index) };
         let len = (OUT_HEADER_BYTES + body) as u32;
-        // Do not write the bytes 8 to 15. There the request's header has the id of the request, and
-        // the reply's header needs the same id at the same place.
+        // Do not write the bytes 8 to 15 of the header. They hold the id of the request, which the
+        // reply's header needs at the same place.
         head.in_out[..4].copy_from_slice(&len.to_ne_bytes());
         head.in_out[4..8].copy_from_slice(&error.to_ne_bytes());
         head.payload_bytes = body as u32;
@@ -430,8 +431,9 @@ impl FuseRing {
 
     fn push(&mut self, command: Entry128) {
         // SAFETY: (1) A poll command names no memory. (2) All other commands name the memory of an
-        // entry. It stays mapped until the command completes, or is abandoned (F.3). (3) Until then
-        // no reference to it is made, since the owner of the entry is the kernel (F.2).
+        // entry. That memory stays mapped until the command completes, or is abandoned (F.3). (3)
+        // Until then no reference to that memory is made, since the owner of the entry is the
+        // kernel (F.2).
         let pushed = unsafe { self.ring.submission().push(&command) };
         pushed.expect("the queue has space for one command per entry and the poll");
     }
@@ -441,10 +443,11 @@ impl FuseRing {
 /// the thread that made it.
 ///
 /// With the flag `DEFER_TASKRUN` the kernel writes requests into the ring's entries only while the
-/// ring's thread waits in the kernel. So the kernel never interrupts that thread. Measured time of
-/// a lookup (two clients, two rings, a virtual machine with two processors): 18.5 us with
-/// `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us without these two flags. Without
-/// rings, with reads of `/dev/fuse`, a lookup took 25.0 us.
+/// ring's thread waits in the kernel. So the kernel never interrupts that thread.
+///
+/// Measured time of a lookup (two clients, two rings, a virtual machine with two processors): 18.5
+/// us with `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us without these two flags.
+/// Without rings, with reads of `/dev/fuse`, a lookup took 25.0 us.
 ///
 /// If the kernel knows no `DEFER_TASKRUN` or `SINGLE_ISSUER`, the ring is made without both flags.
 fn set_up(commands: u32) -> io::Result<Ring> {
@@ -465,8 +468,8 @@ impl Drop for FuseRing {
     fn drop(&mut self) {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
-        // Before `enable` is called, the kernel does not read the commands in the ring. So it does
-        // not know the memory of the ring's entries, and that memory can be unmapped.
+        // Before `enable` is called, the kernel does not read the commands in the ring. So the
+        // kernel does not know the memory of the ring's entries, and that memory can be unmapped.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }

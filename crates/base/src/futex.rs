@@ -114,9 +114,9 @@ mod imp {
     fn low_half(word: &AtomicU64) -> &AtomicU32 {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);
-        // SAFETY: the low half is a part of `word`. It is aligned to four bytes, any bits are
-        // valid, and it lives as long as `word`. Rust code uses only the address of the half; the
-        // kernel alone reads it.
+        // SAFETY: the low half is a part of `word`. The half is aligned to four bytes, any bits are
+        // valid, and the half lives as long as `word`. Rust code uses only the address of the half;
+        // the kernel alone reads it.
         unsafe { &*start }
     }
 }

@@ -3,9 +3,10 @@
 //!
 //! In a normal build these are the locks of `parking_lot`. They spin briefly and then sleep, so
 //! threads that wait for a preempted lock holder use no processor time. They have no poisoning, so
-//! a panic of a lock holder does not turn every later call into an error. Under loom and shuttle
-//! they are thin wrappers around the locks of the model checker. So a protocol is written only
-//! once.
+//! a panic of a lock holder does not turn every later call into an error.
+//!
+//! Under loom and shuttle the locks of this module are thin wrappers around the locks of the model
+//! checker. So a protocol is written only once.
 //!
 //! # Fairness
 //!

@@ -2,11 +2,12 @@
 //! instructions.
 //!
 //! A lock-free lookup compares a name, or the eight 16-bit tags in a line of a hash index, with
-//! words in shared memory. Then it validates what it has read. For each word it executes a load, an
-//! exclusive or and an or. All three wait for the same cache line. With two or three lookups in
-//! flight, these instructions fill the processor's reorder buffer. Then the buffer, and not the
-//! memory, limits the speed. A 128-bit register, which holds two words, halves the number of
-//! instructions.
+//! words in shared memory. Then the lookup validates what it has read. For each word it executes a
+//! load, an exclusive or and an or. All three wait for the same cache line.
+//!
+//! The instructions of two or three lookups in flight fill the processor's reorder buffer. Then the
+//! buffer, and not the memory, limits the speed. A 128-bit register, which holds two words, halves
+//! the number of instructions.
 //!
 //! # Guarantees
 //!
@@ -20,8 +21,10 @@
 //! instruction of assembly, because the language has no atomic load of two words. A processor reads
 //! an aligned word of eight bytes whole, even if the word is half of a longer access. Intel
 //! promises this for aligned pairs on processors with AVX. Loads are not reordered with later loads
-//! or stores. On other processors, under Miri and under the model checkers, a pair is two words
-//! that are loaded one by one.
+//! or stores.
+//!
+//! On other processors, under Miri and under the model checkers, a pair is two words that are
+//! loaded one by one.
 //!
 //! Source: Intel, Software Developer's Manual, volume 3, 9.1.1 and 9.2.
 #![cfg_attr(
@@ -262,7 +265,7 @@ mod sse2 {
         // `twice` is at most 14 (invariant of `Lane`), so these bytes are inside the array. They
         // are one half of an aligned word. The processor reads an aligned word whole, so the
         // instruction has the same effect as an atomic load of that word. As in `load_acquire`, the
-        // processor does not move later accesses before it.
+        // processor does not move later accesses before the load.
         unsafe {
             asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
                 in(reg) u64::from(twice), options(nostack, preserves_flags));

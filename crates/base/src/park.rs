@@ -5,10 +5,12 @@
 //! needs (trap T30). So every wait of this workspace spins a bounded number of rounds and then
 //! sleeps in this module.
 //!
-//! The queue of sleepers is keyed by the word's address and lives outside the word, as in futex(2).
-//! [`wait`] checks the word once more under the lock of the queue, after it has queued its thread.
-//! A waker changes the word first and calls [`wake_all`] afterwards, so no wake-up is lost. Under a
-//! model checker the sleep is a loop that yields.
+//! A thread sleeps until another thread changes a word. As in futex(2), the queue of sleepers is
+//! found by the word's address and lives outside the word. No wake-up is lost:
+//! - [`wait`] checks the word once more under the lock of the queue, before it queues its thread.
+//! - A waker changes the word first and calls [`wake_all`] afterwards.
+//!
+//! Under a model checker the sleep is a loop that yields.
 //!
 //! # Rules
 //!
@@ -131,8 +133,8 @@ mod imp {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
                 // ORDERING(lockref-unlock): Release. The next thread that takes the lock sees the
-                // writes that this thread made under it. parking_lot runs this closure under the
-                // mutex of the word's wait queue. A thread that wants to sleep checks the word
+                // writes that this thread made under the lock. parking_lot runs this closure under
+                // the mutex of the word's wait queue. A thread that wants to sleep checks the word
                 // under the same mutex. So it is in the wait queue before this store, or its check
                 // sees the cleared bits and it does not sleep.
                 word.fetch_and(!clear, Ordering::Release);

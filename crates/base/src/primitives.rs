@@ -1,18 +1,23 @@
 //! The one switch between the real machine and the model checkers.
 //!
 //! Every protocol of this workspace uses the atomics and threads of this module, so the same source
-//! runs in four ways. On the machine the names are those of `std`. Under loom (`--cfg
-//! corewalk_loom`) a model runs every interleaving of two or three threads, with every value that
-//! weak memory allows. Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger
-//! programs. With `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped
-//! before any store of a word (`crash`). No other file may name `std::sync::atomic` or
-//! `std::thread`, because a model checker does not see operations of these modules.
+//! runs in four ways:
+//! - On the machine, the names are those of `std`.
+//! - Under loom (`--cfg corewalk_loom`), a model runs every interleaving of two or three threads,
+//!   with every value that weak memory allows.
+//! - Under shuttle (`--cfg corewalk_shuttle`), larger programs run in random schedules.
+//! - With `--cfg corewalk_crash`, the code runs on the machine, and a thread can be stopped before
+//!   any store of a word (`crash`).
+//!
+//! No other file may name `std::sync::atomic` or `std::thread`, because a model checker does not
+//! see operations of these modules.
 //!
 //! This module also gives every thread its *shard*, a small number that spreads counters and free
 //! lists over cache lines. Each new thread draws the next number and keeps it for life. Two living
-//! threads share a shard only if more than [`SHARDS`] threads were started. A shard is only a hint
-//! for placement: it gives no exclusive access. Sharded structures stay correct when all threads
-//! use one shard, as they do under the model checkers.
+//! threads share a shard only if more than [`SHARDS`] threads were started.
+//!
+//! A shard is only a hint for placement: it gives no exclusive access. Sharded structures stay
+//! correct when all threads use one shard, as they do under the model checkers.
 //!
 //! # Rules
 //!

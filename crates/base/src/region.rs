@@ -3,9 +3,11 @@
 //!
 //! Processes that share a mapping cannot store pointers in it and cannot trust it, because another
 //! process may write anything at any time. So a region hands out only atomic words, in lines of
-//! eight, and takes only line numbers. A number that is out of range means line 0, the *scratch*
-//! line, which no protocol relies on. A hostile number then reads and writes garbage there, and
-//! fast paths need no error path.
+//! eight, and takes only line numbers.
+//!
+//! A line number that is out of range means line 0, the *scratch* line, which no protocol relies
+//! on. A hostile line number then reads and writes garbage there, and fast paths need no error
+//! path.
 //!
 //! A region is type-stable memory: each cache line always consists of atomic words, and the region
 //! never shrinks. Only the drop of the region unmaps it. So a caller may keep the number of a line
@@ -20,12 +22,15 @@
 //!
 //! # Limits
 //!
-//! A region does not record which of its cache lines are in use. Private memory is mapped with
-//! `MAP_NORESERVE`. So a lack of memory shows only when a line is first touched, and callers limit
-//! how many lines they use. If another process truncates the mapped file, an access beyond the new
-//! end of the file raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated. If the file
-//! system of the mapped file is full, the first access to a line also raises `SIGBUS`. So a caller
-//! reserves the lines of a file before their first use ([`Region::reserve`]).
+//! A region does not record which of its cache lines are in use. Memory may be missing at the first
+//! access:
+//! - Private memory is mapped with `MAP_NORESERVE`, so a lack of memory shows only when a line is
+//!   first touched. Callers limit how many lines they use.
+//! - If another process truncates the mapped file, an access beyond the new end of the file raises
+//!   `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated.
+//! - If the file system of the mapped file is full, the first access to a line also raises
+//!   `SIGBUS`. So a caller reserves the lines of a file before their first use
+//!   ([`Region::reserve`]).
 //!
 //! Source: mmap(2), madvise(2) `MADV_POPULATE_WRITE`; userspace-rcu's rule that type-stable memory
 //! needs no grace period.

@@ -3,8 +3,9 @@
 //! If the kernel does not know a file system type TYPE, mount(8) runs `/sbin/mount.TYPE SPEC DIR
 //! [-sfnv] [-o OPTIONS] [-t TYPE]`. To make this program the helper for the type `corewalk`, make
 //! `/sbin/mount.corewalk` a link to the program. Then `mount -t corewalk store:/srv/s /mnt`, or a
-//! line of fstab(5) with the type `corewalk`, does the same as `corewalk mount --daemon`. Like
-//! mount(8), the helper prints only errors. With `-v` it also prints a line when the mount is
+//! line of fstab(5) with the type `corewalk`, does the same as `corewalk mount --daemon`.
+//!
+//! Like mount(8), the helper prints only errors. With `-v` it also prints a line when the mount is
 //! ready. With `-f` it only checks the command line.
 //!
 //! # Exit status

@@ -8,8 +8,9 @@
 //! # The end of a mount
 //! Normally the command leaves no mount behind, and it removes the mount point if it has created
 //! it. If the mount is in use when a signal comes, it is detached. Then its users cannot reach the
-//! server any more, and neither can users of a copy of the mount in another mount namespace. In
-//! two cases the mount stays without a server until `umount -l`: the command is killed, or a
+//! server any more, and neither can users of a copy of the mount in another mount namespace.
+//!
+//! In two cases the mount stays without a server until `umount -l`: the command is killed, or a
 //! signal comes while another file system is mounted on top.
 
 mod daemon;

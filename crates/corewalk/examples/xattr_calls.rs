@@ -7,8 +7,9 @@
 //!
 //! The script works in DIR, an empty directory that all users can reach. It prints one line per
 //! call, with the call and its result, errno or bytes. Names in a list are sorted, because no
-//! manual specifies an order. Values over 40 bytes are shown as length and checksum. The script
-//! needs root, and runs some calls as other users.
+//! manual specifies an order. Values over 40 bytes are shown as length and checksum.
+//!
+//! The script needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, getxattr01 to 03, listxattr01
 //! to 03, removexattr01 and 02. The variants of these calls for links (`l...`) and descriptors

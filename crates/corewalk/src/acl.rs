@@ -8,10 +8,13 @@
 //! # Mechanism
 //! The entries are a small slice, sorted by tag and then by id. acl(5) checks permissions in this
 //! order. The entries of the owner, the owning group and others mirror the permission bits of the
-//! mode. If the ACL has a mask entry, the group bits of the mode mirror the mask instead. The mask
-//! limits the permissions of named users, of the owning group and of named groups. The stored form
-//! is version 2 of the `system.posix_acl_*` attributes: a little-endian `u32` version, then per
-//! entry `u16` tag, `u16` permission, `u32` id.
+//! mode.
+//!
+//! If the ACL has a mask entry, the group bits of the mode mirror the mask instead. The mask limits
+//! the permissions of named users, of the owning group and of named groups.
+//!
+//! The stored form of an ACL is version 2 of the `system.posix_acl_*` attributes: a little-endian
+//! `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
 //!
 //! # Invariants
 //! - A.1: there is exactly one entry each for owner, owning group and others. There is at most one

@@ -412,10 +412,11 @@ impl SetAttr {
     }
 
     /// Returns the access, modification and change times of a file after the changes in `self`.
-    /// `before` has its access time and its modification time before the changes, and `now` is the
-    /// time of the changes. A new size sets the modification time to `now`, unless the field
-    /// `mtime` gives another time. The change time becomes `now`, unless the field `ctime` gives
-    /// another time.
+    /// `before` has the file's access and modification times before the changes, and `now` is the
+    /// time of the changes.
+    ///
+    /// A new size sets the modification time to `now`, unless the field `mtime` gives another time.
+    /// The change time becomes `now`, unless the field `ctime` gives another time.
     ///
     /// # Examples
     /// ```

@@ -1,17 +1,22 @@
 //! The dentry cache: the known names of each directory.
 //!
 //! To look up a name, a thread hashes the directory's number and the name, scans one cache line of
-//! the hash table, and compares one dentry. It takes no lock and writes nothing. A thread that
-//! changes a name holds the name's in-lookup lock (`key_lock`). It calls the back end first, and
-//! then changes the cache. Readers see a new name when it is inserted in the hash table. They see
-//! any other change when the dentry's seqlock write section ends.
+//! the hash table, and compares one dentry. It takes no lock and writes nothing.
+//!
+//! A thread that changes a name holds the name's in-lookup lock (`key_lock`). It calls the back end
+//! first, and then changes the cache. Readers see a new name when it is inserted in the hash table.
+//! They see any other change when the dentry's seqlock write section ends.
 //!
 //! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
 //! the slot number of its directory, and the child generation that the directory had then. No
-//! lookup finds a dentry with an old parent key. So one increment of the counter invalidates all
-//! names in a directory. Their dentries are stale then, and are evicted later. If a thread adds
-//! such a name to the cache again, it gives the stale dentry the current key. It finds the stale
-//! dentry by the hash of the name, which does not depend on the child generation.
+//! lookup finds a dentry with an old parent key.
+//!
+//! One increment of the child generation thus invalidates all names in a directory. Their dentries
+//! are stale then, and are evicted later.
+//!
+//! If a thread adds the name of a stale dentry to the cache again, it gives the dentry the current
+//! parent key. It finds the stale dentry by the hash of the name, which does not depend on the
+//! child generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
@@ -260,10 +265,12 @@ impl Dcache {
     }
 
     /// Returns the inode called `name` in the directory with the inode number `ino`, in the
-    /// namespace's root file system. Takes a reference on the inode. The caller need not look the
-    /// directory up before: the function finds the child by its hash, and then checks that its
-    /// parent has the number `ino`. Returns None if the name is not cached, is negative, or changes
-    /// meanwhile. In that case the caller looks up the directory, and then the name in it.
+    /// namespace's root file system. Takes a reference on the inode.
+    ///
+    /// The caller need not look the directory up before: the function finds the child by its hash,
+    /// and then checks that its parent has the number `ino`. Returns None if the name is not
+    /// cached, is negative, or changes meanwhile. In that case the caller looks up the directory,
+    /// and then the name in it.
     ///
     /// The answer is right for one instant of the call: the instant at which the function loads the
     /// parent's child generation. (Each invalidation of the directory increments this counter.)
@@ -302,11 +309,15 @@ impl Dcache {
     }
 
     /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
-    /// in the root file system. `key` was read from a child's dentry, which the caller validates
-    /// afterwards. If that succeeds, the answer was right at the instant when this function loaded
-    /// the child generation. The child held a reference on its parent then, so the parent's inode
-    /// number could not change (invariants D.3 and D.4). A removal of the directory changes the
-    /// child generation, so the function need not check for it.
+    /// in the root file system.
+    ///
+    /// `key` was read from a child's dentry, which the caller validates afterwards. If the
+    /// validation succeeds, the answer was right at the instant when this function loaded the child
+    /// generation. The child held a reference on its parent then, so the parent's inode number
+    /// could not change (invariants D.3 and D.4).
+    ///
+    /// A removal of the directory changes the child generation, so the function need not check for
+    /// it.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();

@@ -3,8 +3,10 @@
 //! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words. The memory of
 //! slots is never unmapped, so a reader can always load a word of any slot. Word 0 is the dentry's
 //! sequence (a seqlock): it tells a reader whether the words that it has read belong together. So a
-//! reader detects a torn name, and needs no lock. The reference count and the state of reclaim are
-//! in a second record on another cache line ([`Cold`]), which a path walk does not touch.
+//! reader detects a torn name, and needs no lock.
+//!
+//! A dentry's reference count and its state of reclaim are in a second record on another cache line
+//! ([`Cold`]), which a path walk does not touch.
 //!
 //! ```text
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
@@ -18,9 +20,10 @@
 //! A slot has two halves: one for a dentry, and one for an inode (module `inode`). Whenever
 //! possible, the dentry and the inode of a name are in the same slot. So when a lookup knows the
 //! slot number from the hash table, it can prefetch the inode's reference count in parallel with
-//! the dentry. The two halves are allocated and freed separately: names are removed, an inode may
-//! have several names, and a negative dentry has no inode. The slot is freed when both halves are
-//! free.
+//! the dentry.
+//!
+//! The two halves are allocated and freed separately: names are removed, an inode may have several
+//! names, and a negative dentry has no inode. The slot is freed when both halves are free.
 //!
 //! # Invariants
 //! - D.1: words 1 to 7 of a slot change only inside a seqlock write section of word 0. The writer
@@ -444,7 +447,8 @@ impl Dentries {
     /// the caller has no preferred slot.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
         // A slot has a half for a dentry and a half for an inode. The caller asks for one half of
-        // the slot `beside` and keeps the other half in use. So this slot is not freed meanwhile.
+        // the slot `beside` and keeps the other half in use. So this slot is not freed during the
+        // call.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }

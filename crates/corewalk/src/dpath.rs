@@ -3,10 +3,13 @@
 //! A translation makes passes over the path. A pass collects the names from the dentry up to the
 //! root, and adds each dentry with its sequence to a read set. Then it validates the read set. If
 //! no sequence has changed, all names existed together at the instant between the collection and
-//! the validation, so the path existed (traps T1, T8, P8). There is no global rename sequence, so a
-//! pass fails only if the dentry or an ancestor changes. After a few failed passes, the translation
-//! takes the lock `topology` shared, which keeps directories in place, and locks the dentry itself.
-//! So a storm of renames cannot make it retry for ever (trap T9).
+//! the validation, so the path existed (traps T1, T8, P8).
+//!
+//! There is no global rename sequence, so a pass fails only if the dentry or an ancestor changes.
+//!
+//! After a few failed passes, the translation takes the lock `topology` shared, which keeps
+//! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
+//! for ever (trap T9).
 //!
 //! The result includes the kind of path. The texts of d_path and getcwd depend on it (trap T11).
 //!
@@ -158,8 +161,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias is in a removed directory, for example, and has no path. So
-            // try the inode's other aliases.
+            // The inode's first alias (the first of its dentries) is in a removed directory, for
+            // example, and has no path. So try the inode's other aliases.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -206,9 +209,11 @@ pub(crate) struct Chain {
 }
 
 /// Returns a path of an inode from the root of its file system, together with the inodes on that
-/// path. The path and the inodes belonged together at one instant. The caller holds a reference on
-/// the inode. If the inode is no directory, the caller also keeps one of its names in the cache
-/// (see [`hold_name`]). The function neither takes nor drops a reference on a dentry.
+/// path. The path and the inodes belonged together at one instant.
+///
+/// The caller holds a reference on the inode. If the inode is no directory, the caller also keeps
+/// one of its names in the cache (see [`hold_name`]). The function neither takes nor drops a
+/// reference on a dentry.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.

@@ -1,15 +1,17 @@
 //! Keyed hashes of names and inode numbers.
 //!
 //! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose hash buckets
-//! (trap T54). With a fixed seed, runs are repeatable. The hash of a name alone has two words
-//! ([`NameHash`]). One multiplication then mixes these words with the number of the directory. So a
-//! walk can hash a component before it knows the component's directory, and the processor overlaps
-//! the hash with the lookup of that directory.
+//! (trap T54). With a fixed seed, runs are repeatable.
+//!
+//! The hash of a name alone has two words ([`NameHash`]). One multiplication then mixes these words
+//! with the number of the directory. So a walk can hash a component before it knows the component's
+//! directory, and the processor overlaps the hash with the lookup of that directory.
 //!
 //! The mixing follows the folded multiply of wyhash and foldhash. Its input is the words of a name,
 //! in the same form in which dentries store them. Each factor of a product contains a secret.
-//! foldhash 0.2, in contrast, multiplies the words of a long input by a public constant. So an
-//! attacker can construct names that collide under every seed.
+//!
+//! foldhash 0.2, in contrast to this module, multiplies the words of a long input by a public
+//! constant. So an attacker can construct names that collide under every seed.
 //!
 //! The hash tables use 32 bits of the hash. If two names collide, a lookup compares one more
 //! dentry.

@@ -4,17 +4,20 @@
 //! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. Path
 //! walks read the permission record: mode, owner, ACL flag, and the inode's dentries. Only changes
 //! of attributes and of names write it. Taking and dropping a reference writes the reference
-//! record: reference count and inode number. So taking a reference does not disturb path walks. The
-//! reference record is small, so that many of them fit the processor's caches.
+//! record: reference count and inode number.
+//!
+//! Because of the two records, taking a reference does not disturb path walks. The reference record
+//! is small, so that many of them fit the processor's caches.
 //!
 //! Inodes have no slots of their own. Each slot has two halves: one for a dentry, and one for an
 //! inode (module `dentry`). The two records of an inode belong to the second half.
 //!
 //! The back end owns the attributes, and the permission record is a copy of them. A thread that
-//! changes attributes marks the record as unknown before it calls the back end. A thread that finds
-//! the record unknown takes a ticket (the record's version), asks the back end for the attributes,
-//! and stores them in the record. It stores them only if no change has begun since it took the
-//! ticket, and none is in progress.
+//! changes attributes marks the record as unknown before it calls the back end.
+//!
+//! A thread that finds the record unknown takes a ticket (the record's version), asks the back end
+//! for the attributes, and stores them in the record. It stores them only if no change has begun
+//! since it took the ticket, and none is in progress.
 //!
 //! # Invariants
 //! - I.1: the table lists at most one live inode for each inode number of a superblock.
@@ -25,9 +28,10 @@
 //! # Locks
 //! The lock of an inode (in its lockref) protects the chain of its dentries and all writes to its
 //! permission record. A thread that needs both a dentry's lock and an inode's lock takes the
-//! dentry's lock first. The list of stale generations (inodes whose number another inode has now)
-//! has a mutex. A thread that takes this mutex may hold the lock of a stripe of the inode table,
-//! but no inode's lock.
+//! dentry's lock first.
+//!
+//! The list of stale generations (inodes whose number another inode has now) has a mutex. A thread
+//! that takes this mutex may hold the lock of a stripe of the inode table, but no inode's lock.
 //!
 //! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
 
@@ -291,10 +295,11 @@ impl Inodes {
 
     /// Returns the inode that `attr` describes, with a reference for the caller. If the cache does
     /// not have the inode, adds it, if possible in the slot of the dentry `beside`. `beside` is
-    /// none, or a dentry on which the caller holds a reference. `changes_before` is the value that
-    /// [`Inodes::changes`] had before the back end was asked. If it has another value now, `attr`
-    /// may be out of date, and the permissions of a new inode count as unknown. Returns None if no
-    /// slot is left.
+    /// none, or a dentry on which the caller holds a reference.
+    ///
+    /// `changes_before` is the value that [`Inodes::changes`] had before the back end was asked. If
+    /// that value has changed, `attr` may be out of date, and the permissions of a new inode count
+    /// as unknown. Returns None if no slot is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
@@ -647,8 +652,8 @@ impl Inodes {
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         // A change of attributes first increments `changes`, and then takes the inode's lock to
-        // mark the permissions as unknown. This thread holds that lock. So if the comparison misses
-        // a change, that change marks the permissions as unknown later.
+        // mark the permissions as unknown. This thread holds that lock. So if the comparison below
+        // misses a change, that change marks the permissions as unknown later.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);

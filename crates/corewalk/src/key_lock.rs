@@ -2,9 +2,11 @@
 //!
 //! At most one thread at a time asks the back end about a name in a directory. That thread looks
 //! the name up for the cache, or creates, removes or renames the name. It holds the in-lookup lock
-//! of the name, and other threads that need the back end's answer wait for this lock. Lookups of
-//! cached names do not use the lock, and other names are not affected. A guard releases the lock
-//! when its holder returns, fails or panics, so no holder can end without a release (trap T24).
+//! of the name, and other threads that need the back end's answer wait for this lock.
+//!
+//! Lookups of cached names do not use in-lookup locks, and other names are not affected. A guard
+//! releases the lock when its holder returns, fails or panics, so no holder can end without a
+//! release (trap T24).
 //!
 //! An invalidation of a name may arrive while the holder of its in-lookup lock waits for the back
 //! end. The invalidation must not wait too. Instead it cancels the fill: it forbids the lock's
@@ -13,10 +15,12 @@
 //! # How it works
 //! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. If a
 //! shard has only one locked key, the key is in the word. Then one compare-exchange takes the lock,
-//! and another one releases it. Three operations need the list: locking a second key, waiting for a
-//! locked key, and cancelling a fill. They move the key from the word to the list, and set the word
-//! to [`LISTED`]. From then on everything happens under the mutex, until the list is empty and the
-//! word is 0 again.
+//! and another one releases it.
+//!
+//! Three operations need the shard's list: locking a second key, waiting for a locked key, and
+//! cancelling a fill. They move the key from the word to the list, and set the word to [`LISTED`].
+//! From then on everything happens under the mutex, until the list is empty and the word is 0
+//! again.
 //!
 //! # Invariants
 //! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
@@ -259,9 +263,11 @@ impl KeyGuard<'_> {
     ///
     /// The lock's holder calls this function inside the critical section in which it changes the
     /// name in the cache. This section is under the lock of the hash table's stripe, or is a
-    /// dentry's write section. Suppose that the function returns false, and that an invalidation
-    /// cancels the fill afterwards. The invalidation then looks the name up. Its lookup waits until
-    /// the critical section has ended, and so finds the holder's change.
+    /// dentry's write section.
+    ///
+    /// Suppose that the function returns false, and that an invalidation cancels the fill
+    /// afterwards. The invalidation then looks the name up. Its lookup waits until the critical
+    /// section has ended, and so finds the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

@@ -8,10 +8,11 @@
 //!
 //! Each mount counts its users: the mount table, and every [`PathRef`] into the mount. (The root
 //! mount has no such count.) In one step, an unmount checks that there are no other users, and
-//! marks the mount dead. From then on no walk can end in the mount. A walk in progress is not a
-//! user. Its pointer keeps the memory of the mount valid, but does not keep the file system
-//! mounted. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.
-//! If the mount is dead, the walk begins again.
+//! marks the mount dead. From then on no walk can end in the mount.
+//!
+//! A walk in progress is not a user of the mount. Its pointer keeps the memory of the mount valid,
+//! but does not keep the file system mounted. When the walk ends, or goes up to the parent mount,
+//! it checks that the mount is alive. If the mount is dead, the walk begins again.
 //!
 //! The number of pointers to a mount could not replace the count of users. It would include
 //! pointers in old versions of the mount table, and would not include walks that are about to enter
@@ -165,6 +166,7 @@ impl Mounts {
 
     /// Mounts a file system. `root` is the dentry of its root. The mount point is the dentry
     /// `point` in the mount `parent`. The new mount takes over the caller's reference on `root`.
+    ///
     /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` takes the
     /// mount's reference on `point`, and marks that dentry as a mount point.
     ///
@@ -180,7 +182,7 @@ impl Mounts {
         let mut last = self.change.lock();
         if self.is_taken(parent, point) {
             // If `point` is a root, the caller holds no in-lookup lock, because a root has no name.
-            // So another thread may have mounted on `point` meanwhile.
+            // So another thread may have mounted on `point` before this thread took `change`.
             return Err(Errno::BUSY);
         }
         *last += 1;

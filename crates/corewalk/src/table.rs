@@ -1,10 +1,12 @@
 //! The growable index: a multimap from a 32-bit hash to a slot number.
 //!
 //! The index is a hash table. A bucket is one cache line of eight entries. An entry has a slot
-//! number, and a tag of 16 bits of the hash. Readers take no lock and write nothing. They compare
-//! eight tags at once, and follow a link to another cache line only if the bucket has overflowed. A
-//! tag may match by chance, so the reader checks the dentry or inode in the slot. A reader may also
-//! miss an entry. So a thread that acts on a miss first repeats the lookup under the bucket's lock.
+//! number, and a tag of 16 bits of the hash.
+//!
+//! Readers take no lock and write nothing. They compare eight tags at once, and follow a link to
+//! another cache line only if the bucket has overflowed. A tag may match by chance, so the reader
+//! checks the dentry or inode in the slot. A reader may also miss an entry. So a thread that acts
+//! on a miss first repeats the lookup under the bucket's lock.
 //!
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
@@ -14,15 +16,16 @@
 //! ```
 //!
 //! The table grows by linear hashing: it splits one bucket at a time, in order. So an insertion
-//! never has to move the entries of the whole table, and no reader looks in two tables. A split
-//! reads only the cache lines of the bucket, and not the dentries or inodes in the slots. Buckets
-//! live in a [`SlotArena`], whose memory never moves.
+//! never has to move the entries of the whole table, and no reader looks in two tables.
+//!
+//! A split reads only the cache lines of the bucket, and not the dentries or inodes in the slots.
+//! Buckets live in a [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` has returned, and ends before `remove` is called,
-//!   sees the entry, with two exceptions. It may miss the entry if the bucket is split meanwhile,
-//!   or if an overflow line of the bucket is reused. So a miss proves nothing, unless the lookup
-//!   was made under the stripe's lock (in a `Stripe`).
+//!   sees the entry, with two exceptions. It may miss the entry if the bucket is split during the
+//!   lookup, or if an overflow line of the bucket is reused. So a miss proves nothing, unless the
+//!   lookup was made under the stripe's lock (in a `Stripe`).
 //! - T.2: a lookup under the stripe's lock finds every entry of the stripe, even if the stripe's
 //!   buckets were split.
 //!

@@ -8,11 +8,13 @@
 //! # Mechanism
 //! There is no global lock, and changes in different directories write no common memory. An inode
 //! number leads without a lock to a slot of an array (`table`). Each slot has one inode with one
-//! lock, which protects all but the bytes of a file (`inode`). A directory (`dir`) gives each entry
-//! a cookie that stays valid while the directory changes. A file (`data`, `pages`) has pages of
-//! 4096 bytes and tracks holes exactly. Operations on names (`names`) lock directories in the order
-//! of their slots. Equal sets of extended attributes and ACLs are stored once (`xattr`). Two
-//! budgets (`budget`) limit bytes and inodes; without limits each thread has counters of its own.
+//! lock, which protects all but the bytes of a file (`inode`).
+//!
+//! A directory (`dir`) gives each entry a cookie that stays valid while the directory changes. A
+//! file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly. Operations on names
+//! (`names`) lock directories in the order of their slots. Equal sets of extended attributes and
+//! ACLs are stored once (`xattr`). Two budgets (`budget`) limit bytes and inodes; without limits
+//! each thread has counters of its own.
 //!
 //! # Lock order
 //! A thread takes locks in this order, which prevents deadlock (see `names`): (1) the lock that
@@ -24,9 +26,8 @@
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
-//! - Inode numbers are never reused (trap P11). They have 64 bits; the upper half counts the
-//!   earlier uses of the slot. So 32-bit programs need `_FILE_OFFSET_BITS=64`, as with `inode64` of
-//!   tmpfs(5).
+//! - Inode numbers are never reused (trap P11). They have 64 bits, so 32-bit programs need
+//!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
 //! - Extended attributes and ACLs are charged as bytes, not as inodes. A shared set is charged
 //!   once; see `TmpfsOptions::share_xattrs`.
 //! - Without a limit, statfs(2) reports a large one, because some programs check for free space.
@@ -212,9 +213,10 @@ impl Tmpfs {
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
     /// inode changes repeatedly. Without this call, a queued set waits until the next `maintain`,
-    /// or until space runs out. Returns the number of inodes that were queued. A caller that runs
-    /// no server should call this method or `maintain` now and then, because otherwise up to 4096
-    /// inodes stay queued.
+    /// or until space runs out. Returns the number of inodes that were queued.
+    ///
+    /// A caller that runs no server should call this method or `maintain` now and then, because
+    /// otherwise up to 4096 inodes stay queued.
     ///
     /// # Examples
     /// ```

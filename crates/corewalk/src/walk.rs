@@ -3,9 +3,11 @@
 //! A walk starts in **rcu-walk** mode. It looks up each component without a lock, a reference or a
 //! store, and adds each dentry with its sequence to a read set. When the walk ends, it validates
 //! the read set. If no dentry has changed, all names existed at one instant, so the answer is that
-//! of this instant. (Linux's rcu-walk does not promise that for a whole path.) A walk may have to
-//! block, at a name that is not cached, a symbolic link, or unknown permissions. Before that it
-//! takes a reference on the current dentry, and afterwards it continues in rcu-walk mode.
+//! of this instant. (Linux's rcu-walk does not promise that for a whole path.)
+//!
+//! A walk may have to block, at a name that is not cached, a symbolic link, or unknown permissions.
+//! Before that it takes a reference on the current dentry, and afterwards it continues in rcu-walk
+//! mode.
 //!
 //! A walk whose validation fails repeatedly becomes a **ref-walk**. In this mode it holds a
 //! reference at each step and needs no validation, so it always ends. Both modes make the same
@@ -15,9 +17,11 @@
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result of a walk is below the walk's
 //! root at the instant of the answer. That holds even if directories are moved out of that root
-//! during the walk (trap T20). To ensure it, the read set also includes the directories between the
-//! result and the root. A ref-walk checks these directories while it holds `topology` shared, so
-//! that none of them moves.
+//! during the walk (trap T20).
+//!
+//! The read set of a confined walk therefore also includes the directories between the result and
+//! the root. A ref-walk checks these directories while it holds `topology` shared, so that none of
+//! them moves.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 

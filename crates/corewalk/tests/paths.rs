@@ -50,9 +50,11 @@ type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
 /// Translates the file or directory `place` to its path from `root`, in every format. Returns four
-/// things for each format. The first two are the name of the format and the path. The third is a
-/// function that writes the path into a buffer. The last is the error that this function must
-/// return if the buffer is too small.
+/// things for each format.
+///
+/// The first two are the name of the format and the path. The third is a function that writes the
+/// path into a buffer. The last is the error that this function must return if the buffer is too
+/// small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,

@@ -3,10 +3,12 @@
 //! orders.
 //!
 //! Shuttle runs only sequentially consistent schedules. So it finds bugs in the order of steps.
-//! Bugs of weak memory orderings are loom's task. Each program runs under two schedulers. The first
-//! is PCT, which has a known probability of finding a bug that needs few preemptions. The second is
-//! random. A failure prints the seed for `COREWALK_SEED`, and the schedule. Run with
-//! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle`.
+//! Bugs of weak memory orderings are loom's task.
+//!
+//! Each program runs under two schedulers. The first is PCT, which has a known probability of
+//! finding a bug that needs few preemptions. The second is random. A failure prints the seed for
+//! `COREWALK_SEED`, and the schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p
+//! corewalk --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
 #[path = "namespace/backends.rs"]

@@ -3,9 +3,10 @@
 //!
 //! A file system that keeps the attributes of a file in a block can store equal blocks once, and
 //! count the users of a block. It needs an index from the hash of the content to the blocks with
-//! that hash. Document 004 (mbcache) compares such indexes. Each store in this module is generic
-//! over the index ([`corewalk_store::ShareIndex`]), so every design is measured with the same
-//! store.
+//! that hash. Document 004 (mbcache) compares such indexes.
+//!
+//! Each store in this module is generic over the index ([`corewalk_store::ShareIndex`]), so every
+//! design is measured with the same store.
 //!
 //! | variant | index |
 //! |---|---|

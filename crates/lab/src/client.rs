@@ -2,9 +2,11 @@
 //! directory, phase by phase.
 //!
 //! Clients are processes, since the threads of one process share a descriptor table, and the lock
-//! of that table would be measured. The benchmark starts each phase in all clients at once. A
-//! client waits for a line on its input and runs the next phase. Then it writes a line with the
-//! number of operations and the time of the phase.
+//! of that table would be measured.
+//!
+//! The benchmark starts each phase in all clients at once. A client waits for a line on its input
+//! and runs the next phase. Then it writes a line with the number of operations and the time of the
+//! phase.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)

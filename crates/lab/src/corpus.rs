@@ -3,9 +3,10 @@
 //! Random names make some designs look better than they are, because such names are short, alike
 //! and evenly spread. So the tree consists of the names below `/usr` on this machine, in the order
 //! of a plain walk, up to a given number. If `/usr` has too few names, the lab adds random ones,
-//! and the run reports how many. On a Debian with compilers `/usr` has more than 100,000 entries.
-//! In a tree of 100,000 entries the mean depth is 7 levels, and the mean length of a name is 21
-//! bytes.
+//! and the run reports how many.
+//!
+//! On a Debian with compilers `/usr` has more than 100,000 entries. In a tree of 100,000 entries
+//! the mean depth is 7 levels, and the mean length of a name is 21 bytes.
 //!
 //! The random names form a tree similar to `/usr`. They are as long as the names below `/usr`
 //! ([`LENGTHS`]). A directory has 16 names, of which 5 are directories. So a tree of 100,000 random
@@ -15,8 +16,9 @@
 //! Entries have numbers from 1 on, and number 1 is the root. The children of a directory have
 //! successive numbers in the order of their names. These numbers are larger than that of the
 //! directory. So a range of numbers is enough to list the children of a directory, and a single
-//! pass from the end computes the sizes of all subtrees. Every tree has the directory `/synthetic`,
-//! as the target of renames.
+//! pass from the end computes the sizes of all subtrees.
+//!
+//! Every tree has the directory `/synthetic`, as the target of renames.
 //!
 //! # Limits
 //! The walk that collects the names does not follow symbolic links, and does not enter file systems

@@ -5,9 +5,13 @@
 //! In each slice (a timed run of all workers), each worker gets a [`Turn`]. First the worker opens
 //! its files. Then it passes its work to [`Turn::run`], which waits until all workers are ready.
 //! After that, `Turn::run` starts to measure, and does one job after the other until the slice is
-//! over. The thread that called [`run`] sleeps for the time of the slice, and then tells the
-//! workers that it is over. The rate of a worker is its number of operations divided by its own
-//! wall time. The slice also records the processor time of its workers.
+//! over.
+//!
+//! The thread that called [`run`] sleeps for the time of the slice, and then tells the workers that
+//! it is over.
+//!
+//! The rate of a worker is its number of operations divided by its own wall time. The slice also
+//! records the processor time of its workers.
 //!
 //! A slice (a timed run of the workers) may have several phases, each with its own counts. The
 //! workers do the same work in each phase. Only the thread that disturbs the workers may act

@@ -3,9 +3,11 @@
 //!
 //! The short workload of AIM7 runs many short programs. They are started by path, look for
 //! libraries and headers, and ask for their own paths. They make, link and remove files in a
-//! directory of the user. Here a user is a thread that does one job after the other. A job makes
-//! those operations of these programs that reach the dentry cache, and no others. All jobs make the
-//! same number of operations of each kind, so that jobs per second can be compared.
+//! directory of the user.
+//!
+//! Here a user is a thread that does one job after the other. A job makes those operations of these
+//! programs that reach the dentry cache, and no others. All jobs make the same number of operations
+//! of each kind, so that jobs per second can be compared.
 //!
 //! One job makes these operations:
 //! - stat of a path that all users share, [`STATS`] times, like a search of libraries and headers.

@@ -2,17 +2,19 @@
 //!
 //! Each benchmark produces one table, and is called a table too. A table compares corewalk with
 //! usual designs in user space, with the host kernel, and with programs that are installed. All
-//! variants of a table are measured interleaved in one process. The figures are mainly ratios. Each
-//! table names the machine and shows the spread. Every run checks its answers. Rows in which
-//! corewalk is slower are shown like the others.
+//! variants of a table are measured interleaved in one process.
+//!
+//! The figures are mainly ratios. Each table names the machine and shows the spread. Every run
+//! checks its answers. Rows in which corewalk is slower are shown like the others.
 //!
 //! # How it works
 //! `table` lists the tables, which are one file each in `table/`. `table::engine` measures all of
 //! them, and `samples` turns the measurements into rows. `crew` runs the threads of one
-//! measurement; `worker` and `client` are processes of a measurement. The measured variants are in
-//! `files`, `ours`, `baseline`, `before` and `peer`. The variants of the tables of IPC and of
-//! extended attributes are in `sems`, `queues`, `blocks` and `pairs`. The workloads are in
-//! `corpus`, `questions`, `race` and `job`.
+//! measurement; `worker` and `client` are processes of a measurement.
+//!
+//! The measured variants are in `files`, `ours`, `baseline`, `before` and `peer`. The variants of
+//! the tables of IPC and of extended attributes are in `sems`, `queues`, `blocks` and `pairs`. The
+//! workloads are in `corpus`, `questions`, `race` and `job`.
 //!
 //! # Output
 //! The lab writes a text table to stdout, and everything else to stderr. `--json` writes a file: an

@@ -1,15 +1,17 @@
 //! Bytes per entry, measured in a process of its own.
 //!
 //! A process that has freed memory uses it again. So the memory that a variant needs cannot be
-//! measured in a process that has done other work. The lab starts itself again for each variant.
-//! The new process first loads the names of the tree. Then it loads the variant twice, and reports
-//! the growth of its resident memory during the second load. The first load uses up memory that was
-//! free before.
+//! measured in a process that has done other work.
+//!
+//! The lab starts itself again for each variant. The new process first loads the names of the tree.
+//! Then it loads the variant twice, and reports the growth of its resident memory during the second
+//! load. The first load uses up memory that was free before.
 //!
 //! # Why resident memory
 //! Resident memory is the only measure that fits all variants. corewalk uses its own mapping and
 //! hardly calls malloc, while the other variants allocate everything by malloc. So a count of
 //! malloc's bytes would miss corewalk's memory, and a count of mapped bytes would miss the others'.
+//!
 //! Resident pages include malloc's headers, rounding and fragments. A test loads every variant
 //! under a counting allocator, and compares the allocated bytes and slots with the resident memory.
 //!

@@ -3,8 +3,9 @@
 //!
 //! A lookup takes a parent's inode number and a name. It returns an inode number and adds one
 //! reference for the FUSE client. corewalk's FUSE server makes the same lookup for a LOOKUP
-//! request. It then also reads the attributes from its file system, which is not measured here. All
-//! names are made before the measurement and stay in the cache. So the cache must answer each
+//! request. It then also reads the attributes from its file system, which is not measured here.
+//!
+//! All names are made before the measurement and stay in the cache. So the cache must answer each
 //! lookup by itself. If it calls its file system during a measurement, the measurement fails.
 //!
 //! The inode table is for a server that stores and finds its files itself. It checks no

@@ -2,11 +2,14 @@
 //! is left.
 //!
 //! A mount is a server process and a mount point in a folder for temporary files. It is ready when
-//! `/proc/self/mounts` has the mount point. However a run ends, each mount is dropped. The drop
-//! unmounts the mount point lazily, even if a process uses it. It then waits for the server, kills
-//! the server if it does not end in time, and removes the folders. SIGINT and SIGTERM only set a
-//! flag that the run checks between two steps. Each server is in a process group of its own, so a
-//! SIGINT from the terminal does not reach it.
+//! `/proc/self/mounts` has the mount point.
+//!
+//! However a run ends, each mount is dropped. The drop unmounts the mount point lazily, even if a
+//! process uses it. It then waits for the server, kills the server if it does not end in time, and
+//! removes the folders.
+//!
+//! SIGINT and SIGTERM only set a flag that the run checks between two steps. Each server is in a
+//! process group of its own, so a SIGINT from the terminal does not reach it.
 //!
 //! # Missing programs
 //! If the program of a server is not installed, the benchmark prints its name and skips this

@@ -3,9 +3,10 @@
 //!
 //! In a server, the name of a request is already in the processor's cache. So a benchmark should
 //! not measure how it loads the next name. A loop that draws a random name from a large array would
-//! measure that load too. Therefore each worker has its names in one array, in the order of their
-//! use, which the processor prefetches. Then only the memory of the measured variant misses the
-//! cache.
+//! measure that load too.
+//!
+//! Each worker has its names in one array, in the order of their use. The processor prefetches this
+//! array. Then only the memory of the measured variant misses the cache.
 //!
 //! # Answers
 //! Each question has its right answer. After every operation a worker compares the inode number, or

@@ -1,16 +1,19 @@
 //! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
 //! The load is that of document 000: processes of a database ask for the paths of their files while
-//! other processes change names. A reader asks for the paths of a few dentries again and again. It
-//! compares each path with all paths that the dentry can have. A writer renames a file or directory
-//! to another name and back.
+//! other processes change names.
+//!
+//! A reader asks for the paths of a few dentries again and again. It compares each path with all
+//! paths that the dentry can have. A writer renames a file or directory to another name and back.
 //!
 //! # Waits for a processor
-//! If a writer has to wait for a processor, it renames nothing meanwhile and disturbs no reader.
-//! Then every design would look better than it is. For this reason each worker also measures how
-//! long it was ready to run but waited for a processor (`run_delay`). The result of a race (a run
-//! of readers and writers) contains this time. It does not contain waits for a lock: such a wait is
-//! a property of the design, but a wait for a processor is one of the machine.
+//! If a writer has to wait for a processor, it renames nothing during the wait and disturbs no
+//! reader. Then every design would look better than it is.
+//!
+//! Each worker also measures how long it was ready to run but waited for a processor (`run_delay`).
+//! The result of a race (a run of readers and writers) contains this time. It does not contain
+//! waits for a lock: such a wait is a property of the design, but a wait for a processor is one of
+//! the machine.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 

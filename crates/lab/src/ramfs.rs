@@ -3,9 +3,10 @@
 //!
 //! In ramfs of an old kernel, the dentry cache is the only place that has the names of files.
 //! corewalk asks its file system before it changes its cache. If that file system stored names too,
-//! the benchmark would measure more work for corewalk than for the kernels of `before`. So `Ramfs`
-//! only hands out inode numbers and allows every change. corewalk's cache has room for all names
-//! and evicts none. A name that is not in the cache does not exist.
+//! the benchmark would measure more work for corewalk than for the kernels of `before`.
+//!
+//! `Ramfs` only hands out inode numbers and allows every change. corewalk's cache has room for all
+//! names and evicts none. A name that is not in the cache does not exist.
 //!
 //! # Limits
 //! `readdir`, `read`, and renames that replace or exchange names return an error. Attributes never

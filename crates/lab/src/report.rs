@@ -2,9 +2,10 @@
 //!
 //! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
 //! benchmark table. The line has the claim in a sentence, the ratio of one result of corewalk to
-//! its baseline, and whether the claims hold. Below, each table has one plot of the rows that its
-//! claim is about. If the source of the table published a curve, the plot shows it too. All other
-//! rows are below the plot, folded.
+//! its baseline, and whether the claims hold.
+//!
+//! Below, each table has one plot of the rows that its claim is about. If the source of the table
+//! published a curve, the plot shows it too. All other rows are below the plot, folded.
 //!
 //! The page is XHTML with inline SVG. It has no scripts and loads nothing from another place. A
 //! claim that does not hold is shown like one that holds.

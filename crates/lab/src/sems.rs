@@ -17,8 +17,9 @@
 //! # Users
 //! Each operation has a user number, which says for which simulated process it is done. corewalk
 //! and the designs of document 002 treat each user as a process with its own undo records. The host
-//! kernel ignores the number, and treats all threads of this process as one user. A load that
-//! simulates a single program passes the same user number in all its threads.
+//! kernel ignores the number, and treats all threads of this process as one user.
+//!
+//! A load that simulates a single program passes the same user number in all its threads.
 //!
 //! Source: semop(2).
 

@@ -3,10 +3,12 @@
 //! A table is a benchmark. It declares ([`Table`]) the sweeps that it measures and a function that
 //! measures them. The file `words.json` has the texts of all tables, the figures of their sources,
 //! and the claims with their bounds. A claim that needs more than a bound is a function of its
-//! table. One engine measures all tables (`engine`). It runs the variants interleaved in one
-//! process, round by round, each time in another order. So neither a drift of the machine nor the
-//! order favours a variant. A run has at least five rounds. `samples` turns the measurements into
-//! rows, and `shape` tests the claims.
+//! table.
+//!
+//! One engine measures all tables (`engine`). It runs the variants interleaved in one process,
+//! round by round, each time in another order. So neither a drift of the machine nor the order
+//! favours a variant. A run has at least five rounds. `samples` turns the measurements into rows,
+//! and `shape` tests the claims.
 //!
 //! # How long it takes
 //! A sweep is a list of the sets of parameters to measure. The duration of a run is computed from

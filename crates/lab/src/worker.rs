@@ -3,10 +3,11 @@
 //!
 //! A worker uses the semaphore sets or message queues of the host kernel, or those of a corewalk
 //! namespace in a file that all workers map. With the preload library, a worker calls the functions
-//! of the C library for the kernel's IPC, and the corewalk namespace answers. A worker serves a
-//! whole benchmark table. It runs one time slice for each line on its input, and writes the
-//! operations, the wall time and the processor time in nanoseconds. An input line is JSON. It has
-//! the parameters, and the milliseconds of the time slice:
+//! of the C library for the kernel's IPC, and the corewalk namespace answers.
+//!
+//! A worker serves a whole benchmark table. It runs one time slice for each line on its input, and
+//! writes the operations, the wall time and the processor time in nanoseconds. An input line is
+//! JSON. It has the parameters, and the milliseconds of the time slice:
 //!
 //! ```text
 //! table: {"bytes":64,"ms":20,"queue":"own","threads":2}     worker: [412345, 20000123, 19876543]

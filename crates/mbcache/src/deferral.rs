@@ -2,10 +2,11 @@
 //!
 //! A store de-duplicates a new content in four steps. It hashes the content, searches for an equal
 //! one, compares the two, and updates the user counts of the old and the new block. That work is
-//! wasted if the content is soon replaced. A store divides its time into *epochs*, such as
-//! transactions. The first change of an object (such as a file) in an epoch is de-duplicated at
-//! once. The de-duplication of a second change in the same epoch is deferred to the end of the
-//! epoch.
+//! wasted if the content is soon replaced.
+//!
+//! A store divides its time into *epochs*, such as transactions. The first change of an object
+//! (such as a file) in an epoch is de-duplicated at once. The de-duplication of a second change in
+//! the same epoch is deferred to the end of the epoch.
 //!
 //! Until the epoch ends, the content of such an object is private: the store changes it in place
 //! and does not share it. Private contents take memory, so the store sets a maximum number of
@@ -148,8 +149,8 @@ mod tests {
             assert!(deferral.defers(Change::Again), "{object}");
             deferral.push(object);
         }
-        // Guarantee D.1: now the queue has as many objects as it may have. A further object must
-        // not be queued. An object that is in the queue already stays there.
+        // Guarantee D.1 limits the number of waiting objects: the queue is full now, so a further
+        // object must not be queued. An object that is in the queue already stays there.
         assert!(!deferral.defers(Change::Again));
         assert!(deferral.defers(Change::Waiting));
         deferral.share(|objects| assert_eq!(objects, Vec::from_iter(0..MAX)));
@@ -174,8 +175,10 @@ mod tests {
 
     /// Guarantee D.2: while one thread is inside `share`, a second thread's call of `share` must
     /// wait until the first has de-duplicated its objects. Otherwise a commit after the second call
-    /// would lack these changes. Inside `share` the first thread yields many times before it is
-    /// done. This gives a second call that does not wait the time to return too early.
+    /// would lack these changes.
+    ///
+    /// Inside `share` the first thread yields many times before it is done. This gives a second
+    /// call that does not wait the time to return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

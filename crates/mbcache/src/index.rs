@@ -9,24 +9,24 @@
 //!
 //! A *line* is one cache line. The hash of a key selects its *home*: the line where a search for
 //! the key begins. A new entry gets a free slot in its home, or in the first later line that has
-//! one. An entry never moves. The home stores its *reach*: the number of lines after the home that
-//! a search must read too. For most lines the reach is 0, so a search reads one line. A search
-//! never restarts. Once the last of these lines has no entry of this home, a `create` lowers the
-//! reach by one.
+//! one. An entry never moves.
 //!
-//! A search reads at most [`WINDOW`] lines. If all are full, `create` drops an entry.
+//! The home stores its *reach*: the number of lines after the home that a search must read too. For
+//! most lines the reach is 0, so a search reads one line. Once the last of these lines has no entry
+//! of this home, a `create` lowers the reach by one. A search never restarts, and reads at most
+//! [`WINDOW`] lines. If all are full, `create` drops an entry.
 //!
 //! # Load
 //! Searches get long in a table that is nearly full. So the index estimates how full it is. A
 //! sharded counter counts the entries of a sample of its lines: one line in [`SAMPLE_MAX`], or more
 //! in a small table. When three quarters of the slots in the sample are in use, `create` also runs
-//! reclaim. It examines about four entries per created one. Even and odd values prefer different
-//! slots, so both slots are counted.
+//! reclaim. Reclaim examines about four entries per created one. Even and odd values prefer
+//! different slots, so both slots are counted.
 //!
 //! # Invariants
-//! - I.1: a search for a key begins at its home line (see above), and reads as many further lines
-//!   as the *reach* in the home line says. All live entries of the key are in these lines. The
-//!   reach changes only under the lock of the home line.
+//! - I.1: a search for a key begins at its home line, and reads as many further lines as the
+//!   *reach* in the home line says. All live entries of the key are in these lines. The reach
+//!   changes only under the lock of the home line.
 //! - I.2: at most one slot has a live entry of a pair (a key and a value). `create` locks the home
 //!   line of the key. It holds that lock from its search for the pair until the new entry is live.
 //!
@@ -181,9 +181,10 @@ impl Index {
     /// Returns the entry of a pair, and its state.
     ///
     /// A cache line has two slots, and a value prefers one of them. The entry of a pair is usually
-    /// in the preferred slot of its first line, where a search for its key begins. This function
-    /// checks that slot first, in a branch of its own. The processor predicts that branch, and
-    /// executes ahead while it waits for the cache line.
+    /// in the preferred slot of its first line, where a search for its key begins.
+    ///
+    /// This function checks the preferred slot first, in a branch of its own. The processor
+    /// predicts that branch, and executes ahead while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -248,10 +249,11 @@ impl Index {
     }
 
     /// The fast path of `create`: stores a pair in the cache line `home`, where searches for the
-    /// pair's key begin. The caller has locked that line. A line has two slots. This function uses
-    /// only the slot that the value prefers, and returns its number. It returns `None` in three
-    /// cases: that slot is in use; the other slot may have the pair; or searches also read later
-    /// lines.
+    /// pair's key begin. The caller has locked that line.
+    ///
+    /// A line has two slots. This function uses only the slot that the value prefers, and returns
+    /// its number. It returns `None` if: that slot is in use; the other slot may have the pair; or
+    /// searches also read later lines.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -273,9 +275,11 @@ impl Index {
     /// calls for this pair before.
     ///
     /// Searches for the key read the line `home` and some lines after it, whose number is the
-    /// *reach*. This function reads these lines once. It learns whether the pair exists, and where
-    /// the first free slot is. It also learns whether the last of these lines still has an entry of
-    /// a key with the same home. If not, the reach may be lowered.
+    /// *reach*.
+    ///
+    /// This function reads the lines of a search once. It finds out whether the pair exists, and
+    /// where the first free slot is. It also learns whether the last of these lines still has an
+    /// entry of a key with the same home. If not, the reach may be lowered.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -298,9 +302,11 @@ impl Index {
                 }
                 // The last line that a search from `home` reads is the one at distance `reach`. The
                 // reach may be lowered only if that line has no entry of a key whose home (first
-                // line) is `home`. `is_ours` never misses such an entry: only a thread with the
-                // lock of `home` can create one, and the caller has that lock. `is_ours` may see
-                // one by mistake, if another thread reuses the slot meanwhile. Then the reach only
+                // line) is `home`.
+                //
+                // `is_ours` never misses an entry of this home: only a thread with the lock of
+                // `home` can create one, and the caller has that lock. `is_ours` may see one by
+                // mistake, if another thread reuses the slot during the check. Then the reach only
                 // stays higher than needed.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
@@ -324,11 +330,14 @@ impl Index {
     /// The caller has found no free slot in the first `from` lines, beginning with `home`.
     ///
     /// A new entry may be in the line `home` or in one of the [`WINDOW`] - 1 lines after it. The
-    /// function makes up to three passes over these lines. The first pass looks for a free slot.
-    /// The second pass may drop an entry that was not used recently. The third pass may drop any
-    /// entry without a handle. A pass skips a line that another thread has locked. If a pass has
-    /// skipped a line and found no slot, the function returns [`Refused::Locked`], and the caller
-    /// tries again. After [`TRIES`] tries, the function goes on to the next pass instead.
+    /// function makes up to three passes over these lines:
+    /// 1. The first pass looks for a free slot.
+    /// 2. The second pass may drop an entry that was not used recently.
+    /// 3. The third pass may drop any entry without a handle.
+    ///
+    /// A pass skips a line that another thread has locked. If a pass has skipped a line and found
+    /// no slot, the function returns [`Refused::Locked`], and the caller tries again. After
+    /// [`TRIES`] tries, the function goes on to the next pass instead.
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
@@ -379,10 +388,10 @@ impl Index {
         // thread sees the writes of all threads that had a handle of the earlier entry in that
         // slot.
         fence(Ordering::Acquire);
-        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. After it has loaded
-        // the lower reach, a search for a removed entry does not read the last line any more, and
-        // misses the entry. Its caller may then free the entry's value. So it must see the writes
-        // of the last thread that had a handle of the entry.
+        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that loads
+        // the lower reach no longer reads the last line, and may miss a removed entry there. Its
+        // caller may then free the entry's value. So the caller must see the writes of the last
+        // thread that had a handle of the entry.
         self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
@@ -445,7 +454,7 @@ impl Index {
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
         // Summing the sharded counter is slow, because each of its shards is in another cache line.
-        // So compute the sum only if the new entry is in every `rare`-th line of the index.
+        // So compute the sum only for new entries in every `rare`-th line of the index.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -594,8 +603,9 @@ fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
 ///
 /// Even values prefer the first slot, and odd values the second. A value is the place of a blob in
 /// the store, and places are often consecutive numbers. So two values of one key are often one even
-/// and one odd number, and each gets its preferred slot. `get` looks there first, and the processor
-/// predicts that the pair is found.
+/// and one odd number, and each gets its preferred slot.
+///
+/// `get` looks in the preferred slot first, and the processor predicts that the pair is found.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

@@ -307,10 +307,10 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
 }
 
 /// The main thread drops its handle of (KEY, value), reclaims the entry, and enters another pair
-/// with `create`. Meanwhile a second thread, the deleter, wants to free the value. It searches for
-/// (KEY, value) with `look_up`, and tries to remove the entry. Counts three outcomes: the deleter
-/// found no entry; the deleter removed the entry; the deleter found the entry but could not remove
-/// it.
+/// with `create`. At the same time a second thread, the deleter, wants to free the value. It
+/// searches for (KEY, value) with `look_up`, and tries to remove the entry. Counts three outcomes:
+/// the deleter found no entry; the deleter removed the entry; the deleter found the entry but could
+/// not remove it.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -661,9 +661,9 @@ fn control_slot_that_is_filled_without_a_generation_is_caught() {
 }
 
 /// The value of (KEY, 1) is full: it has the maximum number of users. One thread drops the last
-/// handle of the pair by `put`, which removes the entry of a full value. Meanwhile another thread
-/// calls `note_users` with a lower number of users. Both outcomes are right, and are counted: the
-/// entry stayed in the cache, or `note_users` created it again.
+/// handle of the pair by `put`, which removes the entry of a full value. At the same time another
+/// thread calls `note_users` with a lower number of users. Both outcomes are right, and are
+/// counted: the entry stayed in the cache, or `note_users` created it again.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);

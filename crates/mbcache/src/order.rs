@@ -1,12 +1,15 @@
 //! A check of the order of locks, in builds with debug assertions. Trap T42 is a thread that takes
 //! locks in an order that can deadlock.
 //!
-//! The cache has one kind of lock: each cache line of its index has one. `create` waits only for
+//! The cache has one kind of lock: each cache line of the index has one. `create` waits only for
 //! the lock of the home line (the line that the hash of its key selects). While it holds that lock,
-//! it waits for no other. If two threads waited for each other's line, they would deadlock. Such a
-//! deadlock is rare, so `enter` panics as soon as one thread locks two home lines. Under a model
-//! checker this module checks nothing: there one system thread runs all threads of the model. The
-//! checker itself finds deadlocks.
+//! it waits for no other.
+//!
+//! If two threads waited for each other's line, they would deadlock. Such a deadlock is rare, so
+//! `enter` panics as soon as one thread locks two home lines.
+//!
+//! Under a model checker this module checks nothing: there one system thread runs all threads of
+//! the model. The checker itself finds deadlocks.
 //!
 //! Source: Linux lockdep.
 

@@ -152,9 +152,9 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // If the entry was removed, the caller may be the last user of its value, which then frees the
-    // value. Then it must see the writes of the last thread that had a handle. The Acquire load in
-    // `state` provides that.
+    // If the entry was removed, the caller may be the last user of its value, and then frees the
+    // value. Before that, the caller must see the writes of the last thread that had a handle. The
+    // Acquire load in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 

@@ -105,8 +105,10 @@ type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
 /// Compares the recorded runs of operations of two threads. Two runs conflict if one of them writes
 /// a cache line that the other one reads or writes. Prints a table with a row for each operation of
-/// the first thread, and a column for each of the second. A cell is the percentage of pairs of runs
-/// without a conflict. Returns the total number of conflicts.
+/// the first thread, and a column for each of the second.
+///
+/// A cell is the percentage of pairs of runs without a conflict. Returns the total number of
+/// conflicts.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {

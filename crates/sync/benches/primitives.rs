@@ -2,10 +2,11 @@
 //! implementations.
 //!
 //! Each row of the printed table is one measured operation. Every round measures all operations in
-//! turn, so that a change of the machine's speed affects all rows. A row shows the minimum and the
-//! median time over the rounds. It also names a yardstick, which is another operation, and shows
-//! the ratio of the two times, computed round by round. The program `corewalk-lab` measures
-//! contention.
+//! turn, so that a change of the machine's speed affects all rows.
+//!
+//! A row shows the minimum and the median time over the rounds. It also names a yardstick, which is
+//! another operation, and shows the ratio of the two times, computed round by round. The program
+//! `corewalk-lab` measures contention.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.

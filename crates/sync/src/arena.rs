@@ -1,11 +1,12 @@
 //! Type-stable memory: a slot consists of atomic words for as long as the arena lives.
 //!
-//! A lock-free reader may follow a link to an object that is freed and reused meanwhile. If the
-//! memory of the object could change its type, every reader would need a guard that delays the
-//! freeing. Such a guard costs 8 to 11 ns per section (crossbeam-epoch on a Xeon). Here a slot is
-//! `WORDS` atomic words from the arena's creation to its drop, freed or not. So a reader that comes
-//! late always loads a valid word. A sequence count or generation in the slot tells the reader
-//! whether the words belong together.
+//! A lock-free reader may follow a link to an object that is freed and reused at the same time. If
+//! the memory of the object could change its type, every reader would need a guard that delays the
+//! freeing. Such a guard costs 8 to 11 ns per section (crossbeam-epoch on a Xeon).
+//!
+//! A slot of this arena is `WORDS` atomic words from the arena's creation to its drop, freed or
+//! not. So a reader that comes late always loads a valid word. A sequence count or generation in
+//! the slot tells the reader whether the words belong together.
 //!
 //! The arena reserves the address space of all slots at once. The kernel adds memory page by page,
 //! at the first access. A thread allocates from its shard, and shards trade slots with a common
@@ -19,12 +20,11 @@
 //!   of a slot, so no free list runs through the slots. The links of such a list would overwrite
 //!   the reference count of a freed object, which a late reader may still access (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh (never used) ones. Each slot belongs to one of two
-//!   [`Group`]s. A shard is the list of free slots of some threads, and the depot has free slots
-//!   for all shards. If a shard has no slot of the requested group, it takes a batch of that group
-//!   from the depot. Failing that, it takes a batch of the other group, if the depot has [`SPARE`]
-//!   slots of it. Only then does it take fresh slots. So the touched memory exceeds the peak use by
-//!   at most two batches of each group per shard and [`SPARE`] slots.
+//! - A.4: the arena prefers freed slots to fresh (never used) ones. If a shard (the free slots of
+//!   some threads) has no slot of the requested [`Group`], it takes a batch of that group from the
+//!   depot (the free slots of no shard). Failing that, it takes a batch of the other group, if the
+//!   depot has [`SPARE`] slots of it. Only then does it take fresh slots. So the touched memory
+//!   exceeds the peak use by at most two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena uses small pages; `arena/memory` says when an arena uses huge ones.
 //!
@@ -112,8 +112,10 @@ pub struct SlotArena<const WORDS: usize> {
 ///
 /// If a few often-read objects are spread over the pages of many others, a read of such an object
 /// often misses the processor's TLB. So the arena has two groups of slots, and each batch of
-/// neighbouring slots belongs to one group. A name cache puts its directories into a group of their
-/// own, because a path translation reads one directory per name.
+/// neighbouring slots belongs to one group.
+///
+/// A name cache puts its directories into a group of their own, because a path translation reads
+/// one directory per name.
 ///
 /// # Examples
 ///
@@ -210,8 +212,9 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. `next_fresh` never passes `max_slots`. A scan of all slots may miss a
-        // slot that is handed out during the scan, as if the scan had run a moment earlier.
+        // ORDERING: Relaxed. `next_fresh` (the first slot that was never used) never passes
+        // `max_slots`. A scan of all slots may miss a slot that is handed out during the scan, as
+        // if the scan had run a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }

@@ -1,9 +1,11 @@
 //! A reference count and a lock in one word, so that counting needs no lock.
 //!
 //! An object with a count and a lock is usually counted under the lock, because dropping the last
-//! reference must exclude taking a new one. Here count and lock share one 64-bit word. A thread
-//! that only counts does one compare-exchange, which succeeds while the lock is free. A thread
-//! takes the lock only for the steps that begin or end the object's life.
+//! reference must exclude taking a new one.
+//!
+//! In a `Lockref`, count and lock share one 64-bit word. A thread that only counts does one
+//! compare-exchange, which succeeds while the lock is free. A thread takes the lock only for the
+//! steps that begin or end the object's life.
 //!
 //! Analogous to Linux's `struct lockref`.
 //!
@@ -474,8 +476,8 @@ impl LockrefGuard<'_> {
     /// `next` returns None, returns the unchanged word as the error.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
-        // ORDERING: Relaxed. This thread holds the lock. Only the bit for waiting threads can
-        // change meanwhile. The unlock publishes the count.
+        // ORDERING: Relaxed. This thread holds the lock. Until the unlock, only the bit for waiting
+        // threads can change. The unlock publishes the count.
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;

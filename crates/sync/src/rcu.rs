@@ -4,8 +4,10 @@
 //! A reader opens a section with [`read_lock`] and may use every published value that it finds
 //! until it drops the guard. A writer publishes a new version with `RcuCell` and hands the old one
 //! to a *grace period*. The old version is freed once every section has ended that was open when it
-//! was handed over. The grace periods are those of `crossbeam-epoch`. This module uses the names of
-//! the kernel's RCU and ties every borrow to a guard.
+//! was handed over.
+//!
+//! The grace periods are those of `crossbeam-epoch`. This module uses the names of the kernel's RCU
+//! and ties every borrow to a guard.
 //!
 //! If a read section stays open, the process cannot free any garbage. Every epoch scheme has this
 //! weakness, which is trap T57. To keep sections short, a guard cannot leave its thread, so a

@@ -1,14 +1,17 @@
 //! A sequence counter: readers copy words and check that no writer ran meanwhile.
 //!
 //! The counter is odd while a writer is inside a section. A reader remembers an even count and
-//! copies the words that it needs. If the count has changed since, the reader starts again. Readers
-//! never write shared memory, so they scale. A steady stream of writers can starve them. Callers
-//! therefore bound the retries and then take the writers' lock, as `SeqLock` does.
+//! copies the words that it needs. If the count has changed since, the reader starts again.
+//!
+//! Readers never write shared memory, so they scale. A steady stream of writers can starve them.
+//! Callers therefore bound the retries and then take the writers' lock, as `SeqLock` does.
 //!
 //! The counter has 64 bits on every machine. With one write section per nanosecond it wraps after
 //! 292 years. So the count cannot return to the value that a sleeping reader remembers. A count of
-//! 32 bits could, which is trap T32. The type is a transparent newtype of one word, so a word of a
-//! `SlotArena` slot can be a counter (`SeqCount::from_word`).
+//! 32 bits could, which is trap T32.
+//!
+//! The type is a transparent newtype of one word, so a word of a `SlotArena` slot can be a counter
+//! (`SeqCount::from_word`).
 //!
 //! Analogous to Linux's `seqcount_t`.
 //!

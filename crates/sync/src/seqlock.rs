@@ -1,9 +1,10 @@
 //! A sequence lock: readers write nothing, and take a lock only if writers disturb them too often.
 //!
-//! A `SeqLock` is a `SeqCount` together with the lock of its writers. This lock makes three things
-//! possible. First, writers need no other lock. Second, a reader can sleep until a running writer
-//! has finished, so a preempted writer does not make readers spin (trap T30). Third, a reader that
-//! was disturbed too often can take the lock, which keeps writers out.
+//! A `SeqLock` is a `SeqCount` together with the lock of its writers. With this lock:
+//! - writers need no other lock;
+//! - a reader can sleep until a running writer has finished, so a preempted writer does not make
+//!   readers spin (trap T30);
+//! - a reader that was disturbed too often can take the lock, which keeps writers out.
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the

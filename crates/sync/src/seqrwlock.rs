@@ -2,9 +2,11 @@
 //!
 //! Under a steady stream of writers, each retry of a long read is disturbed again. An example is a
 //! walk from a dentry up to the root. So such a reader has to take a lock that excludes the
-//! writers. On a plain seqlock that is the writers' lock, so these readers wait for each other. On
-//! a seqrwlock they share the lock. (In 2013 a database that asked Linux for many paths spent up to
-//! two thirds of its processor time on the writers' lock.)
+//! writers.
+//!
+//! On a plain seqlock, such readers take the writers' lock, and wait for each other. On a seqrwlock
+//! they share the lock. (In 2013 a database that asked Linux for many paths spent up to two thirds
+//! of its processor time on the writers' lock.)
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|

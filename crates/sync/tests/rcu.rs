@@ -172,9 +172,9 @@ fn synchronize_inside_a_section_panics() {
 /// writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // `GARBAGE_MAX` is the limit for the values (of type `Version`) that are not freed yet. A
-    // reader that is preempted inside a read section delays the freeing for a time slice, by some
-    // ten thousand values. A quarter of all values is far above that.
+    // `GARBAGE_MAX` is the limit for the values (of type `Version`) that are not freed yet. While a
+    // reader is preempted inside a read section, for a time slice, some ten thousand values are not
+    // freed. The limit, a quarter of all values, is far above that.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();

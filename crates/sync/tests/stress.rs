@@ -242,8 +242,8 @@ fn transient_locker_leaves_users_lock_free() {
                     lockref.get();
                     // ORDERING: Relaxed. The other thread sets `has_gone` at its end, and the flag
                     // orders no other access. So this thread may see the flag set, and still see
-                    // the lock held for some rounds. So the test ignores the first tenth of the
-                    // rounds.
+                    // the lock held for some rounds. Therefore the test ignores the first tenth of
+                    // the rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;
                         met += u64::from(rounds > ROUNDS / 10 && lockref.is_locked());

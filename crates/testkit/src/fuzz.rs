@@ -3,9 +3,11 @@
 //!
 //! The corpus of a fuzz test is a directory of inputs, in `fuzz/` below the root of the repository.
 //! The test first runs all of them. Then it repeatedly picks an input, changes a few bytes of a
-//! copy, and runs the copy. For each input the target returns an answer, for example an error
-//! number. A changed input that gives a new answer is added to the inputs that the test picks from.
-//! So the search gets past the first check that refuses an input.
+//! copy, and runs the copy.
+//!
+//! For each input the target returns an answer, for example an error number. A changed input that
+//! gives a new answer is added to the inputs that the test picks from. So the search gets past the
+//! first check that refuses an input.
 //!
 //! The code under test reports an error by a panic. In that case the fuzz test writes the input to
 //! a file, and prints the command that adds the file to the corpus.

@@ -3,8 +3,10 @@
 //! A history is a set of calls. Each call has the time of its invocation, the time of its return,
 //! the operation and the result. The times come from a logical [`Clock`], a counter, so that the
 //! order of any two events is known. Wall-clock time is too coarse for that, and may differ between
-//! processors. Each thread records its calls in its own [`Recorder`]. [`History::join`] joins the
-//! recorders after the threads have ended.
+//! processors.
+//!
+//! Each thread records its calls in its own [`Recorder`]. [`History::join`] joins the recorders
+//! after the threads have ended.
 //!
 //! # Guarantees
 //!

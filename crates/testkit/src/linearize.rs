@@ -1,10 +1,11 @@
 //! Checks whether a history is linearizable.
 //!
-//! A history is linearizable if its calls can be put into a sequence with two properties. First, a
-//! call that returned before another one was invoked comes before it in the sequence. Second, a
-//! sequential model ([`Spec`]) that runs the sequence gives the recorded results. Concurrent calls
-//! may come in any order. A call that never returned may come anywhere after its invocation, or not
-//! at all.
+//! A history is linearizable if its calls can be put into a sequence with two properties:
+//! - A call that returned before another one was invoked comes before it in the sequence.
+//! - A sequential model ([`Spec`]) that runs the sequence gives the recorded results.
+//!
+//! Concurrent calls may come in any order. A call that never returned may come anywhere after its
+//! invocation, or not at all.
 //!
 //! # How it works
 //!
@@ -15,10 +16,9 @@
 //!
 //! An addition by Lowe makes this search practical. The further search depends only on the set of
 //! calls that are already in the sequence, and on the state of the model. So it visits each
-//! combination of a set and a state only once. The invocations and returns of the remaining calls
-//! are in a linked list, in order of time. Taking a call or putting it back changes four links: two
-//! at its invocation and two at its return. The search has its own stack, so that a long history
-//! does not overflow the thread's stack.
+//! combination of a set and a state only once. To take a call or to put it back changes four links
+//! of a list (`EventList`). The search has its own stack, so a long history does not overflow the
+//! thread's stack.
 //!
 //! # Bounds
 //!

@@ -11,8 +11,9 @@
 //! While an operation runs, all memory that was allocated in a [`Phase`] (while the test built its
 //! data) is inaccessible, so that each access faults. The handler of SIGSEGV records the address
 //! and gives access to the page. It also sets the trap flag, which stops the processor after one
-//! instruction. Then the handler of SIGTRAP takes the access away again. The code under test is not
-//! changed, so a test can even record a release build.
+//! instruction. Then the handler of SIGTRAP takes the access away again.
+//!
+//! The code under test is not changed, so a test can even record a release build.
 //!
 //! # Rules
 //!

@@ -2,8 +2,10 @@
 //!
 //! In a loop that spawns threads, the first thread often ends before the last one starts. [`run`]
 //! makes all threads wait at one barrier, gives each its own random numbers, and collects their
-//! results. A thread of a test should end after a fixed number of rounds and not after a fixed
-//! time. Then a slow machine does the same work as a fast one.
+//! results.
+//!
+//! A thread of a test should end after a fixed number of rounds and not after a fixed time. Then a
+//! slow machine does the same work as a fast one.
 //!
 //! A race that never happened proves nothing. So a [`Tally`] counts the outcomes that the threads
 //! have seen, and panics if an expected one was never reached.

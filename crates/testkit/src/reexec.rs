@@ -1,9 +1,11 @@
 //! Runs a test again in a child process with limits, and checks how the child ends.
 //!
 //! Some tests need their own process, for example to run on one processor or with few open files.
-//! Other tests let the process die or hang. Such a test runs twice. In the parent, [`role`] is
-//! None, and the test starts itself again with [`Reexec`]. In the child, [`role`] is the word that
-//! the parent has set, and the test does its work.
+//! Other tests let the process die or hang.
+//!
+//! Such a test runs twice. In the parent, [`role`] is None, and the test starts itself again with
+//! [`Reexec`]. In the child, [`role`] is the word that the parent has set, and the test does its
+//! work.
 //!
 //! ```no_run
 //! use corewalk_testkit::reexec::{self, Reexec, Resource};

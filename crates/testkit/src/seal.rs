@@ -272,8 +272,10 @@ impl Drop for Sealed {
 /// Call this function as the whole body of the test named `test`, in a binary whose global
 /// allocator is `seal`. The test starts itself twice, as a child process. The child that runs
 /// `operation` must succeed. The child that runs `control` must die when it stores into read-only
-/// memory. The statics of the program are read-only too. The result of `build` is put into a box,
-/// so that it is in read-only memory and not on the stack.
+/// memory.
+///
+/// The statics of the program are read-only too. The result of `build` is put into a box, so that
+/// it is in read-only memory and not on the stack.
 ///
 /// # Panics
 ///

@@ -1,11 +1,12 @@
 //! An atomic word that can stop a thread before a chosen store. With it, tests check the memory
 //! that a killed process leaves behind.
 //!
-//! Under `--cfg corewalk_crash` every protocol uses this word as its `AtomicU64`. [`run`] limits
-//! the number of stores of the calling thread. Before the first store over the limit, the thread
-//! unwinds. From then on until `run` returns, none of the thread's stores takes effect. Destructors
-//! therefore change nothing, as if the process had been killed. Other threads run on. A failed
-//! compare-exchange is not counted as a store.
+//! Under `--cfg corewalk_crash` every protocol uses this word as its `AtomicU64`.
+//!
+//! [`run`] limits the number of stores of the calling thread. Before the first store over the
+//! limit, the thread unwinds. From then on until `run` returns, none of the thread's stores takes
+//! effect. Destructors therefore change nothing, as if the process had been killed. Other threads
+//! run on. A failed compare-exchange is not counted as a store.
 //!
 //! A process is killed between two instructions, and other processes see its earlier stores. A test
 //! that stops before each store in turn therefore covers every state that a kill can leave.

@@ -151,8 +151,8 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Ignore an error of sending the signal. It means that the command of `exec` has
-                // ended. In that case `supervise` gets the command's exit status.
+                // An error means that the command of `exec` has ended. Ignore the error:
+                // `supervise` gets the command's exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }

@@ -14,9 +14,10 @@
 //!
 //! The memory of each segment is a file in the folder `segments`, which is in an *outer folder*.
 //! The path of the outer folder is that of the namespace's file with `.shm` at the end. A namespace
-//! without a name has an outer folder in `/dev/shm`, which is removed after the command. The outer
-//! folder has the permissions of the namespace's file, so a user who may read the file may enter
-//! the folder.
+//! without a name has an outer folder in `/dev/shm`, which is removed after the command.
+//!
+//! The outer folder has the permissions of the namespace's file, so a user who may read the file
+//! may enter the folder.
 //!
 //! All users may write in the folder `segments`, but only users who may enter the outer folder
 //! around it reach it by its path. The program that `exec` runs inherits a descriptor of
@@ -25,8 +26,10 @@
 //!
 //! For a namespace without a name, `exec` locks the outer folder (flock(2)) while it runs. If
 //! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the same user
-//! removes the folder, unless it is locked or a process has attached a segment in it. The pid of
-//! the killed `exec` would not show that it has ended, because pid namespaces may share `/dev/shm`.
+//! removes the folder, unless it is locked or a process has attached a segment in it.
+//!
+//! The pid of the killed `exec` would not show that it has ended, because pid namespaces may share
+//! `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -262,8 +265,8 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // If `word` is None, `path` comes from the environment. It is the path of the namespace
-            // in which this process runs.
+            // If `word` is None, `path` comes from the environment, and is the path of the
+            // namespace in which this process runs.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;

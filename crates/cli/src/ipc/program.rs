@@ -1,11 +1,14 @@
 //! Finds the command of `exec`, and checks that the dynamic loader will load a preload library for
 //! it.
 //!
-//! `exec` refuses three kinds of programs, because they would silently use the kernel's objects. A
-//! static program has no dynamic loader. For a program with set-user-ID, set-group-ID or file
-//! capabilities, the loader ignores the environment. A program for another machine has another
-//! loader. For a script (`#!`), the interpreter is checked. Programs that the command starts later
-//! are not checked.
+//! `exec` refuses three kinds of programs, because they would silently use the kernel's objects:
+//! - A static program has no dynamic loader.
+//! - For a program with set-user-ID, set-group-ID or file capabilities, the loader ignores the
+//!   environment.
+//! - A program for another machine has another loader.
+//!
+//! For a script (`#!`), the interpreter is checked. Programs that the command starts later are not
+//! checked.
 //!
 //! Source: ld.so(8) "Secure-execution mode"; elf(5); execve(2).
 

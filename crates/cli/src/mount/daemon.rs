@@ -1,9 +1,11 @@
 //! The server in the background (`--daemon`).
 //!
 //! The first process runs this program again as the server. The server has its own session, and its
-//! standard output is a pipe. When the mount is ready, the server writes one line into the pipe,
-//! and the first process ends. If the pipe closes without a line, the server has failed. It has
-//! printed the reason on standard error, which both processes share until the mount is ready.
+//! standard output is a pipe.
+//!
+//! When the mount is ready, the server writes one line into the pipe, and the first process ends.
+//! If the pipe closes without a line, the server has failed. It has printed the reason on standard
+//! error, which both processes share until the mount is ready.
 //!
 //! The server closes all other descriptors that it inherits. Otherwise an inherited flock(2) lock
 //! would be held until the mount ends, and a reader of an inherited pipe would wait until then.

@@ -143,8 +143,10 @@ impl Plan {
             }
             // Use one thread per processor, but at least two. More threads compete for the
             // processors: eight threads on two processors serve two clients at half the speed or
-            // less. A single thread would save a fifth of the processor time for one client. But on
-            // a machine with other load, two busy clients would wait up to four times as long.
+            // less.
+            //
+            // A single thread would save a fifth of the processor time for one client. But on a
+            // machine with other load, two busy clients would wait up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }

@@ -200,8 +200,10 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     let folder = Folder::new();
     // Mount two file systems. The lower one serves the directory `host`, and the upper one serves
     // the mount point of the lower one. Under test is the upper one: it must show the current
-    // attributes. A new lookup in the lower one would renew its attributes, and hide an error of
-    // the upper one. So set a long entry timeout on the lower one, so that the kernel makes no new
+    // attributes.
+    //
+    // A new lookup in the lower file system would renew its attributes, and hide an error of the
+    // upper one. So set a long entry timeout on the lower one, so that the kernel makes no new
     // lookups in it.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));

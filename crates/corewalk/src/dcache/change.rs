@@ -50,8 +50,10 @@ impl Dcache {
 
     /// Adds a name to the cache. With an inode in `node` the dentry is positive, otherwise it is
     /// negative. Returns the dentry with a reference for the caller. The dentry takes its own
-    /// reference on the inode. If the name already has a dentry with another inode, that old dentry
-    /// becomes stale. The caller holds the in-lookup lock of the name.
+    /// reference on the inode.
+    ///
+    /// If the name already has a dentry with another inode, that old dentry becomes stale. The
+    /// caller holds the in-lookup lock of the name.
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
@@ -163,9 +165,11 @@ impl Dcache {
         }
         // An invalidation may cancel the fill, that is, forbid caching this answer. Check for that
         // under the lock of the table's stripe (a group of buckets), and insert the entry under the
-        // same lock. An invalidation that arrives after the check takes this lock to look the name
-        // up. So it waits for the insertion, finds the entry, and makes it stale. No stale answer
-        // stays in the cache (C.1).
+        // same lock.
+        //
+        // An invalidation that arrives after the check takes the stripe's lock to look the name up.
+        // So it waits for the insertion, finds the entry, and makes it stale. No stale answer stays
+        // in the cache (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -196,9 +200,10 @@ impl Dcache {
 
     /// Reuses a dentry of the name that was cached before an invalidation. If such a stale dentry
     /// refers to the inode in `node`, gives it the current parent key, and returns it with a
-    /// reference for the caller. Evicts the unused stale dentries that refer to other inodes. So a
-    /// name has at most one dentry per inode in use, however often it is invalidated. The caller
-    /// holds the in-lookup lock of the name.
+    /// reference for the caller. Evicts the unused stale dentries that refer to other inodes.
+    ///
+    /// With this reuse, a name has at most one dentry per inode in use, however often it is
+    /// invalidated. The caller holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -500,8 +505,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation takes no in-lookup lock, so it may have unhashed the dentry
-            // meanwhile. An unhashed dentry has no inode, so there is nothing to rename.
+            // An invalidation takes no in-lookup lock. So it may have unhashed the dentry since the
+            // rename looked it up. An unhashed dentry has no inode, so there is nothing to rename.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -618,8 +623,8 @@ impl Dcache {
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // With the name of `other`, the dentry `this` gets the parent key of `other`. An
-        // invalidation of that directory may have made the key out of date. Then `this` gets a key
+        // With the name of `other`, the dentry `this` gets the parent key of `other`. If an
+        // invalidation of the directory of `other` has made that key out of date, `this` gets a key
         // that marks it as stale.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;

@@ -3,17 +3,19 @@
 //!
 //! A listing may report entries with attributes, which are then added to the cache. The names are
 //! not known before the listing, so the back end reads the entries while no in-lookup lock is held.
-//! Meanwhile a rename or a removal may change one of the names in the back end and in the cache.
-//! Then the entry that the listing has read is out of date, and it must not enter the cache (trap
-//! T25).
+//!
+//! During a listing, a rename or a removal may change one of the names in the back end and in the
+//! cache. Then the entry that the listing has read is out of date, and it must not enter the cache
+//! (trap T25).
 //!
 //! # How it works
-//!
 //! Each directory is assigned an atomic word, which it may share with other directories. The word
 //! holds two counts: listings in progress, and changes of names. A listing increments the first
 //! count before it calls the back end. A thread that changes a name calls the back end, and then
 //! loads the word. Only if the word shows a listing in progress, the thread increments the count of
-//! changes. A listing adds a name under the name's in-lookup lock. It does so only if the count of
+//! changes.
+//!
+//! A listing adds a name to the cache under the name's in-lookup lock, and only if the count of
 //! changes is still the same as at the start of the listing.
 //!
 //! # Invariants

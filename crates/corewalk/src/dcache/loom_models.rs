@@ -1,10 +1,11 @@
 //! Models of the dentry cache: names are added, renamed and replaced while a reader looks them up.
 //!
 //! Each model runs the real functions of the cache, on a cache with three slots. Each control test
-//! does the same with one wrong step, and must fail. The spawned thread is the reader, and the main
-//! thread is the writer. If the roles were swapped, loom would skip schedules (see `tally` in the
-//! crate `corewalk_base`). Schedules have at most [`PREEMPTIONS`] preemptions, which is enough for
-//! every control test to fail.
+//! does the same with one wrong step, and must fail.
+//!
+//! The spawned thread is the reader, and the main thread is the writer. If the roles were swapped,
+//! loom would skip schedules (see `tally` in the crate `corewalk_base`). Schedules have at most
+//! [`PREEMPTIONS`] preemptions, which is enough for every control test to fail.
 
 mod count;
 

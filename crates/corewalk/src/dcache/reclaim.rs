@@ -2,17 +2,21 @@
 //!
 //! A clock hand moves over the slots of the cache. At an unused dentry it checks whether the dentry
 //! was looked up since the hand last passed it. If so, the dentry gets a second chance; otherwise
-//! it is evicted. When the last child of a directory is evicted, the directory is tried next. So
-//! one round of the hand evicts a deep tree (trap T44). All threads share the hand, so in one round
-//! each slot is scanned by one thread only. If each thread had its own hand, they would scan the
-//! same slots and skip each other's entries again and again (trap T45). Evictions share no list and
-//! no lock.
+//! it is evicted.
+//!
+//! When the last child of a directory is evicted, the directory is tried next. So one round of the
+//! hand evicts a deep tree (trap T44).
+//!
+//! All threads share the hand, so in one round each slot is scanned by one thread only. If each
+//! thread had its own hand, they would scan the same slots and skip each other's entries again and
+//! again (trap T45). Evictions share no list and no lock.
 //!
 //! A dentry is not evicted while it has references or children. It also stays while it is the only
 //! name of an inode in use, because some back ends find their files by name. A dentry that stays
-//! only because its inode is in use is called a pinned entry. If all entries are in use, the cache
-//! asks the host (its owner) to drop the inodes of pinned entries. A FUSE server then asks the
-//! kernel to forget these inodes.
+//! only because its inode is in use is called a pinned entry.
+//!
+//! If all entries are in use, the cache asks the host (its owner) to drop the inodes of pinned
+//! entries. A FUSE server then asks the kernel to forget these inodes.
 //!
 //! Each thread that adds entries to a cache over its budget also evicts, a few slots at a time.
 //! That does not always suffice: pinned entries stay, and without load no thread adds entries. So a
@@ -21,9 +25,11 @@
 //! [`Dcache::evict_entry`].
 //!
 //! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
-//! lookup finds them any more. The cache has no list of a directory's children. So each removal of
-//! a directory scans slots of the cache for orphans, [`ORPHAN_SCAN`] slots for each orphan that it
-//! leaves. A small cache loses its orphans at once, and in any cache they take a small share.
+//! lookup finds them any more.
+//!
+//! The cache has no list of a directory's children. So each removal of a directory scans slots of
+//! the cache for such orphans, [`ORPHAN_SCAN`] slots for each orphan that it leaves. A small cache
+//! loses its orphans at once, and in any cache they take a small share.
 //!
 //! A path walk without locks writes nothing, so it does not mark the dentries on the path as used.
 //! Only a thread that takes a reference or adds an entry marks the dentry. So a dentry that is used
@@ -151,8 +157,10 @@ impl Dcache {
     /// Evicts negative entries until their number is within the limit. Then evicts unused entries,
     /// and calls `pinned` for each pinned entry (an entry that stays only because its inode is in
     /// use). Stops when evictions and pinned entries together are at least `want`, or after one
-    /// scan of all slots. `pinned` gets the entry's slot, its inode, its parent's inode and its
-    /// name. Returns the number of evictions.
+    /// scan of all slots.
+    ///
+    /// `pinned` gets the entry's slot, its inode, its parent's inode and its name. Returns the
+    /// number of evictions.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -356,9 +364,9 @@ impl Dcache {
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // The inode is in use, so undo the eviction: make the hidden dentry visible again.
-                // If an invalidation of the name came meanwhile, it did not find the dentry, but it
-                // has cancelled the fill (forbidden to cache the name). In that case store a stale
-                // parent key, so that lookups miss the dentry.
+                // If an invalidation of the name came while the dentry was hidden, it did not find
+                // the dentry, but it has cancelled the fill (forbidden to cache the name). In that
+                // case store a stale parent key, so that lookups miss the dentry.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

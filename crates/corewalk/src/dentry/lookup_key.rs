@@ -2,10 +2,11 @@
 //!
 //! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
 //! If the name ends before the last of these bytes, the word holds the last eight bytes of the name
-//! instead ([`name_word_at`]). These overlap the word before. So reading the words needs no shift
-//! and no mask, and two names of equal length are equal if their words are equal. The number of
-//! words is fixed. If a name is shorter than eight bytes, each word is the whole name, padded with
-//! zeroes.
+//! instead ([`name_word_at`]). These overlap the word before.
+//!
+//! Reading the words of a name thus needs no shift and no mask, and two names of equal length are
+//! equal if their words are equal. The number of words is fixed. If a name is shorter than eight
+//! bytes, each word is the whole name, padded with zeroes.
 //!
 //! Processors often mispredict branches on the length of a name, so this code avoids such branches.
 //! It compares names two words at a time. The comparison includes the dentry's body word, which

@@ -2,9 +2,11 @@
 //! leaf up to the root.
 //!
 //! Analogous to Linux's `struct prepend_buffer`. Each name is prepended to the path, so the path
-//! always ends where the buffer ends. At first the path is in a buffer on the stack, which suffices
-//! for nearly all paths. A path that does not fit there moves to a vector. If the caller wants no
-//! allocation, it lends a buffer, and the path moves to that buffer instead.
+//! always ends where the buffer ends.
+//!
+//! At first the path is in a buffer on the stack, which suffices for nearly all paths. A path that
+//! does not fit there moves to a vector. If the caller wants no allocation, it lends a buffer, and
+//! the path moves to that buffer instead.
 //!
 //! Source: `dpath`.
 
@@ -107,8 +109,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
 
     /// Prepends the names from the dentry `slot` in `mount` up to `root`, across mount points.
     /// `root` is the number of a mount and a dentry in it. If `root` is None, or is not above the
-    /// dentry, continues up to the root of the namespace. Adds all dentries on the way to one read
-    /// set, so one validation covers the whole path.
+    /// dentry, continues up to the root of the namespace.
+    ///
+    /// Adds all dentries on the way to one read set, so one validation covers the whole path.
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
@@ -326,8 +329,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
 
 /// Writes a `/` and an inline name (one that is stored in the dentry) to the end of `bytes`. Copies
 /// whole words, the last one first. A name that is shorter than a word is shifted in its word, so
-/// that the name ends where `bytes` ends. The copied words may also overwrite bytes in front of the
-/// `/`, which are not in use yet.
+/// that the name ends where `bytes` ends.
+///
+/// The copied words may also overwrite bytes in front of the `/`, which are not in use yet.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());

@@ -1,6 +1,7 @@
 //! Tests of path translations while a rename changes one name of the path after another. A
-//! translation collects the names of the path, and starts a new pass if a name has changed. The
-//! tests check that a pass uses no state of an earlier pass (trap T8). They also check that a
+//! translation collects the names of the path, and starts a new pass if a name has changed.
+//!
+//! The tests check that a pass uses no state of an earlier pass (trap T8). They also check that a
 //! translation does not retry for ever (trap T9).
 
 use std::sync::Arc;
@@ -64,9 +65,11 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
 }
 
 /// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
-/// of an earlier pass. The test renames one name of the path after another. Each time the pass must
-/// fail, and the next pass must give the same result as a fresh buffer. The rename of a name that
-/// is not on the path must not make the pass fail.
+/// of an earlier pass.
+///
+/// The test renames one name of the path after another. Each time the pass must fail, and the next
+/// pass must give the same result as a fresh buffer. The rename of a name that is not on the path
+/// must not make the pass fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();

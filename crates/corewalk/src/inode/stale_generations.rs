@@ -2,8 +2,10 @@
 //!
 //! A back end may give a number to a new file, with another generation, while the old file with
 //! that number is still in use. The old inode then leaves the inode table, and lookups by number
-//! find only the new one. But the kernel counts its lookups by number alone. So when it forgets the
-//! number, the server needs the old inode too. This module lists such old inodes.
+//! find only the new one.
+//!
+//! The kernel, however, counts its lookups by number alone. So when it forgets the number, the
+//! server needs the old inode too. This module lists such old inodes.
 
 use std::collections::BTreeSet;
 

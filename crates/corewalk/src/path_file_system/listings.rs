@@ -2,8 +2,10 @@
 //!
 //! A client reads a directory in pages. It continues each page after the cookie of the last entry.
 //! The cookie of an entry is a hash of its name, and entries are listed in the order of their
-//! cookies. So a cookie stays valid however the directory changes. An entry that exists during a
-//! whole listing, from the first page to the last, is listed exactly once (traps T48, P13).
+//! cookies. So a cookie stays valid however the directory changes.
+//!
+//! An entry that exists during a whole listing, from the first page to the last, is listed exactly
+//! once (traps T48, P13).
 //!
 //! The back end lists a directory only as a whole. If each page needed a new listing, reading a
 //! directory would take quadratic time. So this module keeps a few large listings for the next

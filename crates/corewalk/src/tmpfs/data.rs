@@ -146,10 +146,12 @@ impl FileContent {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range. A collapse or an insert fails with `EINVAL` if `KEEP_SIZE` is
-    /// set, or if the range is not whole pages. It also fails with `EINVAL` if a collapse reaches
-    /// the end of the file, or if an insert does not begin before the end. `EFBIG` for a range
-    /// behind the largest size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other.
+    /// - `EINVAL` for an empty range. `EFBIG` for a range behind the largest size.
+    /// - `EINVAL` for a collapse or an insert with `KEEP_SIZE`, or with a range that is not whole
+    ///   pages.
+    /// - `EINVAL` if a collapse reaches the end of the file, or an insert does not begin before the
+    ///   end.
+    /// - `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`.
     pub(super) fn allocate(
         &mut self,
         offset: u64,

@@ -3,20 +3,25 @@
 //! A directory finds entries by name, and can be read from any position while it changes. Reading
 //! is hard because of the cookie, the position at which a reader continues. A reader passes the
 //! cookie of its last entry, perhaps much later. It must neither miss nor repeat an entry that
-//! exists all the time. A position in a growing hash table cannot serve as a cookie, because
-//! entries move when the table grows. A cursor inside the directory would have to be moved when
-//! entries are removed. If it is moved wrongly, the reader skips entries, which is trap T48. In
-//! this module each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
+//! exists all the time.
+//!
+//! A position in a growing hash table cannot serve as a cookie, because entries move when the table
+//! grows. A cursor inside the directory would have to be moved when entries are removed. If it is
+//! moved wrongly, the reader skips entries, which is trap T48.
+//!
+//! In this module each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
 //! never changes its meaning.
 //!
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
 //! maps the hash of a name to a handle: the chunk's position in a list, and the cookie within the
 //! chunk. So finding a name needs no search by cookie. Only `readdir` uses `order`, a tree from n
-//! to the chunk. A removed entry leaves a tombstone until a chunk has many; then the chunk is
-//! compacted. The directory is never rehashed or compacted as a whole, so operations on millions of
-//! entries take about as long as on hundreds. The hash is keyed, so crafted names cannot collide,
-//! which is trap T54.
+//! to the chunk.
+//!
+//! A removed entry leaves a tombstone until a chunk has many; then the chunk is compacted. The
+//! directory is never rehashed or compacted as a whole, so operations on millions of entries take
+//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide, which is trap
+//! T54.
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.

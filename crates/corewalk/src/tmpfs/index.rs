@@ -1,17 +1,20 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A hash table that doubles its size moves every entry at once. Meanwhile the directory whose
-//! entries it holds cannot be used. A tree of hashes has a cache miss per level. Linear hashing
-//! adds one bucket at a time, and moves some entries of one existing bucket to the new one. A
-//! search finds the bucket by its number, and then looks through the bucket's few entries.
+//! A hash table that doubles its size moves every entry at once. The directory whose entries it
+//! holds cannot be used during that time. A tree of hashes has a cache miss per level.
+//!
+//! Linear hashing adds one bucket at a time, and moves some entries of one existing bucket to the
+//! new one. A search finds the bucket by its number, and then looks through the bucket's few
+//! entries.
 //!
 //! # Mechanism
 //! The table stores pairs of a hash and a value. Let n be the number of buckets and m the smallest
 //! power of two that is at least n. Hash h belongs to bucket h mod m if that bucket exists,
 //! otherwise to bucket h mod m/2. When the last bucket, n - 1, is added, it takes its pairs from
-//! bucket n - 1 - m/2. When it is removed, its pairs go back there. A search returns the
-//! [`Position`] of the pair. A caller that then changes or removes the pair passes this position.
-//! So the table does not search for the pair again.
+//! bucket n - 1 - m/2. When it is removed, its pairs go back there.
+//!
+//! A search returns the [`Position`] of the pair. A caller that then changes or removes the pair
+//! passes this position. So the table does not search for the pair again.
 //!
 //! # Invariants
 //! - H.1: every pair of a hash and a value is in the bucket to which its hash belongs.

@@ -6,9 +6,10 @@
 //! delays neither of them.
 //!
 //! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
-//! (bytes, extended attributes, ACLs) are behind a pointer. An inode and its lock have two cache
-//! lines of their own. Each change of a directory writes to the lock of its inode, and that must
-//! not slow down threads that use another inode.
+//! (bytes, extended attributes, ACLs) are behind a pointer.
+//!
+//! An inode and its lock have two cache lines of their own. Each change of a directory writes to
+//! the lock of its inode, and that must not slow down threads that use another inode.
 //!
 //! # Times
 //! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain

@@ -13,16 +13,17 @@
 //!    in it after the check that it is empty. All threads lock in this order, so concurrent renames
 //!    do not deadlock, which is trap P9. The order is by slot, not by inode number. The reason is
 //!    that after the reuse of a slot, an old and a new number lead to one lock.
-//! 3. One inode that is not a directory. A thread that holds its lock waits only for a lock of rule
-//!    4.
+//! 3. One inode that is not a directory. Its holder waits only for a lock of rule 4.
 //! 4. A free list of slots.
 //!
 //! An operation must know whether the inode that it moves, removes or replaces is a directory. It
 //! learns that from the entry, after it has locked the entry's directory. If the inode is a
 //! directory that is not locked yet, the operation releases all locks. It takes them again together
-//! with the lock of that directory, and searches the entries again. The entries may now have other
-//! inodes, but only if another caller breaks rule F.1 of `FileSystem`: calls for one name do not
-//! overlap. Then the operation tries again, or fails with `ESTALE` if the directory was forgotten.
+//! with the lock of that directory, and searches the entries again.
+//!
+//! In the second search the entries may have other inodes, but only if another caller breaks rule
+//! F.1 of `FileSystem`: calls for one name do not overlap. Then the operation tries again, or fails
+//! with `ESTALE` if the directory was forgotten.
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So while
@@ -364,9 +365,10 @@ impl<'a> Locks<'a> {
     /// Locks the directories `a` and `b`, which may be the same. Slots are reused, so the number of
     /// a removed directory may belong to the same slot as the other number. Then this function
     /// locks the slot once. The outdated number leads to `ESTALE`, either here or in a later call
-    /// of `inode`. If a number is that of a file, this function locks the file before it fails.
-    /// That cannot deadlock, because a thread that holds the lock of a file waits for no other
-    /// inode.
+    /// of `inode`.
+    ///
+    /// If a number is that of a file, this function locks the file before it fails. This lock
+    /// cannot deadlock, because a thread that holds the lock of a file waits for no other inode.
     ///
     /// # Errors
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.

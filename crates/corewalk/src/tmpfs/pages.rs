@@ -1,10 +1,12 @@
 //! The pages of one file, by number.
 //!
 //! A file may be dense and large or sparse and huge, and both must be cheap. A map with an entry
-//! per page makes large writes slow; a flat table makes sparse files large. Here a tree maps
-//! extents of 64 pages (256 KiB). An extent has a bitmap of present pages and a dense list of them;
-//! the index of a page in the list is the number of set bits before the page's bit. Writing 1 MiB
-//! takes four steps in the tree, and a file of one page costs that page and a few hundred bytes.
+//! per page makes large writes slow; a flat table makes sparse files large.
+//!
+//! In this module, a tree maps extents of 64 pages (256 KiB). An extent has a bitmap of present
+//! pages and a dense list of them; the index of a page in the list is the number of set bits before
+//! the page's bit. Writing 1 MiB takes four steps in the tree, and a file of one page costs that
+//! page and a few hundred bytes.
 //!
 //! # Mechanism
 //! A page is absent, reserved or present. A reserved page has no memory and reads as zeros, but its

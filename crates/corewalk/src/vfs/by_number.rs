@@ -2,10 +2,12 @@
 //!
 //! A client may hold a file handle longer than the cache keeps the inode. Then the namespace asks
 //! the back end for the inode with that number. A file found in this way has no name in the cache,
-//! like a file of `tmpfile`; a later lookup adds the name. A directory must be connected to the
-//! tree, for `..`, renames and paths. So the back end is asked for the directory's parent, and for
-//! the parent's parent, up to a directory that has a dentry. From there down, each directory is
-//! read to find the name of the next one, and that name is looked up.
+//! like a file of `tmpfile`; a later lookup adds the name.
+//!
+//! A directory must be connected to the tree, for `..`, renames and paths. So the back end is asked
+//! for the directory's parent, and for the parent's parent, up to a directory that has a dentry.
+//! From there down, each directory is read to find the name of the next one, and that name is
+//! looked up.
 //!
 //! # Limits
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.

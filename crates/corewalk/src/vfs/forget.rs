@@ -4,10 +4,11 @@ use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
 impl Vfs {
     /// Drops `n` lookups of the inode with this number in the root's file system.
-    /// [`InodeRef::into_lookups`] has given these lookups to a client. If the inode has fewer than
-    /// `n` lookups, returns false and drops nothing: a wrong count of one client must not free an
-    /// inode that others use (trap P5). At 2^32 lookups the count is saturated, and no forget drops
-    /// any.
+    /// [`InodeRef::into_lookups`] has given these lookups to a client.
+    ///
+    /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
+    /// one client must not free an inode that others use (trap P5). At 2^32 lookups the count is
+    /// saturated, and no forget drops any.
     ///
     /// The back end may have deleted a file and given its inode number to a new file, with another
     /// generation. If the client has lookups of both files, their `forget` calls have the same

@@ -7,9 +7,10 @@
 //!
 //! A rename that replaces a file first gives the replaced file a hidden name, even if it is not
 //! open. The reason is that a client may already have looked the name up, and open it next. That
-//! open must get the old or the new file, and no error. The hidden name is a hard link if possible,
-//! so other users of the back end see an atomic replacement. Without links, the file is moved to
-//! the hidden name first.
+//! open must get the old or the new file, and no error.
+//!
+//! The hidden name is a hard link if possible, so other users of the back end see an atomic
+//! replacement. Without links, the file is moved to the hidden name first.
 //!
 //! A file that is unlinked while it is open gets a hidden name. The back end counts this name as a
 //! link. Clients get the link count without it.

@@ -69,9 +69,11 @@ struct Held<'v> {
 impl Vfs {
     /// Reports a page of the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0
     /// is the start. The page ends where `sink` breaks or where the back end ends it. A page
-    /// without entries is the end of the directory. The caller has opened the directory for
-    /// reading. `sink` must not call this namespace. The reason is that a back end that finds files
-    /// by path locks the directory's path during the call, and renames wait for that lock.
+    /// without entries is the end of the directory.
+    ///
+    /// The caller has opened the directory for reading. `sink` must not call this namespace. The
+    /// reason is that a back end that finds files by path locks the directory's path during the
+    /// call, and renames wait for that lock.
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.

@@ -173,7 +173,7 @@ impl Vfs {
         missing: Missing,
     ) -> Result<Option<FoundName<'_>>, Errno> {
         // `cached` searches the hash table of dentries without a lock. If the name's dentry is
-        // changing at this moment, it may miss the dentry. Then `fill` asks the back end, and finds
+        // changing at this moment, `cached` may miss it. Then `fill` asks the back end, and finds
         // the dentry when it enters the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
@@ -377,8 +377,8 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // After `get_directory` found no dentry of this directory, another thread has entered
-            // one under another name. A directory has only one dentry, so remove the new one.
+            // After `get_directory` found no dentry of this directory, another thread has entered a
+            // dentry under another name. A directory has only one dentry, so remove the new one.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
@@ -428,10 +428,11 @@ impl Vfs {
     }
 
     /// Runs `operation`. If `operation` fails because one of `inodes` is gone, the back end has
-    /// removed that inode, but the cache may still have it. A caller must not learn of the removal
-    /// before the cache shows it. So this method then waits for the operation that removes the
-    /// inode. `operation` must contain each question to the back end, including the permission
-    /// check.
+    /// removed that inode, but the cache may still have it.
+    ///
+    /// A caller must not learn of the removal before the cache shows it. So this method then waits
+    /// for the operation that removes the inode. `operation` must contain each question to the back
+    /// end, including the permission check.
     ///
     /// The operation that removes an inode may need an in-lookup lock. So this method must hold
     /// none while it waits. `operation` releases its in-lookup locks before it returns, and the
@@ -757,11 +758,13 @@ impl Vfs {
     }
 
     /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
-    /// the directory is not empty, another thread may just be making an entry in it. The back end
-    /// then has the entry, but the cache may still have a negative dentry. So this function
-    /// invalidates all names in the directory. A later lookup of the entry then needs the in-lookup
-    /// lock of the name, which the other thread holds until the cache has the entry. Rejected: a
-    /// list of names that are being made, because it would cost a store in every creation.
+    /// the directory is not empty, invalidates all names in the directory.
+    ///
+    /// Another thread may just be making an entry in the directory. The back end then has the
+    /// entry, but the cache may still have a negative dentry. After the invalidation, a lookup of
+    /// the entry needs the in-lookup lock of the name, which the other thread holds until the cache
+    /// has the entry. Rejected: a list of names that are being made, because it would cost a store
+    /// in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

@@ -1,9 +1,11 @@
 //! Inode numbers for back ends that have none.
 //!
 //! A back end that knows its files only by name reports 0 as the number of each file, also of the
-//! root. Then the cache numbers the files. A file keeps its number as long as the cache has its
-//! inode: through renames, and while a client holds a lookup of it. A file that was evicted gets
-//! another number at its next lookup. No number is given out twice.
+//! root. Then the cache numbers the files.
+//!
+//! A file keeps its number as long as the cache has its inode: through renames, and while a client
+//! holds a lookup of it. A file that was evicted gets another number at its next lookup. No number
+//! is given out twice.
 //!
 //! If a back end reports no inode numbers, the cache cannot tell whether another program has
 //! replaced a file. So it assumes that a cached name still leads to the same file, unless the kind

@@ -3,10 +3,11 @@
 //!
 //! A back end that finds files by path acts on whatever file its path leads to. If a directory on
 //! the path is renamed during the call, the path leads nowhere, or to another file (trap X1). So
-//! each call that asks for a path takes a shared lock on the inode and on every directory above it.
-//! Each rename or removal takes an exclusive lock on the inodes that lose or change a name. Both
-//! locks last until the back end has answered. The lock of a rename lasts until the cache has the
-//! new name. So no path is built from a name that the back end no longer has.
+//! calls and renames exclude each other:
+//! - Each call that asks for a path takes a shared lock on the inode and on every directory above
+//!   it, until the back end has answered.
+//! - Each rename or removal takes an exclusive lock on the inodes that lose or change a name, until
+//!   the cache shows the change. So no path is built from a name that the back end no longer has.
 //!
 //! Each file system has one table of locks, with an entry for each running call, rename and
 //! removal. The entry of a call lists the inodes on its path. A rename searches these entries for
@@ -15,9 +16,8 @@
 //! loaded again as another inode.
 //!
 //! # Guarantees
-//! - L.1: a call holds the path lock of an inode. Meanwhile the back end runs no rename or removal
-//!   of that inode or of a directory above it. The cache shows each such change that was made
-//!   before.
+//! - L.1: while a call holds the path lock of an inode, the back end runs no rename or removal of
+//!   that inode or of a directory above it. The cache shows each such change that was made before.
 //! - L.2: a call that already holds a path lock waits only for renames that already have their path
 //!   locks. A waiting rename holds no path lock.
 //! - L.3: no starvation. A rename waits for each conflicting rename or call that arrived earlier. A
@@ -26,11 +26,10 @@
 //!
 //! # Why no deadlock
 //! A rename that has its path locks takes no other lock of this kind, so it ends. A call that has a
-//! path lock waits only for renames that have theirs. These end, so the call ends too. All other
-//! waits are for a call or rename that arrived earlier (its ticket is lower). In-lookup and
-//! attribute locks are taken before a path lock, never after it. Two renames could wait for each
-//! other if each moves a directory above the other's target. `InFlightMoves` (in `rename`) admits
-//! only one of them.
+//! path lock waits only for renames that have theirs, so it ends too. All other waits are for a
+//! call or rename that arrived earlier (its ticket is lower). In-lookup and attribute locks are
+//! taken before a path lock, never after it. Two renames could wait for each other if each moves a
+//! directory above the other's target. `InFlightMoves` (in `rename`) admits only one of them.
 //!
 //! # Locks
 //! The mutex of the table of path locks is taken after in-lookup locks and before the lock
@@ -369,11 +368,13 @@ impl Table {
     }
 
     /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
-    /// the inodes `moved`, and the paths of its directories contain the inodes `above`. Other
-    /// operations prevent it only if they have their path locks, or a lower ticket. A call prevents
-    /// it if one of `moved` is on the call's path. Another rename prevents it if that rename moves
-    /// one of `moved` or `above`. Another rename also prevents it if one of `moved` is on the paths
-    /// of that rename's directories.
+    /// the inodes `moved`, and the paths of its directories contain the inodes `above`.
+    ///
+    /// Another operation prevents it only if that operation has its path locks, or a lower ticket,
+    /// and is one of these:
+    /// - a call with one of `moved` on its path;
+    /// - a rename or removal that moves one of `moved` or `above`;
+    /// - a rename or removal with one of `moved` on the paths of its directories.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

@@ -1,16 +1,19 @@
 //! Rename: changes both names at one instant, and keeps the tree free of loops.
 //!
 //! A rename changes the back end first, and then the cache. Until the cache has changed, readers
-//! get the old answers. If the new name is not cached, the rename does not know whether a file has
-//! this name. So it tells the back end not to replace a file. During a rename only two kinds of
-//! operations wait: other changes of the old or the new name, and lookups of either name if it is
-//! not cached.
+//! get the old answers.
+//!
+//! If the new name is not cached, the rename does not know whether a file has this name. So it
+//! tells the back end not to replace a file. During a rename only two kinds of operations wait:
+//! other changes of the old or the new name, and lookups of either name if it is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end. Then it checks the path to the root, over
 //! current and announced parents. If the move would close a loop with an announced move, it waits
-//! for that move. The lock of the announced moves is not held while the back end runs, and no
-//! reader takes it (traps T26, T27, P9).
+//! for that move.
+//!
+//! The lock of the announced moves is not held while the back end runs, and no reader takes it
+//! (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
@@ -120,10 +123,13 @@ impl Vfs {
 
     /// Waits until the cache shows all renames that have moved an entry into or out of the
     /// directory `victim`. Called after the back end has removed or replaced `victim`, or has
-    /// refused to, for example because it is not empty. The result shows a caller whether `victim`
-    /// is empty. Without the wait, the caller could learn that before the cache shows the renames
-    /// that made it so. If the caller's own rename failed, it is no longer in `in_flight_renames`,
-    /// and its in-lookup locks are released. So the caller does not wait for itself.
+    /// refused to, for example because it is not empty.
+    ///
+    /// The result shows a caller whether `victim` is empty. Without the wait, the caller could
+    /// learn that before the cache shows the renames that made it so.
+    ///
+    /// If the caller's own rename failed, that rename is no longer in `in_flight_renames`, and its
+    /// in-lookup locks are released. So the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);

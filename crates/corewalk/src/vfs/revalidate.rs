@@ -53,7 +53,7 @@ impl Vfs {
             return Ok(());
         }
         // Take the in-lookup lock, so that no other operation of this namespace changes the name
-        // meanwhile.
+        // while this one asks the back end.
         let in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {

@@ -10,15 +10,20 @@
 //! The fast path ([`Cursor::fast_steps`]) is a loop over the components of the path. It handles
 //! only the usual case, because only then its state stays in registers. In the usual case, the
 //! component's name is inline in its dentry. Among the entries in the name's bucket, the dentry's
-//! entry is the first one with its tag (16 bits of the hash). In all other cases
-//! [`Cursor::slow_step`], which is not inlined, walks the component again from its beginning. For
-//! the last component of a path there is a copy of the loop's body. This component may be any kind
-//! of file. While its dentry is loaded, the cache line with the inode number is prefetched.
+//! entry is the first one with its tag (16 bits of the hash).
+//!
+//! In all other cases [`Cursor::slow_step`], which is not inlined, walks the component again from
+//! its beginning.
+//!
+//! For the last component of a path there is a copy of the loop's body. This component may be any
+//! kind of file. While its dentry is loaded, the cache line with the inode number is prefetched.
 //!
 //! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
-//! Each lookup depends on the one before, through a chain of loads. The hash of a name contains the
-//! number of its directory. The hash selects a bucket, and the tags of the bucket lead to an entry.
-//! The entry leads to the slot of a dentry, and that dentry has the number of the next directory.
+//! Each lookup depends on the one before, through a chain of loads.
+//!
+//! The hash of a name contains the number of its directory. The hash selects a bucket, and the tags
+//! of the bucket lead to an entry. The entry leads to the slot of a dentry, and that dentry has the
+//! number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -72,11 +77,12 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to the child called `component`, and adds it to the read set. Returns false if the
-    /// child lacks a flag in `needed`, or is not the first entry of the bucket with its tag (16
-    /// bits of the hash). Also returns false if the read set is full, and for an invalid name
-    /// (empty, a dot, too long). Calls `before` with the slot of the child before it loads the
-    /// child's dentry.
+    /// Moves to the child called `component`, and adds it to the read set. Calls `before` with the
+    /// slot of the child before it loads the child's dentry.
+    ///
+    /// Returns false if: the child lacks a flag in `needed`; the child is not the first entry of
+    /// the bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
+    /// (empty, a dot, too long).
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
         if component.start >= component.path.len() {

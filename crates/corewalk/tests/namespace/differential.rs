@@ -4,8 +4,10 @@
 //! Each round makes one random tree in the namespace and on the host. The owners and modes of some
 //! files make calls fail. The same random calls are then made on both, until one succeeds and so
 //! may change the tree. If several errors apply to a call, namespace and host must report the same
-//! error. On the host, a thread without privileges makes the calls. If the tests do not run as
-//! root, the user that runs them makes the calls and owns all files.
+//! error.
+//!
+//! On the host, a thread without privileges makes the calls. If the tests do not run as root, the
+//! user that runs them makes the calls and owns all files.
 //!
 //! Source: path_resolution(7), unlink(2), link(2), mknod(2), rename(2); Linux `may_delete`.
 

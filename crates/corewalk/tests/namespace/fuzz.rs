@@ -2,8 +2,10 @@
 //!
 //! Three properties are checked. A path must lead to the same entry in the namespace and on the
 //! host, where openat2(2) with `RESOLVE_IN_ROOT` resolves it in an equal tree. An ACL value must
-//! either be refused, or be read back as it was stored. After a sequence of changes, the extended
-//! attributes must equal the model's. The model is a map in which the test makes the same changes.
+//! either be refused, or be read back as it was stored.
+//!
+//! After a sequence of changes, the extended attributes must equal the model's. The model is a map
+//! in which the test makes the same changes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,8 +67,8 @@ impl Drop for HostTree {
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // If another program renames any file meanwhile, openat2(2) of a path with `..` fails
-            // with `EAGAIN`. Then try again.
+            // openat2(2) of a path with `..` fails with `EAGAIN` if another program renames any
+            // file during the call. Then try again.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }

@@ -2,9 +2,11 @@
 //! instance of a removal.
 //!
 //! The back end has made a change, for example removed a directory, but the cache still has the old
-//! names. At this time no other caller may get an error such as `ENOENT`, which tells that the
-//! directory is gone. Otherwise the caller could get the error and then find the directory by its
-//! name. So such a call must wait until the cache shows the change.
+//! names.
+//!
+//! While the cache has the old names, no other caller may get an error such as `ENOENT`, which
+//! tells that the directory is gone. Otherwise the caller could get the error and then find the
+//! directory by its name. So such a call must wait until the cache shows the change.
 //!
 //! The back end of each test makes a change, reports to the test that it has made it, and returns
 //! only when the test says so. The tests do not depend on timing. Before they let the change

@@ -278,9 +278,10 @@ fn parent_is_one_that_the_directory_had() {
 }
 
 /// Renames two directories in turn: the outer one is above a mount point, and the inner one is in
-/// the mount. Each gets the names a, b and c in this order, again and again. The renames alternate,
-/// so only six of the nine pairs of names ever exist. A path with one of the other three pairs
-/// combines names of different instants.
+/// the mount. Each gets the names a, b and c in this order, again and again.
+///
+/// The renames alternate, so only six of the nine pairs of names ever exist. A path with one of the
+/// other three pairs combines names of different instants.
 ///
 /// During the renames, two threads call `translate`, each of them `each` times. `translate` returns
 /// the path of a file in the mount.

@@ -37,9 +37,10 @@ pub(crate) const PASSES: u64 = 4;
 /// takes no reference on the inode. After it come up to `PASSES` attempts with a reference.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
 /// Maximum number of failed lock-free attempts in one translation of a file to its path in a
-/// buffer. The translation makes up to `PASSES` attempts with a small read set. If the last of them
-/// finds that the path has too many names, it does not count as failed. Then up to `PASSES` more
-/// attempts use a large read set.
+/// buffer. The translation makes up to `PASSES` attempts with a small read set.
+///
+/// If the last attempt finds that the path has too many names, that attempt does not count as
+/// failed. Then up to `PASSES` more attempts use a large read set.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {

@@ -10,8 +10,9 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// A part of a path that depends on a variable, for example on a directory that is renamed. The
-    /// first field is the index of the variable. The second field has each possible form of the
+    /// A part of a path that depends on a variable, for example on a directory that is renamed.
+    ///
+    /// The first field is the index of the variable. The second field has each possible form of the
     /// part, for example each name of the directory. With each form it has the values of the
     /// variable that lead to this form (one bit per value). At most one form matches a given path.
     One(usize, Vec<(u8, Vec<Part>)>),

@@ -1,14 +1,16 @@
 //! The judge: decides whether an answer about the tree was true at one instant.
 //!
 //! The state of the tree is a few *variables*, each with a few values. A variable is, for example,
-//! the name of a directory, or the parent of a file. Only one thread changes a variable, by one
-//! rename each time. A rename is recorded with the ticks of the clock before and after it. An
-//! answer is recorded with the clock before and after the call, and with its claim: the values that
-//! some variables must have had.
+//! the name of a directory, or the parent of a file.
+//!
+//! Only one thread changes a variable, by one rename each time. A rename is recorded with the ticks
+//! of the clock before and after it. An answer is recorded with the clock before and after the
+//! call, and with its claim: the values that some variables must have had.
 //!
 //! # Instants
 //! The clock counts ticks. Instant `k` is the time between tick `k - 1` and tick `k`. An answer
 //! between the clock values `before` and `after` was given in one of the instants `before..=after`.
+//!
 //! A rename between the ticks `invoked` and `returned` took place in one of `invoked+1..=returned`.
 //! It gives a variable (for example the name of a directory) a new value. The variable *can have*
 //! this value from instant `invoked+1` until the next rename of this variable has returned.
@@ -16,18 +18,20 @@
 //! # Why variables are judged separately
 //! An answer claims values of several variables. Suppose that there is an instant `k` in which each
 //! variable, judged alone, can have the value that the answer claims. Then all can have had these
-//! values at once. Proof: choose a moment inside `k`. Let the rename that gives a variable its
-//! value take place before this moment, and the next rename of this variable after it. The recorded
-//! ticks of both renames allow that. Renames of one variable keep their order, and renames of
-//! different variables do not depend on each other. So an answer can be true if and only if there
-//! is such a `k`.
+//! values at once.
+//!
+//! Proof: choose a moment inside `k`. Let the rename that gives a variable its value take place
+//! before this moment, and the next rename of this variable after it. The recorded ticks of both
+//! renames allow that. Renames of one variable keep their order, and renames of different variables
+//! do not depend on each other. So an answer can be true if and only if there is such a `k`.
 //!
 //! # Answers of one thread
 //! A thread gives its answers one after the other. So if an answer shows a rename of a variable, a
-//! later answer must not show the variable's older value. [`Judge`] assumes that each answer was
-//! given as early as possible: in the first instant in which it can be true. It does not go back
-//! before the instant that it chose for the answer before. So its choice is never later than the
-//! true instant, and it never refuses a true answer.
+//! later answer must not show the variable's older value.
+//!
+//! [`Judge`] assumes that each answer was given as early as possible: in the first instant in which
+//! it can be true. It does not go back before the instant that it chose for the answer before. So
+//! its choice is never later than the true instant, and it never refuses a true answer.
 //!
 //! [`Judge`] checks the answers of one thread. It does not check whether answers of different
 //! threads are consistent with each other.

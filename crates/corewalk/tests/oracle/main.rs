@@ -3,11 +3,12 @@
 //!
 //! Some threads (renamers) change a tree as fast as possible, on every level. They rename files and
 //! directories and back again, exchange two directories, and move a mount point. Other threads
-//! (translators) ask for the paths of files, through every interface. The clock is read before and
-//! after each rename and each answer. Then the module `judge` checks each answer: was there an
-//! instant during the call at which the tree could have had all the names in the answer? Ten
-//! million answers are judged. The module `windows` divides the test into periods, so that no
-//! answer is stored for long.
+//! (translators) ask for the paths of files, through every interface.
+//!
+//! The clock is read before and after each rename and each answer. Then the module `judge` checks
+//! each answer: was there an instant during the call at which the tree could have had all the names
+//! in the answer? Ten million answers are judged. The module `windows` divides the test into
+//! periods, so that no answer is stored for long.
 //!
 //! | module | content |
 //! |---|---|

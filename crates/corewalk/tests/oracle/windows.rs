@@ -3,9 +3,11 @@
 //! The test is divided into windows (periods of time). In a window, each translator makes a fixed
 //! number of translations, and each renamer makes at least a fixed number of renames. A thread that
 //! has done its share continues until all threads have done theirs, so renamers and translators
-//! always run together. If the renamers or the translators make no progress, the watchdog ends the
-//! test. At the end of a window, the translators compare their answers with the recorded renames.
-//! Then all records are dropped.
+//! always run together.
+//!
+//! If the renamers or the translators make no progress, the watchdog ends the test. At the end of a
+//! window, the translators compare their answers with the recorded renames. Then all records are
+//! dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 

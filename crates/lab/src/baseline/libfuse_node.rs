@@ -2,11 +2,14 @@
 //!
 //! A node stands for an inode. Two hash tables find it: one by parent and name, one by number. A
 //! node has its parent, its name, the kernel's lookup count, and a hold count. The hold count is
-//! the number of requests that forbid renames of the node. A lookup takes the mutex once. A path
-//! translation takes it twice. The first time it collects the names, and adds 1 to the hold count
-//! of each ancestor. The second time, after the request, it subtracts 1 again. A rename would have
-//! to wait until the hold count is 0. But no benchmark of this variant renames, so renames are not
-//! implemented.
+//! the number of requests that forbid renames of the node.
+//!
+//! A lookup takes the mutex once. A path translation takes it twice. The first time it collects the
+//! names, and adds 1 to the hold count of each ancestor. The second time, after the request, it
+//! subtracts 1 again.
+//!
+//! A rename would have to wait until the hold count is 0. But no benchmark of this variant renames,
+//! so renames are not implemented.
 //!
 //! The code follows a description of libfuse's tables, not libfuse's code. libfuse does more work
 //! per request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So libfuse's

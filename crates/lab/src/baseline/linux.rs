@@ -3,8 +3,10 @@
 //! A lookup is `fstatat` of one name in an open directory, and a walk is `lstat` of the whole path.
 //! A path translation is the `readlink` of `/proc/self/fd/N` of the parent directory, followed by
 //! the name. The process has one open descriptor per directory. virtiofsd has one per file, but
-//! that takes more descriptors than a process may have by default. Each operation pays for a system
-//! call. So the benchmark also shows the cost of an empty system call.
+//! that takes more descriptors than a process may have by default.
+//!
+//! Each operation pays for a system call. So the benchmark also shows the cost of an empty system
+//! call.
 //!
 //! # What this variant refuses
 //! The host's `/usr` may have fewer names than the benchmark wants. The tree of names (`Corpus`)

@@ -10,16 +10,18 @@
 //! `before-global-lock`, `before-seqrwlock` and `before-seqlock` resolve names by RCU walk, as
 //! Linux has since 2.6.38: each dentry has its own sequence. A step to a child is valid if the
 //! sequence of the parent did not change since the walk reached the parent. The walk takes a
-//! reference only of the last dentry. A walk may miss a name that a rename moves between two hash
-//! chains. So a miss is valid only if the global rename sequence did not change. A rename holds the
-//! rename lock and the lock of the dentry around the change, as `__d_move` does.
+//! reference only of the last dentry.
+//!
+//! A walk may miss a name that a rename moves between two hash chains. So a miss is valid only if
+//! the global rename sequence did not change. A rename holds the rename lock and the lock of the
+//! dentry around the change, as `__d_move` does.
 //!
 //! - `GlobalLock`: a path translation excludes renames and other translations, and reads each name
 //!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.
 //! - `SeqRwLock`: a path translation shares the rename lock. A walk takes its reference without a
 //!   lock.
 //! - `SeqLock`: a path translation first runs without a lock, and is valid if the rename sequence
-//!   did not change meanwhile. Otherwise it runs again and excludes renames. A walk takes its
+//!   did not change during that run. Otherwise it runs again and excludes renames. A walk takes its
 //!   reference without a lock.
 //!
 //! # Limits

@@ -9,15 +9,17 @@
 //!
 //! The users of a block are the files that share it. In `before-mbcache` a thread that removes a
 //! user holds the block's index entry exclusively. Lookups of the entry wait for that thread.
+//!
 //! Document 004 (the rewrite of mbcache) measured `plain-lru` and `lru-per-shard`, but did not
 //! submit them. In `plain-lru` and `lru-per-shard`, several lookups may use an entry at once. Each
 //! lookup then takes the block's own lock and checks whether the block can be shared.
 //!
 //! These indexes have less work than the kernel's: no devices, no second key per entry, short
 //! chains, and entries in arrays that are linked by index. The locks are those of `corewalk_base`,
-//! which sleep when a wait is long; the kernel's locks spin. No index skips a block that already
-//! has the maximum number of users. A later version of document 004 added a flag for such full
-//! blocks (trap T39).
+//! which sleep when a wait is long; the kernel's locks spin.
+//!
+//! No index skips a block that already has the maximum number of users. A later version of document
+//! 004 added a flag for such full blocks (trap T39).
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015). `before-mbcache`
 //! follows Linux 4.5 `fs/mbcache.c`.

@@ -9,8 +9,9 @@
 //!
 //! Both designs look a set up by its index in an RCU read section, which lasts until the call ends,
 //! as in the kernel. They check the index of the set and the numbers of the semaphores. They also
-//! check the nine permission bits of the set against its owner, its creator and their groups. One
-//! lock covers a whole set, since the kernel got a lock per semaphore only three months after
+//! check the nine permission bits of the set against its owner, its creator and their groups.
+//!
+//! One lock covers a whole set, since the kernel got a lock per semaphore only three months after
 //! document 002.
 //!
 //! # Undo
@@ -21,9 +22,10 @@
 //! # How fair they are
 //! The two designs have no audit and no security module. In the kernel profiles of document 002,
 //! audit and security modules take time, mostly where a lock is held. The locks are those of
-//! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin. Each call in these
-//! designs begins and ends an RCU read section. That costs about ten nanoseconds in this library,
-//! and nearly nothing in a kernel.
+//! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin.
+//!
+//! Each call in these designs begins and ends an RCU read section. That costs about ten nanoseconds
+//! in this library, and nearly nothing in a kernel.
 //!
 //! # Not implemented
 //! No call waits: a call that would have to wait fails. So no call has to wake another one. Sets

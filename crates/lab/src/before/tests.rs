@@ -79,8 +79,8 @@ fn every_design_makes_and_unlinks_a_name_once() {
     let corpus = Corpus::collect(50);
     for dentries in all(&corpus) {
         let variant = dentries.variant();
-        // The loop makes more names than the cache has dentries. So it works only if freed dentries
-        // are used again.
+        // The loop makes more names than the cache has dentries. So the loop ends well only if
+        // freed dentries are used again.
         for turn in 0..5000_u32 {
             let name = format!("file-{turn}-{}", "x".repeat(turn as usize % 60)).into_bytes();
             let made = dentries.create(2, &name, FileKind::Regular).expect(variant);

@@ -7,10 +7,12 @@
 //! # The lock sections
 //! A lock section begins when a thread asks for the rename lock or for `dcache_lock`, and ends when
 //! the thread releases it. The time before the thread has the lock is its waiting time; the rest is
-//! its holding time. A path translation takes the lock of a dentry only inside a lock section. So a
-//! wait for a dentry's lock counts as holding time of the section. A reader that uses a sequence
-//! number may wait for the end of a rename. This wait is in no section, because a profile of the
-//! kernel's spin locks does not show it either.
+//! its holding time.
+//!
+//! A path translation takes the lock of a dentry only inside a lock section. So a wait for a
+//! dentry's lock counts as holding time of the section. A reader that uses a sequence number may
+//! wait for the end of a rename. Such a wait is in no section, because a profile of the kernel's
+//! spin locks does not show it either.
 //!
 //! Source: the column "% spinlock" of document 000.
 

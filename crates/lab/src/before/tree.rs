@@ -4,16 +4,20 @@
 //! The dentries are the slots of an array that is never freed or used for another type. All fields
 //! that a reader can reach without a lock are atomic words. So such a reader may see old values, or
 //! values of two instants, but never an invalid index. The protocol of the design decides whether
-//! these values are valid. A name of at most 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013).
-//! A longer name is in memory that the slot keeps for good. So a reader that combines the length of
-//! one name with the bytes of another still reads bytes of names (trap T1).
+//! these values are valid.
+//!
+//! A name of at most 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013). A longer name is in
+//! memory that the slot keeps for good. So a reader that combines the length of one name with the
+//! bytes of another still reads bytes of names (trap T1).
 //!
 //! # How it works
 //! Dentries with the same hash are in one chain, which readers follow without a lock. The link at
 //! the end of a chain has the number of the chain. A rename may move the dentry at which a reader
 //! is to another chain. The reader notices that when it reaches the end of the wrong chain (as in
-//! `rculist_nulls`). A new dentry is always put at the head of its chain. A thread that changes a
-//! chain holds the lock of the chain.
+//! `rculist_nulls`).
+//!
+//! A new dentry is always put at the head of its chain. A thread that changes a chain holds the
+//! lock of the chain.
 //!
 //! A walk and a path translation read only the first 64 bytes of a dentry. The second 64 bytes hold
 //! the reference count and the locks. So changes of the reference count do not slow a walk down.

@@ -4,15 +4,19 @@
 //! A `corewalk_store::Store` finds equal attribute sets through a `ShareIndex`. The benchmark gives
 //! it one of several implementations of this index, the designs. The benchmark calls the store as a
 //! library, because a call through FUSE takes about 20 microseconds, which would hide the
-//! differences. The store is in the host's tmpfs, as the file system of document 004 (the rewrite
-//! of mbcache) was on a ramdisk.
+//! differences.
+//!
+//! The store is in the host's tmpfs, as the file system of document 004 (the rewrite of mbcache)
+//! was on a ramdisk.
 //!
 //! The designs `before-mbcache`, `plain-lru` and `lru-per-shard` share each attribute set as soon
 //! as it is written, as the file system of document 004 did. `corewalk` is the store with its
 //! defaults: it delays the sharing of sets that change again and again
 //! (`StoreOptions::is_sharing_late`). `off` shares no sets, so it computes no hashes, and changes
-//! blocks in place. Linux looks for an entry with the same key and block before it adds one. The
-//! designs of this module omit this check.
+//! blocks in place.
+//!
+//! Linux looks for an entry with the same key and block before it adds one. The designs of this
+//! module omit this check.
 //!
 //! # Checks
 //! After all attribute sets are shared, the store's own counts must be consistent. At the end

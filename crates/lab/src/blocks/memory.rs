@@ -5,8 +5,9 @@
 //! `set` hashes samples of the content once ([`key_of`]), and looks the hash up in the index. If it
 //! finds a block with the same content and fewer than [`USERS_MAX`] users, that block gets one more
 //! user. Otherwise `set` allocates a block and copies the content. Then the old block of the file
-//! loses a user, and is freed if that was its last user. A block stores its hash, so no thread
-//! computes it twice.
+//! loses a user, and is freed if that was its last user.
+//!
+//! A block stores its hash, so no thread computes it twice.
 //!
 //! Each worker has its own list of the blocks that it freed. So the store has no cache line that
 //! all workers write. If workers still contend, they do so for the index, which the benchmark
@@ -145,8 +146,8 @@ impl MemoryStore {
             drop(block);
             self.index.left(block_number);
             self.index.wait(key, block_number);
-            // Another thread may have shared the block meanwhile, and the index may have dropped
-            // the block's entry. In that case add the entry to the index again.
+            // During `wait`, another thread may have become a user of the block. Then the block is
+            // not freed. The index may have dropped its entry, so enter it again.
             let users = self.block(number).users;
             if users > 1 {
                 self.index.insert(key, block_number, users);

@@ -4,8 +4,9 @@
 //! The benchmark table `xattr` measures the tmpfs with and without sharing of attribute sets. The
 //! tmpfs looks for an equal block only at the first change of a file in an epoch (a span of time).
 //! A second change in the same epoch makes the file's attribute set private, until the epoch ends.
-//! So the tmpfs does not hash a set that is soon replaced. In contrast, the store of the module
-//! `memory` looks for an equal block at each change.
+//! So the tmpfs does not hash a set that is soon replaced.
+//!
+//! The store of the module `memory`, in contrast, looks for an equal block at each change.
 //!
 //! A server ends an epoch once per second. In this benchmark only `audit`, the check of all counts,
 //! ends an epoch. Its call of [`Tmpfs::share_xattrs`] shares all attribute sets that wait for the

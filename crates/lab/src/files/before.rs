@@ -3,10 +3,12 @@
 //!
 //! Each file system of this module has one design of `before` as its dentry cache. Each dentry
 //! refers to an inode of `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns
-//! attributes and listings. The variant `corewalk` uses the same tmpfs. So such a file system
-//! differs from corewalk only in how it finds, translates and changes names. This is the subject of
-//! documents 000 and 003. A kernel of any age reads attributes faster than this tmpfs, so compare
-//! the results with those of `linux` too. The variants of this module check no permissions.
+//! attributes and listings. The variant `corewalk` uses the same tmpfs.
+//!
+//! The file systems of this module differ from corewalk only in how they find, translate and change
+//! names. Documents 000 and 003 are about that. A kernel of any age reads attributes faster than
+//! this tmpfs, so compare the results with those of `linux` too. The variants of this module check
+//! no permissions.
 //!
 //! An array has the inode number of each dentry, by the number of the dentry. It has the role of
 //! the field `d_inode` in Linux.

@@ -9,11 +9,13 @@
 //! For one client, a server has one thread. On one processor, each further thread makes every
 //! program slower by a fifth to a half, because the kernel wakes another thread for each request.
 //! For several clients, a server has several threads, each with its own descriptor (`clone_fd`).
+//!
 //! The server of corewalk has its default: one thread per processor that reads requests, at least
 //! two, and further threads for fsync. The other servers start up to ten threads as requests
 //! arrive, and keep them. libfuse has an option for a limit of two threads. That would halve the
-//! speed, since the server would end and start threads all the time. bindfs of Debian 12 uses
-//! libfuse 2, which has no `clone_fd`.
+//! speed, since the server would end and start threads all the time.
+//!
+//! bindfs of Debian 12 uses libfuse 2, which has no `clone_fd`.
 //!
 //! The only peer, bindfs, is installed as a package.
 //!

@@ -3,8 +3,10 @@
 //!
 //! The x axis has the values of the parameter in their order, at equal distances. The y axis begins
 //! at zero. If the largest value is far above the smallest, the y axis is logarithmic, and its
-//! label says so. The plot is as wide as the screen of a phone, so that its text can be read on
-//! one. A larger screen shows the plot larger.
+//! label says so.
+//!
+//! The plot is as wide as the screen of a phone, so that its text can be read on one. A larger
+//! screen shows the plot larger.
 //!
 //! Source: SVG 1.1.
 

@@ -8,15 +8,18 @@
 //! Document 001 measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, for
 //! three ranges of user counts. It compared a kernel with the lockref patches to a kernel that also
 //! has the patch of document 001. With this patch the rate was 11.3 % lower up to 100 users. With
-//! more users it was 6.2 and 6.6 % higher. In the review, Stoffel asked whether the loss is real,
-//! how much runs vary, and for figures of a machine with four cores. This table answers with
-//! results for 1 to 4 users, each with its minimum and maximum.
+//! more users it was 6.2 and 6.6 % higher.
+//!
+//! In the review, Stoffel asked whether the loss is real, how much runs vary, and for figures of a
+//! machine with four cores. This table answers with results for 1 to 4 users, each with its minimum
+//! and maximum.
 //!
 //! As in document 001, all users do the same bounded mix of operations (`job`), in their own
 //! directories and on shared paths. This benchmark leaves out processes, pipes and arithmetic,
-//! which do not use the dentry cache. So its differences are larger than in the document. Unlike in
-//! the document, the number of jobs is not fixed, and users are threads. All designs, corewalk
-//! included, keep names in memory without a file system below.
+//! which do not use the dentry cache. So its differences are larger than in the document.
+//!
+//! Unlike in the document, the number of jobs is not fixed, and users are threads. All designs,
+//! corewalk included, keep names in memory without a file system below.
 //!
 //! corewalk does more work than the designs of `before`: it checks permissions, calls a file
 //! system, and counts references of inodes. So it can lose in this benchmark.

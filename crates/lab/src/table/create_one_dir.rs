@@ -4,9 +4,10 @@
 //! that updates are "still gated by dcache_lock, which means that update-intensive workloads do not
 //! scale well". Linux in 2026 takes the lock of the directory for each create and unlink. So even
 //! operations on different names in one directory wait for each other. Document 003 has no
-//! measurement of updates. Units of this table: operations per second of wall time, all threads
-//! together, and nanoseconds of processor time per operation. A create is one operation, and so is
-//! an unlink.
+//! measurement of updates.
+//!
+//! Units of this table: operations per second of wall time, all threads together, and nanoseconds
+//! of processor time per operation. A create is one operation, and so is an unlink.
 //!
 //! A directory has 1,000 files that stay. Each thread makes 64 files with its own names and removes
 //! them, again and again. With `directories=one` all threads work in one directory. With

@@ -9,10 +9,13 @@
 //! In each round, the engine visits each cell (set of parameters), and measures the variants of the
 //! cell right after each other. The order of the variants changes from round to round. As far as
 //! the number of rounds allows, each variant is the first equally often, and each pair of variants
-//! is measured in succession equally often. [`Run::measure`] adds two result rows per visit:
-//! throughput, and processor time per operation. [`Run::files`] does so for the file systems of
-//! most workloads. Both call [`Run::each`], which refuses more variants than the sweep declares. An
-//! interrupted run ends between two visits, and removes all its files.
+//! is measured in succession equally often.
+//!
+//! [`Run::measure`] adds two result rows per visit: throughput, and processor time per operation.
+//! [`Run::files`] does so for the file systems of most workloads. Both call [`Run::each`], which
+//! refuses more variants than the sweep declares.
+//!
+//! An interrupted run ends between two visits, and removes all its files.
 //!
 //! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
 

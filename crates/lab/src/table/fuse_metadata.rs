@@ -149,8 +149,8 @@ fn session(
         let server_ns = mount.cpu_ns();
         let slice = client::run_all(&mut clients, "go");
         let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
-        // If threads of the server ended meanwhile, the sum of its processor time may be lower than
-        // before. The difference then counts as 0.
+        // If threads of the server ended during the phase, the sum of its processor time may be
+        // lower than before. The difference then counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);
     }

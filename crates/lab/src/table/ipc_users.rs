@@ -15,16 +15,22 @@
 //! As in the document, there are 100, 400 and 800 users. Each user is a thread. In corewalk and in
 //! the two designs of document 002, each user is a process with its own undo records. There is no
 //! database: a user only makes calls. Three quarters of the calls are semop and the rest semctl, on
-//! random semaphores of 400 sets. A small machine, such as one with two processors, runs only few
-//! calls at once. So a call finds a lock taken mostly when the holder of the lock was preempted.
-//! Such a machine cannot show the cost of a shared lock on eight sockets. A quick run has 8 and 32
-//! users, since hundreds of threads take longer to start than a quick run lasts.
+//! random semaphores of 400 sets.
+//!
+//! A small machine, such as one with two processors, runs only few calls at once. So a call finds a
+//! lock taken mostly when the holder of the lock was preempted. Such a machine cannot show the cost
+//! of a shared lock on eight sockets.
+//!
+//! A quick run has 8 and 32 users, since hundreds of threads take longer to start than a quick run
+//! lasts.
 //!
 //! In corewalk, the semop and semctl calls of this benchmark take at most one lock, that of the
 //! set. `SETVAL` always takes it. Any other call takes it only if a concurrent call interferes with
-//! its attempt without the lock. corewalk counts how often a call has to wait for a lock, and for
-//! how long (`Namespace::contention`). The host kernel has no such counters, so its rows show only
-//! calls per second and processor time.
+//! its attempt without the lock.
+//!
+//! corewalk counts how often a call has to wait for a lock, and for how long
+//! (`Namespace::contention`). The host kernel has no such counters, so its rows show only calls per
+//! second and processor time.
 //!
 //! # Checks
 //! Every call must succeed and every value must be in range. At its end each user adds one to a

@@ -20,12 +20,13 @@
 //! asks.
 //!
 //! # Claims
-//! Each claim must hold for threads and for processes. If each worker has its own queue, corewalk
-//! has at least four times the host kernel's rate with messages of 64 bytes. With 4 KiB it has at
-//! least twice the rate: there the copies cost the most, and no design avoids them. Round trips of
-//! blocked receivers are at least as fast as the kernel's. There is no claim for two threads on one
-//! queue (`same`), which wait for its lock in turn. There, with 64 bytes, corewalk had 3.87 times
-//! the kernel's rate in the recorded results.
+//! Each claim must hold for threads and for processes.
+//! - If each worker has its own queue, corewalk has at least four times the host kernel's rate with
+//!   messages of 64 bytes. With 4 KiB it has at least twice the rate: there the copies cost the
+//!   most, and no design avoids them.
+//! - Round trips of blocked receivers are at least as fast as the kernel's.
+//! - Two threads on one queue (`same`) have no claim, because they wait for its lock in turn. In
+//!   the recorded results, corewalk had 3.87 times the kernel's rate there, with 64 bytes.
 //!
 //! # Checks
 //! Each receive checks the type of the message, its length, its last byte, and the serial number in

@@ -4,7 +4,7 @@
 //! There are three measurements. In each, a target is the entry to which a walk goes, or whose path
 //! is asked for.
 //! - Over the tree ([`over_tree`], `renamer=0`): the targets are any of 100,000 entries, most of
-//!   which miss the processor's caches. No thread renames meanwhile.
+//!   which miss the processor's caches. No thread renames during this measurement.
 //! - Hot ([`hot`], `targets=hot`): the targets are few entries at a depth of eight, which stay in
 //!   the caches. So the results show the cost of a walk or path translation that waits for no
 //!   memory. Only this measurement also compares with the host kernel less the cost of a system

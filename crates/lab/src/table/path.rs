@@ -2,9 +2,11 @@
 //!
 //! Source: a FUSE server may need the path of a file. The inode tables of libfuse, SeaweedFS,
 //! fuse_mt, easy_fuser and mountpoint-s3 find it. Documents 000 and 001 made such path translations
-//! cheap in Linux. Units: operations per second of wall time, all threads together, and nanoseconds
-//! of processor time per operation. `op=path` goes from an inode number to the full path, in memory
-//! of the caller.
+//! cheap in Linux.
+//!
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
+//! time per operation. `op=path` goes from an inode number to the full path, in memory of the
+//! caller.
 //!
 //! The rows have these parameters:
 //! - `renamer=0` (no thread renames): the paths of any of 100,000 real entries, seven names deep on

@@ -4,8 +4,10 @@
 //! Documents 000 and 001 are about the lock that Linux took for each rename, and that every path
 //! translation had to take too. Neither document has a figure for renames. Linux today locks the
 //! directory of a rename. A rename between two directories also locks the whole file system
-//! (`s_vfs_rename_mutex`). Units: operations per second of wall time, all threads together, and
-//! nanoseconds of processor time per operation.
+//! (`s_vfs_rename_mutex`).
+//!
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
+//! time per operation.
 //!
 //! Each thread has 64 files of its own. It renames each of them to another name, and later back to
 //! the first name. The parameter `directories` selects the old and the new directory:

@@ -2,10 +2,11 @@
 //!
 //! Document 000 (Long, February 2013) is a series of patches of Linux's dentry cache. Long ran
 //! three loads with several threads, on 80 cores and on a PC with 4: `find $HOME -size 0b`, `cat
-//! /proc/*/maps /proc/*/numa_maps` and `git diff`. The patches do not make these loads faster, and
-//! the document shows that they hardly make them slower either. Its figures are in `words.json`.
-//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
-//! time per operation.
+//! /proc/*/maps /proc/*/numa_maps` and `git diff`.
+//!
+//! The patches of document 000 do not make these loads faster, and hardly make them slower. Its
+//! figures are in `words.json`. Units: operations per second of wall time, all threads together,
+//! and nanoseconds of processor time per operation.
 //!
 //! Each file system has a tree of 20,000 real names, all of which are in its dentry cache. Every
 //! thread runs the whole load by itself, again and again.
@@ -20,9 +21,10 @@
 //! `before-global-lock` is the design of Linux 3.8, before the patches of document 000, over the
 //! same tmpfs as corewalk. It takes a global lock for each path translation, and a lock for each
 //! name in the path. `linux` is the host kernel. In `cat-maps` it reads the link of an open file in
-//! `/proc/self/fd`, for which the kernel translates the file to its path. The benchmark leaves out
-//! parts of the three programs: file content, output, and for `cat-maps` the kernel's walk over the
-//! mappings of a process.
+//! `/proc/self/fd`, for which the kernel translates the file to its path.
+//!
+//! The benchmark leaves out parts of the three programs: file content, output, and for `cat-maps`
+//! the kernel's walk over the mappings of a process.
 //!
 //! # Checks
 //! When a thread lists a directory, it must find as many names and subdirectories as the benchmark

@@ -3,8 +3,9 @@
 //! Source: lmbench's `lat_sem`, which measures calls of semop(2) that block. The benchmark
 //! semop-multi of document 002 has no such calls. Units: round trips per second of wall time, and
 //! processor time per round trip, in nanoseconds. The processor time is that of the side that
-//! begins each round trip. In a round trip each side adds to one semaphore, and waits once at the
-//! other one (`pingpong`).
+//! begins each round trip.
+//!
+//! In a round trip each side adds to one semaphore, and waits once at the other one (`pingpong`).
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -18,9 +19,10 @@
 //! # Claims
 //! corewalk also uses the host kernel to wake a sleeping thread, so it can hardly be faster than
 //! the kernel's semaphores. The claim is that a round trip with corewalk's semaphores takes at most
-//! 1.05 times as long as with the kernel's. With many waiting threads (`waiters`) it takes no
-//! longer than with the kernel's semaphores. Other waiters must not make the wake-up of one waiter
-//! slower.
+//! 1.05 times as long as with the kernel's.
+//!
+//! With many waiting threads (`waiters`), a round trip takes no longer than with the kernel's
+//! semaphores. Other waiters must not make the wake-up of one waiter slower.
 //!
 //! # Checks
 //! Every call must succeed. The two semaphores of a round trip must be zero at the end.

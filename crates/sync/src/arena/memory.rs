@@ -14,9 +14,11 @@
 //!
 //! To save memory, the first block of 2 MiB of an arena stays on small pages until half of its
 //! slots are handed out. Then `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older
-//! kernel does so in the background. From the second block on, huge pages are requested at once. A
-//! kernel that declines costs only speed. If the huge pages of a machine are not 2 MiB, as with
-//! base pages of 16 or 64 KiB, none are requested.
+//! kernel does so in the background.
+//!
+//! From the second block on, huge pages are requested at once. A kernel that declines costs only
+//! speed. If the huge pages of a machine are not 2 MiB, as with base pages of 16 or 64 KiB, none
+//! are requested.
 //!
 //! # Invariants
 //!
@@ -204,8 +206,8 @@ mod mapped {
     fn collapse(start: *mut c_void) {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
-        // SAFETY: the block lies in a mapping of the caller. Other threads may use the block
-        // meanwhile, and its content does not change (madvise(2)). Kernels without `MADV_COLLAPSE`
+        // SAFETY: the block lies in a mapping of the caller. Other threads may use the block during
+        // the call, and its content does not change (madvise(2)). Kernels without `MADV_COLLAPSE`
         // return `EINVAL`.
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }

@@ -2,8 +2,10 @@
 //!
 //! The cell is one pointer. A reader loads it inside a read section and borrows the value until the
 //! section ends. A writer builds the next value elsewhere, swaps the pointer, and lets the old
-//! value be freed after a grace period. The cell suits values that are read on every operation and
-//! seldom changed: options, limits, a table that grows.
+//! value be freed after a grace period.
+//!
+//! The cell suits values that are read on every operation and seldom changed: options, limits, a
+//! table that grows.
 //!
 //! Analogous to a Linux pointer marked `__rcu`, with `rcu_dereference` and `rcu_assign_pointer`.
 //!

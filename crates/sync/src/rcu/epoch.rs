@@ -1,10 +1,11 @@
 //! Grace periods by `crossbeam-epoch`. Threads that make garbage too fast are slowed down.
 //!
 //! A section pins the thread to the current epoch. Garbage of an epoch is freed two epochs later,
-//! and the epoch advances only when every pinned thread has seen it. `crossbeam-epoch` frees
-//! garbage only as a side effect of pinning. That is too slow if one thread retires values much
-//! more often than the other threads pin. So `defer` itself frees garbage when too much garbage
-//! waits.
+//! and the epoch advances only when every pinned thread has seen it.
+//!
+//! `crossbeam-epoch` frees garbage only as a side effect of pinning. That is too slow if one thread
+//! retires values much more often than the other threads pin. So `defer` itself frees garbage when
+//! too much garbage waits.
 //!
 //! # Rules
 //!

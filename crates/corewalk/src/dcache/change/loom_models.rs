@@ -17,8 +17,10 @@ use crate::name::Name;
 
 /// At first the name `A` refers to the file with the inode number 7, which is in use all the time.
 /// The function invalidates the name's directory. Then it calls `publish`, which adds the name
-/// again, for the file with the inode number `says`. Meanwhile a reader looks the name up with
-/// `look`. Returns how often the reader missed the name, and how often it found the name.
+/// again, for the file with the inode number `says`.
+///
+/// During that, a reader looks the name up with `look`. Returns how often the reader missed the
+/// name, and how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -320,9 +322,11 @@ fn answer_from_before_an_invalidation_is_not_found() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the variant checks too early whether an
-/// invalidation has cancelled its fill (the caching of the answer). It checks before the write
-/// section that makes the name valid. An invalidation after the check does not find the name,
-/// because it is not valid yet. So a stale answer may stay in the cache.
+/// invalidation has cancelled its fill (the caching of the answer). The variant checks before the
+/// write section that makes the name valid.
+///
+/// An invalidation after the check does not find the name, because it is not valid yet. So a stale
+/// answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -13,8 +13,10 @@ use crate::vfs::VfsOptions;
 
 /// Adds several dentries for the name `to` to the cache, and then renames the file `from` to `to`.
 /// `entered` describes the added dentries in their order: Some is a dentry of another file, None is
-/// a negative dentry. The rename gets the dentry with the index `target` as its target. Returns the
-/// inodes that the name `to` has after the rename, and the inode of the moved file.
+/// a negative dentry.
+///
+/// The rename gets the dentry with the index `target` as its target. Returns the inodes that the
+/// name `to` has after the rename, and the inode of the moved file.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,

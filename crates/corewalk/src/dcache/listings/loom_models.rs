@@ -106,10 +106,11 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
 }
 
 /// One thread lists a directory while another changes a name in it. The back end is an atomic word,
-/// and so has no locks. The listing calls `begin` before it reads from the back end. The changing
-/// thread calls `counts` after its change, to increment the directory's count of changes. Returns
-/// how often the listing added nothing to the cache, how often the old file, and how often the new
-/// file.
+/// and so has no locks.
+///
+/// The listing calls `begin` before it reads from the back end. The changing thread calls `counts`
+/// after its change, to increment the directory's count of changes. Returns how often the listing
+/// added nothing to the cache, how often the old file, and how often the new file.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),

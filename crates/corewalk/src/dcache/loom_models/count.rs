@@ -198,9 +198,9 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
 }
 
 /// A reader looks `A` up for a client with `count`. If the lookup succeeds, it has added [`LOOKUP`]
-/// to the inode's reference count. Meanwhile the main thread changes the dentry of `A`, and plays a
-/// faulty client that forgets a lookup too many. Returns how often the reader's lookup failed, how
-/// often its references stayed, and how often the faulty client took them away.
+/// to the inode's reference count. At the same time the main thread changes the dentry of `A`, and
+/// plays a faulty client that forgets a lookup too many. Returns how often the reader's lookup
+/// failed, how often its references stayed, and how often the faulty client took them away.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

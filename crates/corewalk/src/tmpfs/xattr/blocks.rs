@@ -3,16 +3,19 @@
 //! # Mechanism
 //! A shared set of attributes is a *block* with a number. An `Mbcache` maps the key (a hash) of a
 //! set's content to the numbers of the blocks that may have this content. An array of slots, which
-//! grows and never moves, maps a number to the block and its user count, under a lock per slot. An
-//! inode points directly at its block. So reading attributes uses neither the cache nor the slots,
-//! and writes no shared memory.
+//! grows and never moves, maps a number to the block and its user count, under a lock per slot.
+//!
+//! An inode points directly at its block. So reading attributes uses neither the cache nor the
+//! slots, and writes no shared memory.
 //!
 //! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
 //! cache, locks its slot, compares the sets, and increments the user count. The last user removes
 //! the entry before it frees the block. Trap T34 is a block that is found while its last user frees
-//! it. A block does not change while it is in a slot. To change its attributes, the last user first
+//! it.
+//!
+//! A block does not change while it is in a slot. To change its attributes, the last user first
 //! takes the block out of the slot and the cache. After the change it searches for an equal block.
-//! So the search cannot find the user's own block, which is trap T38.
+//! So the search cannot find the user's own block (trap T38).
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at the slot's block. It is 0 if the
@@ -22,9 +25,10 @@
 //!
 //! # Locks
 //! The lock of a block's slot is taken after that of the inode. No thread holds two slot locks. The
-//! locks of the cache and of the list of free block numbers are taken inside a slot lock. The last
-//! user of a block may wait, with its inode's lock held, for a thread that uses the block's cache
-//! entry. Such a thread waits only for slot locks, so there is no deadlock.
+//! locks of the cache and of the list of free block numbers are taken inside a slot lock.
+//!
+//! The last user of a block may wait, with its inode's lock held, for a thread that uses the
+//! block's cache entry. Such a thread waits only for slot locks, so there is no deadlock.
 //!
 //! # Limits
 //! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If their

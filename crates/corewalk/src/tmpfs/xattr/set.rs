@@ -6,8 +6,9 @@
 //! stored parsed, because they are checked more often than read as attributes.
 //!
 //! The key of a set of attributes (a hash) is the sum of the hashes of its attributes and ACLs.
-//! Each attribute keeps its hash, so after a change only new attributes and the ACLs are hashed. If
-//! an attribute is over 256 bytes, only its beginning, its end and a few samples in between are
+//! Each attribute keeps its hash, so after a change only new attributes and the ACLs are hashed.
+//!
+//! If an attribute is over 256 bytes, only its beginning, its end and a few samples in between are
 //! hashed. Sets with equal keys are compared anyway, and a full hash would cost more than the
 //! comparison.
 //!

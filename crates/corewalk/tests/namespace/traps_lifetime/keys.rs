@@ -2,9 +2,10 @@
 //!
 //! These tests play an attacker that knows the hash function, and searches for names whose hashes
 //! are in the same 1/512 of the hash table. If the table uses the key that the attacker assumes,
-//! such names make chains of hundreds of entries. Under a random key, a directory of such names
-//! must be as fast as any other. In the control, the attacker knows the key, and lookups must be
-//! slow.
+//! such names make chains of hundreds of entries.
+//!
+//! Under a random key, a directory of such names must be as fast as any other. In the control, the
+//! attacker knows the key, and lookups must be slow.
 
 use std::time::Duration;
 

@@ -3,14 +3,15 @@
 //!
 //! Entries are reference-counted (`Arc`). A lookup searches a hash chain under the lock of the
 //! chain. Each use moves the entry to the end of its LRU list, under the lock of the list. If a
-//! list is full, its first entry is dropped. `plain-lru` has one list. `lru-per-shard` has one list
-//! per processor, and the key of an entry selects its list.
+//! list is full, its first entry is dropped.
+//!
+//! `plain-lru` has one list. `lru-per-shard` has one list per processor, and the key of an entry
+//! selects its list.
 //!
 //! By rule H.2 of `ShareIndex`, no lookup gets a removed entry. `plain-lru` and `lru-per-shard`
-//! break this rule here, as they do in document 004. Another thread may delete the entry that a
-//! lookup is about to return, since the deleting thread does not wait for lookups. The caller of
-//! the lookup then takes the block's own lock, and sees that the block has no users or another
-//! content.
+//! break this rule, as in document 004: another thread may delete the entry that a lookup is about
+//! to return, since the deleting thread does not wait for lookups. The caller of the lookup then
+//! takes the block's own lock, and sees that the block has no users or another content.
 //!
 //! Locks and their order: a chain, then a list.
 //!

@@ -4,10 +4,11 @@
 //! Each block in the index has an entry, and each entry is a lock for readers and one writer. A
 //! thread that wants to share a block looks the entry up by key, and locks it shared. A thread that
 //! removes a user of a block looks the entry up by the number of the block, and locks it
-//! exclusively. It does so before it locks the block (rule H.4 of `ShareIndex`). All waiting
-//! threads share one queue. A thread that locks an entry takes it off the LRU list, and puts it
-//! back at the end when it unlocks the entry. If there is no free entry, the first one of the LRU
-//! list is dropped.
+//! exclusively. It does so before it locks the block (rule H.4 of `ShareIndex`).
+//!
+//! All waiting threads share one queue. A thread that locks an entry takes it off the LRU list, and
+//! puts it back at the end when it unlocks the entry. If there is no free entry, the first one of
+//! the LRU list is dropped.
 //!
 //! A lookup may have to wait for the thread that holds the entry exclusively. Before it waits, it
 //! counts itself as a shared holder. So the next thread that wants the entry exclusively waits for

@@ -3,9 +3,10 @@
 //! A claim is a sentence that the result rows confirm or refute. Its figures are factors, such as
 //! the time of corewalk divided by that of the baseline. Times are wall times, as in document 004.
 //! A factor is the median over the rounds, where each round is compared with the baseline of the
-//! same round. Most claims are about every cell (set of parameters), and hold only if they hold in
-//! each of them. The text of such a claim names the worst cell, and the number of cells in which
-//! the claim holds.
+//! same round.
+//!
+//! Most claims are about every cell (set of parameters), and must hold in each cell. The text of
+//! such a claim names the worst cell, and the number of cells in which the claim holds.
 
 use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};

@@ -1,11 +1,12 @@
 //! The figures of document 004, beside the rows.
 //!
 //! Units: seconds in which each process sets 50,000 attributes, as means of five runs. The machine
-//! had 24 processors and 64 GB of memory, and the file system was on a ramdisk. For each cell (set
-//! of parameters) there are five figures, one per design of mbcache. The fourth one is the design
-//! that document 004 proposes, which has a referenced bit. In [`super::VARIANTS`] `corewalk` is at
-//! its place, which document 004 does not measure. A figure is missing where the machine "just dies
-//! due to softlockups".
+//! had 24 processors and 64 GB of memory, and the file system was on a ramdisk.
+//!
+//! For each cell (set of parameters) there are five figures, one per design of mbcache. The fourth
+//! one is the design that document 004 proposes, which has a referenced bit. In [`super::VARIANTS`]
+//! its place is that of `corewalk`, which document 004 does not measure. A figure is missing where
+//! the machine "just dies due to softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
 

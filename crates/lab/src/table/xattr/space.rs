@@ -3,10 +3,11 @@
 //!
 //! The benchmark makes a store with files, closes it, and reads the size of its database. Then it
 //! opens the store again, with sharing of equal attribute blocks or without. It sets an attribute
-//! of each file, closes the store and reads the size again. The attribute values are given to the
-//! files in turn, so each value has equally many files. With sharing there must be one block per
-//! 1024 files with the same value. The growth of the database includes the records of changed
-//! inodes.
+//! of each file, closes the store and reads the size again.
+//!
+//! The attribute values are given to the files in turn, so each value has equally many files. With
+//! sharing there must be one block per 1024 files with the same value. The growth of the database
+//! includes the records of changed inodes.
 //!
 //! One cell (set of parameters) has 1000 files with 10 attribute values, the numbers for which
 //! `claims::space` states a claim. The other cell has 4000 files with one value. A block may have

@@ -63,9 +63,11 @@ fn can_collapse() -> bool {
 
 /// Measures how much of an arena's first and second block of 2 MiB is resident. It writes one slot
 /// in the first block, and hands out all slots of that block with `grow`. Then it writes one slot
-/// in the second block. The kernel may lack huge pages for an arena, so this is done with `TRIES`
-/// arenas. Returns the numbers of resident pages in the first and the second block, for the arena
-/// with the most resident pages in the first block.
+/// in the second block.
+///
+/// The kernel may lack huge pages for an arena, so this is done with `TRIES` arenas. Returns the
+/// numbers of resident pages in the first and the second block, for the arena with the most
+/// resident pages in the first block.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
