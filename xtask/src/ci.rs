@@ -65,13 +65,13 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
-    tally.step("ipc-torture", || torture(root, 10_000));
+    tally.step("ipc-torture", || torture(root, 5_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // Trap X1: the test calls a back end by path a million times, while other threads rename
+    // Trap X1: the test calls a back end by path 400,000 times, while other threads rename
     // directories on these paths. No path may become invalid during a call.
     tally.step("storm", || {
         let mut command = Command::new("cargo");
-        command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
+        command.current_dir(root).env("COREWALK_STORM_CALLS", "400000");
         // Select the whole workspace, like the step `tests` of this CI run. Cargo then enables the
         // same features in all crates, and need not build them again.
         command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
