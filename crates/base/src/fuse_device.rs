@@ -1,16 +1,17 @@
-//! The functions on the FUSE device that a FUSE ring needs. They check and clone the device, and
-//! count the possible processors, each of which has a queue.
+//! The functions on the FUSE device. They check and clone the device, register files for
+//! passthrough, and count the possible processors, each of which has a queue.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_ioctl_clone`) and `fs/fuse/dev_uring.c`.
 #![expect(unsafe_code, reason = "an ioctl takes a pointer")]
 
+use std::ffi::c_void;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open};
 use rustix::io::Errno;
-use rustix::ioctl::{Setter, ioctl, opcode};
+use rustix::ioctl::{Ioctl, IoctlOutput, Setter, ioctl, opcode};
 
 const DEVICE: &str = "/dev/fuse";
 /// The device numbers of `/dev/fuse`: `MISC_MAJOR` and `FUSE_MINOR`.
@@ -39,6 +40,70 @@ pub fn clone_fuse_device(mounted: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // no FUSE device.
     unsafe { ioctl(device.as_fd(), clone) }?;
     Ok(device)
+}
+
+/// A `struct fuse_backing_map`.
+#[repr(C)]
+struct BackingMap {
+    fd: i32,
+    flags: u32,
+    padding: u64,
+}
+
+/// `FUSE_DEV_IOC_BACKING_OPEN` and `FUSE_DEV_IOC_BACKING_CLOSE`.
+const BACKING_OPEN: rustix::ioctl::Opcode = opcode::write::<BackingMap>(229, 1);
+const BACKING_CLOSE: rustix::ioctl::Opcode = opcode::write::<u32>(229, 2);
+
+/// The ioctl that registers a file. Its result is the number of the registered file.
+struct BackingOpen(BackingMap);
+
+// SAFETY: the kernel only reads the `BackingMap` through the pointer, and the pointer is valid
+// during the call. The result of the system call is a number.
+unsafe impl Ioctl for BackingOpen {
+    type Output = u32;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> rustix::ioctl::Opcode {
+        BACKING_OPEN
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        (&raw mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(result: IoctlOutput, _: *mut c_void) -> Result<u32, Errno> {
+        u32::try_from(result).map_err(|_| Errno::INVAL)
+    }
+}
+
+/// Registers `file` with the connection of the FUSE device `device`, so that the kernel can read
+/// and write it for a file of the mount. Returns the number of the registered file.
+///
+/// # Errors
+///
+/// `EPERM` without `CAP_SYS_ADMIN`; `EOPNOTSUPP` for a file that is not regular; `ELOOP` for a file
+/// of a stacked file system; `ENOTTY` before Linux 6.9; `EINVAL` if the connection has not chosen
+/// passthrough, or is none.
+pub fn open_backing_file(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, Errno> {
+    check_is_fuse(device)?;
+    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    // SAFETY: `device` is a FUSE device, for which the ioctl has the meaning that `BackingOpen`
+    // states.
+    unsafe { ioctl(device, BackingOpen(map)) }
+}
+
+/// Ends the registration of a file. Open files of the mount that use it go on using it.
+///
+/// # Errors
+///
+/// `ENOENT` for an unknown number; `EPERM` without `CAP_SYS_ADMIN`.
+pub fn close_backing_file(device: BorrowedFd<'_>, id: u32) -> Result<(), Errno> {
+    check_is_fuse(device)?;
+    // SAFETY: with `FUSE_DEV_IOC_BACKING_CLOSE` the kernel only reads a `u32` through the pointer.
+    let close = unsafe { Setter::<BACKING_CLOSE, u32>::new(id) };
+    // SAFETY: `device` is a FUSE device.
+    unsafe { ioctl(device, close) }
 }
 
 /// Returns the number of possible processors. A FUSE ring has one queue for each of them.

@@ -91,6 +91,10 @@ Options of corewalk:
   birth_times        statx(2) shows when a file was made. It costs a request for each file whose
                      birth time a program asks for, as every program in Rust does.
   no_birth_times     statx(2) does not show it (default)
+  passthrough        for a directory of this machine: the kernel reads and writes the files of the
+                     directory itself. Default, if root mounts, and the options are without noatime,
+                     ro, writeback_cache and no_default_permissions
+  no_passthrough     all reads and writes go through the server
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
   cache=SIZE         the most memory for cached names and attributes; default 256m

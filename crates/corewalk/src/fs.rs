@@ -15,6 +15,8 @@ mod lock;
 mod node;
 
 use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use bitflags::bitflags;
 
@@ -516,6 +518,20 @@ pub trait FileSystem: Send + Sync + 'static {
     /// [`Addressing::PathOnly`], because then the namespace must know which files are open.
     fn has_open_state(&self) -> bool {
         false
+    }
+
+    /// Returns true if open files have files of the host with their content
+    /// ([`FileSystem::backing_file`]).
+    fn has_backing_files(&self) -> bool {
+        false
+    }
+
+    /// Returns the file of the host that has the content of the open file [`Node::handle`]. If the
+    /// kernel agrees, it then reads and writes that file itself, and `read` and `write` are not
+    /// called for the open file. The descriptor stays open as long as the open file. `None`, the
+    /// default, if there is no such file.
+    fn backing_file(&self, node: Node<'_>) -> Option<Arc<OwnedFd>> {
+        None
     }
 
     /// Called when a client closes a descriptor of an open file. An error of this method becomes

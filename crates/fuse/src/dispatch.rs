@@ -57,6 +57,7 @@ use self::lock_waits::LockWaits;
 use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::offload::Offload;
 use crate::options::Ownership;
+use crate::passthrough::Passthrough;
 use crate::server::Server;
 use crate::service::{Dispatch, Outcome, Reply};
 use crate::timeouts::Timeouts;
@@ -98,6 +99,7 @@ struct Requests {
     /// The requests that run. Empty if calls of the back end do not wait, because no back end then
     /// asks whether its client was killed.
     interrupts: Arc<Interrupts>,
+    passthrough: Option<Passthrough>,
 }
 
 /// A request that runs, and that ends with this value.
@@ -122,6 +124,8 @@ impl Dispatcher {
             opens_are_free: Features::opens_are_free(&server, init.offered),
             keeps_cache: server.options().ownership == Ownership::Exclusive,
             interrupts: Arc::default(),
+            passthrough: (server.passes_through() && init.offered.0 & Features::PASSTHROUGH != 0)
+                .then(Passthrough::default),
             server,
         };
         Dispatcher {

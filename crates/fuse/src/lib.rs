@@ -61,6 +61,7 @@ mod mount;
 mod notify;
 mod offload;
 mod options;
+mod passthrough;
 mod server;
 mod service;
 mod shrinker;

@@ -156,6 +156,11 @@ impl Notifier {
         Notifier { device: Arc::downgrade(device) }
     }
 
+    /// Returns the device, unless the mount has ended.
+    pub(crate) fn device(&self) -> Option<Arc<Device>> {
+        self.device.upgrade()
+    }
+
     /// Makes the kernel drop its cached attributes of a node. A thread that serves requests may
     /// call this method, because the kernel does not lock the inode for it.
     pub(crate) fn drop_attributes(&self, node: u64) {

@@ -75,6 +75,11 @@ pub struct Options {
     /// not get this time with the other attributes. It sends one more request for each file whose
     /// time of creation a program asks for. Rust's `std::fs::metadata` always asks for it.
     pub birth_times: bool,
+    /// Whether the kernel reads and writes files of the host itself, for a back end that has such
+    /// files ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). By default it
+    /// does, if root mounts, the kernel is Linux 6.9 or newer and checks permissions, and there is
+    /// no write-back cache.
+    pub passthrough: bool,
     /// The options of the namespace and its cache.
     pub vfs: VfsOptions,
 }
@@ -151,6 +156,7 @@ impl Options {
         with_background_max: background_max = u16;
         with_requests_max: requests_max = usize;
         with_birth_times: birth_times = bool;
+        with_passthrough: passthrough = bool;
         with_vfs: vfs = VfsOptions;
     }
 
@@ -185,6 +191,7 @@ impl Options {
             background_max: 64,
             requests_max: 1024,
             birth_times: false,
+            passthrough: true,
             vfs: VfsOptions::default(),
         }
     }

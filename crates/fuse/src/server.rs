@@ -54,6 +54,7 @@ use corewalk::{
 };
 
 use crate::credentials::{UserNamespace, prechecked, resolve};
+use crate::mount::Device;
 use crate::notify::Notifier;
 use crate::options::{Options, Ownership, Permissions};
 use counters::Tallies;
@@ -96,6 +97,7 @@ pub struct Server {
     namespace: Option<UserNamespace>,
     has_open_state: bool,
     has_locks: bool,
+    has_backing_files: bool,
     fsync_waits: bool,
     waits: bool,
     tallies: Tallies,
@@ -154,7 +156,7 @@ impl Server {
         // A back end that finds files by path cannot find an unlinked file. So corewalk keeps an
         // unlinked file under a hidden name until the file is closed. For that, the server must
         // know which files are open.
-        let has_locks = fs.has_locks();
+        let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
         // Over io_uring, each request that waits for a lock keeps an entry of a ring, and there are
@@ -169,6 +171,7 @@ impl Server {
             namespace: UserNamespace::ours(),
             has_open_state,
             has_locks,
+            has_backing_files,
             fsync_waits,
             waits,
             tallies: Tallies::default(),
@@ -210,6 +213,11 @@ impl Server {
     /// Returns the counters of the server and its cache.
     pub fn counters(&self) -> Counters {
         self.tallies.read(&self.vfs.stats())
+    }
+
+    /// Returns the device of the mount, unless the mount has ended.
+    pub(crate) fn device(&self) -> Option<Arc<Device>> {
+        self.notifier.get()?.device()
     }
 
     /// Counts a request that panicked.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::{
-    AclKind, Addressing, AtimePolicy, Attr, DirSink, Errno, Fallocate, FileKind, FileLock,
+    AclKind, Addressing, Atime, AtimePolicy, Attr, DirSink, Errno, Fallocate, FileKind, FileLock,
     FileSystem, InodeFlags, Make, Name, Node, Opened, RenameMode, Seek, SetAttr, StatFs, XattrMode,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, fstatfs, fstatvfs, open, statx};
@@ -485,6 +485,16 @@ impl FileSystem for HostFs {
 
     fn has_open_state(&self) -> bool {
         true
+    }
+
+    /// Returns true, unless reads must not set the access time: the kernel opens the host's file
+    /// again without `O_NOATIME`.
+    fn has_backing_files(&self) -> bool {
+        self.atime.others != Atime::Never
+    }
+
+    fn backing_file(&self, node: Node<'_>) -> Option<SharedFd> {
+        self.descriptors.get_open(node.ino(), node.handle())
     }
 
     fn release(&self, node: Node<'_>) {

@@ -289,6 +289,8 @@ impl Plan {
             NO_CREATE => self.store.is_made = false,
             "birth_times" => self.server.birth_times = true,
             "no_birth_times" => self.server.birth_times = false,
+            "passthrough" => self.server.passthrough = true,
+            "no_passthrough" => self.server.passthrough = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             word if WITHOUT_EFFECT.contains(&word) || is_for_other_programs(word) => {}

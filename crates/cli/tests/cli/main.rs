@@ -17,6 +17,7 @@ mod limits;
 mod locks;
 mod mistakes;
 mod mounting;
+mod passthrough;
 mod permissions;
 mod places;
 mod program;

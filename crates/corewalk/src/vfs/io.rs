@@ -2,6 +2,8 @@
 //! checks of its system call, and then calls the back end.
 
 use std::borrow::Borrow;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
@@ -116,6 +118,11 @@ impl Vfs {
     /// of the back end.
     pub fn flush(&self, inode: &InodeRef<'_>, handle: u64) -> Result<(), Errno> {
         self.ask(inode, |fs, node| fs.flush(node.with_handle(handle)))
+    }
+
+    /// Returns the file of the host that has the content of an open file, if there is one.
+    pub fn backing_file(&self, inode: &InodeRef<'_>, handle: u64) -> Option<Arc<OwnedFd>> {
+        self.with_node(inode.slot, |fs, node| Ok(fs.backing_file(node.with_handle(handle)))).ok()?
     }
 
     /// Copies up to `len` bytes from one file to another inside the back end, and returns the

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use corewalk::{Errno, Fsync};
+use corewalk::{Errno, Fsync, OpenFlags, Opened};
 use rustix::fs::OFlags;
 
 use super::{FOPEN_CACHE_DIR, Requests};
@@ -13,6 +13,11 @@ use crate::wire::{Args, Body, Message, Opcode};
 const WRITE_CACHE: u32 = 1;
 /// The flag of an fsync request for fdatasync(2) (`FUSE_FSYNC_FDATASYNC`).
 pub(crate) const FSYNC_DATA: u32 = 1;
+/// The flag of an answer to an open: the kernel reads and writes the registered file.
+const FOPEN_PASSTHROUGH: u32 = 1 << 7;
+/// The flags that an answer may have beside it (`FUSE_PASSTHROUGH_MASK`).
+const FOPEN_BESIDE: u32 =
+    OpenFlags::DIRECT_IO.union(OpenFlags::NOFLUSH).union(OpenFlags::PARALLEL_DIRECT_WRITES).bits();
 /// The inode number of a listed entry whose lookup has failed, as libfuse reports it
 /// (`FUSE_UNKNOWN_INO`). The C library skips an entry with the number 0.
 pub(crate) const UNKNOWN_INO: u64 = 0xffff_ffff;
@@ -23,8 +28,31 @@ impl Requests {
             return Err(Errno::NOSYS);
         }
         let header = message.header;
-        let opened = self.server.open(header.caller, header.node, message.args().u32()?)?;
-        body.open_out(opened.handle, self.open_flags(opened))
+        let flags = message.args().u32()?;
+        let opened = self.server.open(header.caller, header.node, flags)?;
+        self.open_out((header.node, flags), opened, body)
+    }
+
+    /// Adds the answer to a request that has opened a file, given by its node and the flags of
+    /// open(2).
+    pub(super) fn open_out(
+        &self,
+        (node, open_flags): (u64, u32),
+        opened: Opened,
+        body: &mut Body<'_>,
+    ) -> Result<(), Errno> {
+        let flags = self.open_flags(opened);
+        let id = match &self.passthrough {
+            Some(passthrough) => passthrough.opened(&self.server, node, opened.handle, open_flags),
+            None => None,
+        };
+        match id {
+            // The kernel refuses a file that is passed through and has one of the other flags.
+            Some(id) => {
+                body.passed_out(opened.handle, flags & FOPEN_BESIDE | FOPEN_PASSTHROUGH, id)
+            }
+            None => body.open_out(opened.handle, flags),
+        }
     }
 
     pub(super) fn opendir(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
@@ -47,7 +75,11 @@ impl Requests {
 
     pub(super) fn release(&self, message: &Message<'_>) -> Result<(), Errno> {
         let (handle, ended) = message.ended_locks()?;
-        self.server.release(message.header.node, handle, ended.map(|ended| ended.owner))
+        let node = message.header.node;
+        if let Some(passthrough) = &self.passthrough {
+            passthrough.released(&self.server, node);
+        }
+        self.server.release(node, handle, ended.map(|ended| ended.owner))
     }
 
     pub(super) fn read(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {

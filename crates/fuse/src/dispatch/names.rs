@@ -71,7 +71,7 @@ impl Requests {
         let name = args.name()?;
         let (entry, opened) = self.server.create(header.caller, header.node, name, &new, flags)?;
         self.entry(&entry, body)?;
-        body.open_out(opened.handle, self.open_flags(opened))
+        self.open_out((entry.node, flags), opened, body)
     }
 
     pub(super) fn tmpfile(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
@@ -81,7 +81,7 @@ impl Requests {
         let new = NewFile::new(mode).with_umask(umask);
         let (entry, opened) = self.server.tmpfile(header.caller, header.node, &new, flags)?;
         self.entry(&entry, body)?;
-        body.open_out(opened.handle, self.open_flags(opened))
+        self.open_out((entry.node, flags), opened, body)
     }
 
     /// Returns the flags of an answer that opens a file.

@@ -27,6 +27,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use super::error::MountError;
 use super::options::{AllowedUsers, MountFlags, MountOptions};
 use crate::options::{Options, Permissions};
+use crate::passthrough::BackingId;
 
 const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -175,6 +176,23 @@ impl Device {
             self.notify(NOTIFY_PRUNE, &body)?;
         }
         Ok(())
+    }
+
+    /// Registers a file of the host, which the kernel then reads and writes itself.
+    ///
+    /// # Errors
+    /// As [`fuse_device::open_backing_file`].
+    pub(crate) fn open_backing_file(&self, file: &OwnedFd) -> Result<BackingId, Errno> {
+        let id = fuse_device::open_backing_file(self.0.as_fd(), file.as_fd())?;
+        BackingId::new(id).ok_or(Errno::INVAL)
+    }
+
+    /// Ends the registration of a file.
+    ///
+    /// # Errors
+    /// As [`fuse_device::close_backing_file`].
+    pub(crate) fn close_backing_file(&self, id: BackingId) -> Result<(), Errno> {
+        fuse_device::close_backing_file(self.0.as_fd(), id.get())
     }
 
     /// Returns a FUSE device of the same connection for the use of one thread. It is a clone of the

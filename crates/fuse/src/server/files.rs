@@ -1,5 +1,8 @@
 //! Requests that open, read, write and close files, or that read symbolic links. Also statfs.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use corewalk::{Caller, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, Seek, StatFs};
 use rustix::fs::OFlags;
 
@@ -50,6 +53,27 @@ impl Server {
             _ => self.inode_refreshed(node)?,
         };
         self.open_checked(caller, &self.cred(caller), &inode, flags)
+    }
+
+    /// Returns true if the kernel should read and write files of the host itself.
+    pub(crate) fn passes_through(&self) -> bool {
+        // The kernel allows no write-back cache beside it. If the server checks permissions, the
+        // kernel does not know which user may read.
+        self.has_backing_files
+            && self.has_open_state
+            && self.options.passthrough
+            && self.options.write_cache == WriteCache::Through
+            && self.options.permissions == Permissions::Kernel
+    }
+
+    /// Returns the file of the host that has the content of an open file. `None` if a write must
+    /// come to the server, because the server clears the set-group-ID bit.
+    pub(crate) fn backing_file(&self, node: u64, handle: u64) -> Option<Arc<OwnedFd>> {
+        let inode = self.counted(node).ok()?;
+        match self.vfs.has_lone_set_group_id(&inode) {
+            Ok(false) => self.vfs.backing_file(&inode, handle),
+            _ => None,
+        }
     }
 
     /// Opens a directory for a listing, and returns the back end's answer.

@@ -31,7 +31,7 @@ impl Service for Server {
     }
 
     fn features(&self, offered: Features) -> Features {
-        Features::choose_with_locks(self, offered)
+        Features::choose_own(self, offered)
     }
 
     fn resolve(&self, path: &mut dyn Iterator<Item = Name<'_>>) -> Result<u64, Errno> {

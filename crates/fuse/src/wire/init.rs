@@ -64,6 +64,7 @@ impl Features {
         CACHE_SYMLINKS = 23;
         NO_OPENDIR_SUPPORT = 24;
         INIT_EXT = 30;
+        PASSTHROUGH = 37;
         OVER_IO_URING = 41;
     }
 
@@ -111,11 +112,12 @@ impl Features {
         Features(wanted & offered.0)
     }
 
-    /// Returns those of the offered features that `server` needs, with those for the locks of its
-    /// back end.
-    pub(crate) fn choose_with_locks(server: &Server, offered: Features) -> Features {
+    /// Returns those of the offered features that `server` needs over the transports of this crate.
+    /// fuser has neither locks of the back end nor passthrough.
+    pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
-        Features(Features::choose(server, offered).0 | locks & offered.0)
+        let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
+        Features(Features::choose(server, offered).0 | (locks | passthrough) & offered.0)
     }
 
     /// Returns those of the offered features that an asynchronous server needs. Two features are
@@ -214,7 +216,9 @@ impl Init {
         body.u32(1)?;
         body.u32(pair(self.pages(options), 0))?;
         body.u32((chosen.0 >> 32) as u32)?;
-        body.bytes(&[0; INIT_REPLY_BYTES - 36])
+        // The kernel passes files through only if they are on no stacked file system.
+        body.u32(u32::from(chosen.0 & Features::PASSTHROUGH != 0))?;
+        body.bytes(&[0; INIT_REPLY_BYTES - 40])
     }
 }
 

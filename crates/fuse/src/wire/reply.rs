@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use corewalk::{Attr, Errno, FileKind, StatFs, Timespec};
 
+use crate::passthrough::BackingId;
 use crate::timeouts::Timeouts;
 
 /// The length of `struct fuse_out_header` in bytes.
@@ -172,6 +173,18 @@ impl<'a> Body<'a> {
         self.u64(handle)?;
         self.u32(flags)?;
         self.u32(0)
+    }
+
+    /// Adds a `struct fuse_open_out` of a file that is passed through.
+    pub(crate) fn passed_out(
+        &mut self,
+        handle: u64,
+        flags: u32,
+        id: BackingId,
+    ) -> Result<(), Errno> {
+        self.u64(handle)?;
+        self.u32(flags)?;
+        self.u32(id.get())
     }
 
     /// Adds a `struct fuse_statfs_out`.

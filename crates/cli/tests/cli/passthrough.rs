@@ -1,0 +1,111 @@
+//! Tests of passthrough: the kernel reads and writes the files of a mounted directory itself.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use corewalk_base::primitives::thread;
+use corewalk_testkit::require::has_root;
+
+use crate::fixtures::{Folder, Server, can_mount};
+
+/// Mounts a directory, and calls `test` with the path of the mount and that of the directory.
+fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
+    let folder = Folder::new();
+    let (host, path) = (folder.path("h"), folder.path("m"));
+    fs::create_dir(&host).expect("the directory is created");
+    let source = host.to_str().expect("the path is UTF-8");
+    let _server = Server::of(source, &["-o", options], &path);
+    test(&path, &host);
+}
+
+/// Returns the number of requests that the server of a mount has served.
+fn requests(mount: &Path) -> u64 {
+    let mut text = [0; 4096];
+    let name = corewalk_fuse::XATTR_STAT;
+    let len = rustix::fs::getxattr(mount, name, &mut text[..]).expect("the counters are read");
+    let counters: serde_json::Value = serde_json::from_slice(&text[..len]).expect("valid JSON");
+    counters["requests"].as_u64().expect("a counter of requests")
+}
+
+/// Returns the number of requests for 1,000 reads of a file at different offsets.
+fn requests_of_reads(mount: &Path) -> u64 {
+    fs::write(mount.join("f"), vec![7; 8 << 20]).expect("the file is written");
+    rustix::fs::sync();
+    let file = File::open(mount.join("f")).expect("the file is opened");
+    let before = requests(mount);
+    for block in 0..1000 {
+        let mut buffer = [0; 100];
+        file.read_exact_at(&mut buffer, block * 8192).expect("the file is read");
+        assert_eq!(buffer, [7; 100]);
+    }
+    requests(mount) - before
+}
+
+#[test]
+fn reads_of_a_directory_do_not_reach_the_server() {
+    if !can_mount() || !has_root() {
+        return;
+    }
+    with_mount("passthrough", |mount, _| assert!(requests_of_reads(mount) < 10));
+    with_mount("no_passthrough", |mount, _| assert!(requests_of_reads(mount) >= 10));
+}
+
+#[test]
+fn mount_and_directory_show_each_other_s_changes_at_once() {
+    if !can_mount() {
+        return;
+    }
+    with_mount("passthrough", |mount, host| {
+        let (inside, outside) = (mount.join("f"), host.join("f"));
+        let open = |path: &Path| {
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            options.open(path).expect("the file is opened")
+        };
+        let (here, there) = (open(&inside), open(&outside));
+        here.write_all_at(b"mount", 0).expect("the file is written");
+        assert_eq!(fs::read(&outside).expect("the file is read"), b"mount");
+        there.write_all_at(b"host", 5).expect("the file is written");
+        assert_eq!(fs::read(&inside).expect("the file is read"), b"mounthost");
+        assert_eq!(here.metadata().expect("attributes").len(), 9);
+        here.set_len(2).expect("the file is truncated");
+        assert_eq!(fs::read(&outside).expect("the file is read"), b"mo");
+        // The client's own writes show at once in its attributes, and so do those by appending.
+        let mut appending = File::options().append(true).open(&inside).expect("the file is opened");
+        there.write_all_at(b"!", 2).expect("the file is written");
+        appending.write_all(b"end").expect("the file is appended to");
+        assert_eq!(fs::read(&inside).expect("the file is read"), b"mo!end");
+        assert_eq!(appending.metadata().expect("attributes").len(), 6);
+        let before = here.metadata().expect("attributes").mtime_nsec();
+        thread::sleep(Duration::from_millis(20));
+        here.write_all_at(b"x", 0).expect("the file is written");
+        assert_ne!(here.metadata().expect("attributes").mtime_nsec(), before);
+        // A file without a name stays usable, and a new file with the name is another one.
+        fs::remove_file(&inside).expect("the file is removed");
+        fs::write(&inside, "new").expect("the file is written");
+        let mut text = String::new();
+        (&here).read_to_string(&mut text).expect("the file is read");
+        assert_eq!(text, "xo!end");
+        assert_eq!(fs::read(&inside).expect("the file is read"), b"new");
+    });
+}
+
+/// A program that is written and run at once, and whose mode changes while it is open.
+#[test]
+fn passed_through_program_runs_and_keeps_its_mode() {
+    if !can_mount() {
+        return;
+    }
+    with_mount("passthrough", |mount, _| {
+        let program = mount.join("program");
+        fs::copy("/bin/true", &program).expect("the program is copied");
+        let reader = File::open(&program).expect("the program is opened");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("the mode is set");
+        assert_eq!(reader.metadata().expect("attributes").mode() & 0o7777, 0o755);
+        let status = std::process::Command::new(&program).status().expect("the program starts");
+        assert!(status.success());
+    });
+}
