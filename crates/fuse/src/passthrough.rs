@@ -44,7 +44,7 @@ pub(crate) type BackingId = NonZero<u32>;
 pub(crate) struct Passthrough {
     /// The inodes that are open, by their node numbers. Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
-    /// True after the kernel has refused a file because this process has no right to register one.
+    /// True after the kernel has refused a file for a reason that holds for all files.
     is_refused: AtomicBool,
 }
 
@@ -106,7 +106,9 @@ impl Passthrough {
         match server.device()?.open_backing_file(&file) {
             Ok(id) => Some(id),
             Err(error) => {
-                if error == Errno::PERM {
+                // Neither changes for another file of the host: this process may not register files,
+                // or the host's file system lies over another one.
+                if matches!(error, Errno::PERM | Errno::LOOP) {
                     // ORDERING: Relaxed. See above.
                     self.is_refused.store(true, Ordering::Relaxed);
                 }
