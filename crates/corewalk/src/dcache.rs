@@ -45,8 +45,8 @@ use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
 use crate::dentry::{
-    Body, Component, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX,
-    ShortLookupKey, Snapshot, directory_id,
+    Body, Component, Dentries, Flags, INLINE_MAX, Image, Line, LookupKey, NameCopy, ParentKey,
+    SHORT_MAX, ShortLookupKey, Snapshot, directory_id,
 };
 use crate::hash::{HashKeys, NameHash};
 use crate::inode::{self, Inodes};
@@ -269,15 +269,37 @@ impl Dcache {
     ///
     /// The caller need not look the directory up before: the function finds the child by its hash,
     /// and then checks that its parent has the number `ino`. Returns None if the name is not
-    /// cached, is negative, or changes meanwhile. In that case the caller looks up the directory,
-    /// and then the name in it.
+    /// cached, is negative, or changes during the call, or if its inode has too many references. In
+    /// these cases the caller looks up the directory, and then the name in it.
     ///
     /// The answer is right for one instant of the call: the instant at which the function loads the
     /// parent's child generation. (Each invalidation of the directory increments this counter.)
     /// Before that instant, the function reads the child's dentry. After it, the function takes the
     /// reference on the inode, and checks that the child's dentry has not changed since.
-    #[inline]
+    ///
+    /// A processor begins the next lookups while it waits for memory, as long as the instructions
+    /// of all of them fit in its reorder buffer. So this function compares only one dentry: that of
+    /// the first entry with the name's tag in the bucket's first line. `get_by_ino_slow` handles
+    /// long names and further entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
+        if name.len() <= INLINE_MAX {
+            let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
+            let hash = lookup_key.hash.child(directory_id(0, ino)) as u32;
+            if let Some(slot) = self.table.first_within(self.table.extent(), hash) {
+                self.inodes.prefetch(slot.inode_half());
+                let dentry = self.dentries.line(slot);
+                let seen = dentry.snapshot_now();
+                if dentry.is_named_inline(&lookup_key) && self.is_parent(seen.key, ino) {
+                    return self.get_child(&dentry, seen);
+                }
+            }
+        }
+        self.get_by_ino_slow(ino, name)
+    }
+
+    /// Like [`Dcache::get_by_ino`], but compares the dentries of all entries with the name's tag.
+    #[inline(never)]
+    fn get_by_ino_slow(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
         let hash = lookup_key.hash.child(directory_id(0, ino)) as u32;
         let (dentry, seen) = self.table.find(hash, |slot| {
@@ -288,11 +310,18 @@ impl Dcache {
                 dentry.is_named(seen, &lookup_key, &self.dentries) && self.is_parent(seen.key, ino);
             is_it.then_some((dentry, seen))
         })?;
+        self.get_child(&dentry, seen)
+    }
+
+    /// Takes a reference on the inode of `dentry` for [`Dcache::get_by_ino`]. `seen` is the
+    /// snapshot from which the caller has read the dentry.
+    #[inline(always)]
+    fn get_child(&self, dentry: &Line<'_>, seen: Snapshot) -> Option<InodeSlot> {
         let inode = seen.body.inode();
         if seen.body.superblock() != 0 || inode.is_none() {
             return None;
         }
-        if !self.inodes.lockref(inode).get_not_dead() {
+        if !self.inodes.get_unless_saturated(inode) {
             return None;
         }
         if !dentry.is_unchanged(seen.seq) {

@@ -58,6 +58,8 @@ pub(crate) use parent_key::ParentKey;
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
 /// use fewer words, so that they have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
+/// The length in bytes up to which a name fits in the dentry itself.
+pub(crate) const INLINE_MAX: usize = 8 * INLINE_WORDS;
 /// The number of words at the end of a directory's dentry that hold its inode number and its child
 /// generation. In other dentries these words hold a part of the name.
 const DIRECTORY_WORDS: usize = 2;
@@ -631,18 +633,8 @@ impl Line<'_> {
     ) -> bool {
         // Branch on the length of the lookup key, not on the length in the dentry. The processor
         // knows the lookup key already, while the dentry's cache line may still be on its way.
-        if !lookup_key.is_long() {
-            let (pairs, _) = self.0.as_chunks::<2>();
-            // ORDERING: Relaxed. Data of a sequence section.
-            let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(lookup_key.pairs[i]);
-            let first = WordPair::new(NAMED_MASK, u64::MAX);
-            let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(lookup_key.last));
-            for i in 1..PAIRS - 1 {
-                difference = difference.or(differ(i));
-            }
-            if difference.is_zero() {
-                return true;
-            }
+        if !lookup_key.is_long() && self.is_named_inline(lookup_key) {
+            return true;
         }
         // The comparison above finds only a name that is stored in the dentry itself. The rest of a
         // longer name is in a slot for long names. A directory's dentry has room for fewer bytes
@@ -651,6 +643,21 @@ impl Line<'_> {
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
+    }
+
+    /// Like [`Line::is_named`], but finds only a name that is stored in the dentry itself.
+    /// `lookup_key` has at most [`INLINE_MAX`] bytes.
+    #[inline(always)]
+    pub(crate) fn is_named_inline(&self, lookup_key: &LookupKey<'_>) -> bool {
+        let (pairs, _) = self.0.as_chunks::<2>();
+        // ORDERING: Relaxed. Data of a sequence section.
+        let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(lookup_key.pairs[i]);
+        let first = WordPair::new(NAMED_MASK, u64::MAX);
+        let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(lookup_key.last));
+        for i in 1..PAIRS - 1 {
+            difference = difference.or(differ(i));
+        }
+        difference.is_zero()
     }
 
     /// Returns a snapshot of the dentry if it has the name `lookup_key` and the parent key `key`,

@@ -72,6 +72,15 @@ const CHANGES_MASK: u64 = 0x7fff;
 const REFERENCED: u64 = 1 << 15;
 const GENERATION: usize = 3;
 
+/// The weight of one client lookup in an inode's count. The 28 bits below it count internal
+/// references (dentries and `InodeRef`s). The 33 bits above it count lookups that clients hold.
+/// Both lie in one word, so `forget` checks and subtracts in one step.
+pub(crate) const LOOKUP: u64 = 1 << 28;
+/// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
+/// field. The other half is for dentries, and for threads that have incremented the count but have
+/// not yet checked it.
+pub(crate) const REFS_MAX: u64 = LOOKUP / 2;
+
 /// The attributes that a permission check needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Perm {
@@ -166,6 +175,13 @@ impl Inodes {
     #[inline]
     pub(crate) fn lockref(&self, slot: InodeSlot) -> &Lockref {
         Lockref::from_word(&self.ref_words(slot)[0])
+    }
+
+    /// Takes a reference on the inode. Returns false if the inode is dead, or has [`REFS_MAX`]
+    /// internal references.
+    #[inline]
+    pub(crate) fn get_unless_saturated(&self, slot: InodeSlot) -> bool {
+        self.lockref(slot).get_if(1, |count| count % LOOKUP < REFS_MAX)
     }
 
     /// Returns the inode number of the back end.

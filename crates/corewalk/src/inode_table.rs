@@ -370,6 +370,7 @@ impl<T> InodeTable<T> {
         self.vfs.remove_if(&self.cred, &parent.inode, name, removal, is_old)
     }
 
+    #[inline]
     fn node<'t>(&'t self, inode: InodeRef<'t>) -> TableNode<'t, T> {
         TableNode { table: self, inode }
     }
@@ -397,11 +398,18 @@ impl<T> InodeTable<T> {
     /// # Errors
     /// `ESTALE` if the table does not have `parent`; `ENOTDIR`; `ENOENT` if the table does not have
     /// the name; `ENFILE` at more than 2^27 references to the node.
+    #[inline]
     pub fn child(&self, parent: u64, name: &[u8]) -> Result<TableNode<'_, T>, Errno> {
         match self.vfs.child_by_ino(parent, name) {
-            Some(inode) => Ok(self.node(inode?)),
-            None => self.child_of(&self.vfs.inode(parent)?, name),
+            Some(inode) => Ok(self.node(inode)),
+            None => self.child_slow(parent, name),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn child_slow(&self, parent: u64, name: &[u8]) -> Result<TableNode<'_, T>, Errno> {
+        self.child_of(&self.vfs.inode(parent)?, name)
     }
 
     fn child_of(&self, parent: &InodeRef<'_>, name: &[u8]) -> Result<TableNode<'_, T>, Errno> {
@@ -577,6 +585,7 @@ impl<T> TableNode<'_, T> {
 
     /// Turns the reference into one lookup that a client holds, and returns the number. The client
     /// returns the lookup by [`InodeTable::forget`].
+    #[inline]
     pub fn into_lookups(self) -> u64 {
         self.inode.into_lookups()
     }

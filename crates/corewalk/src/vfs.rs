@@ -53,6 +53,7 @@ use crate::Errno;
 use crate::attr::{Attr, FileKind};
 use crate::dcache::{Dcache, Host};
 use crate::fs::FileSystem;
+use crate::inode::{LOOKUP, REFS_MAX};
 use crate::key_lock::{KeyLocks, SHARDS_FEW};
 use crate::mount::Mounts;
 use crate::name::Name;
@@ -61,14 +62,6 @@ use numbers::Numbers;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
-/// The weight of one client lookup in an inode's count. The 28 bits below it count internal
-/// references (dentries and `InodeRef`s). The 33 bits above it count lookups that clients hold.
-/// Both lie in one word, so `forget` checks and subtracts in one step.
-const LOOKUP: u64 = 1 << 28;
-/// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
-/// field. The other half is for dentries, and for threads that have incremented the count but have
-/// not yet checked it.
-const REFS_MAX: u64 = LOOKUP / 2;
 /// At this many lookups an inode's lookup count is saturated: it no longer changes, and only
 /// [`Vfs::forget_all`] resets it. So a client that never forgets cannot make the count overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
@@ -459,16 +452,13 @@ impl<'v> InodeRef<'v> {
     /// Turns the reference into one lookup that a client holds, and returns the inode number. The
     /// client returns the lookup by [`Vfs::forget`]. A FUSE server calls this for each entry in a
     /// reply (`nlookup`).
+    #[inline]
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // Several threads may pass the comparison with `LOOKUPS_MAX` before any of them adds its
-        // lookup. The bits that count lookups still cannot overflow, because they can count twice
-        // as many.
-        if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // In the inode's reference count, a plain reference counts 1 and a client's lookup
-            // counts `LOOKUP`. To turn the caller's reference into a lookup, add the difference.
-            lockref.get_many(LOOKUP - 1);
+        // In the inode's reference count, a plain reference counts 1 and a client's lookup counts
+        // `LOOKUP`. To turn the caller's reference into a lookup, add the difference.
+        if lockref.get_if(LOOKUP - 1, |count| count < LOOKUPS_MAX * LOOKUP) {
             std::mem::forget(self);
         }
         ino
@@ -711,7 +701,8 @@ mod tests {
         lockref.get_many(extra - 1);
         assert_eq!(lookup(), Ok(f.ino()), "the lookup below the limit fails");
         lockref.get();
-        assert_eq!(lookup(), Err(Errno::NFILE));
+        let by_ino = vfs.lookup_by_ino(&cred, root.ino(), b"f").map(|found| found.inode.ino());
+        assert_eq!((lookup(), by_ino), (Err(Errno::NFILE), Err(Errno::NFILE)));
         assert_eq!(lockref.count(), REFS_MAX, "the failed call took a reference");
         vfs.invalidate(&root, name).unwrap();
         assert_eq!(lookup(), Err(Errno::NFILE), "a lookup in the back end at the limit");

@@ -219,7 +219,26 @@ impl Lockref {
     #[inline]
     #[must_use]
     pub fn get_not_dead(&self) -> bool {
-        self.change(|word| if word & DEAD != 0 { None } else { add(word, 1) }).is_ok()
+        self.get_if(1, |_| true)
+    }
+
+    /// Takes `n` references and returns true if the object is alive and `may` accepts its count.
+    ///
+    /// The check of the count and the increment are one atomic step. If the count would pass
+    /// [`Lockref::COUNT_MAX`], the call returns false.
+    ///
+    /// # Examples
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(1);
+    /// let get_below_three = || lockref.get_if(1, |count| count < 3);
+    /// assert!(get_below_three() && get_below_three() && !get_below_three());
+    /// assert_eq!(lockref.count(), 3);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn get_if(&self, n: u64, may: impl Fn(u64) -> bool) -> bool {
+        let is_allowed = |word: u64| word & DEAD == 0 && may(word >> COUNT_SHIFT);
+        self.change(|word| if is_allowed(word) { add(word, n) } else { None }).is_ok()
     }
 
     /// Drops one reference and returns the number of references left.

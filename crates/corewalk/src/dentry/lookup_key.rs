@@ -15,7 +15,7 @@
 
 use corewalk_base::WordPair;
 
-use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
+use super::{Body, DIRECTORY_ROOM, Flags, INLINE_MAX, INLINE_WORDS, PAIRS};
 use crate::hash::{HashKeys, NameHash, SHORT_WORDS};
 use crate::name::{Name, eight, name_words, padded};
 
@@ -108,7 +108,7 @@ impl<'a> LookupKey<'a> {
     #[inline(always)]
     fn of_words(name: Name<'a>, words: [u64; INLINE_WORDS], keys: &HashKeys) -> LookupKey<'a> {
         let len = name.as_bytes().len();
-        let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
+        let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
         // The last pair of a dentry's words belongs to the name, but not in a directory. There it
         // is the inode number and the child generation. So compare the last pair only if the name
@@ -128,7 +128,7 @@ impl<'a> LookupKey<'a> {
 
     #[inline]
     pub(super) fn is_long(&self) -> bool {
-        self.name.as_bytes().len() > 8 * INLINE_WORDS
+        self.name.as_bytes().len() > INLINE_MAX
     }
 }
 

@@ -72,22 +72,18 @@ impl Vfs {
         if cred.has(Caps::DAC_READ_SEARCH)
             && let Some(inode) = self.child_by_ino(parent, name)
         {
-            return Ok(LookedUp { inode: inode?, attr: None });
+            return Ok(LookedUp { inode, attr: None });
         }
         self.lookup_by_ino_slow(cred, parent, name)
     }
 
     /// Looks up `name` in the directory with the inode number `parent`. Searches only the cache,
-    /// and takes no lock. None does not prove that the name is not cached. [`Vfs::cached_child`]
-    /// tells that for certain.
+    /// and takes no lock. None does not prove that the name is not cached, and is also the
+    /// answer if its inode has too many references. [`Vfs::cached_child`] tells these cases apart.
     #[inline]
-    pub(crate) fn child_by_ino(
-        &self,
-        parent: u64,
-        name: &[u8],
-    ) -> Option<Result<InodeRef<'_>, Errno>> {
+    pub(crate) fn child_by_ino(&self, parent: u64, name: &[u8]) -> Option<InodeRef<'_>> {
         let slot = self.dcache.get_by_ino(parent, name)?;
-        Some(InodeRef { vfs: self, slot }.unless_saturated())
+        Some(InodeRef { vfs: self, slot })
     }
 
     /// Returns the inode of a cached name, without asking the back end. A server that is notified
