@@ -21,4 +21,3 @@ mod open_files;
 mod shrinker;
 mod site;
 mod slow;
-mod storm;
