@@ -90,14 +90,15 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.finish()
 }
 
-/// Builds the corewalk program in release mode, and runs the test suites with it.
+/// Builds the programs in release mode, and runs the test suites with them.
 fn suites_after_build(tally: &mut Tally, root: &Path) {
     let mut is_built = false;
     tally.step("release build", || {
         // The suites of back ends by path and of asynchronous ones use these examples. The step
         // `tests` has built them, with the features of the whole workspace.
         let examples = ["build", "--workspace", "--example", "mirror", "--example", "async_memory"];
-        let outcome = match cargo(root, &["build", "--release", "-p", "corewalk-cli"]) {
+        let programs = ["build", "--release", "-p", "corewalk-cli", "-p", "corewalk-conformance"];
+        let outcome = match cargo(root, &programs) {
             Outcome::Passed => cargo(root, &examples),
             outcome => outcome,
         };

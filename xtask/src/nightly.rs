@@ -85,7 +85,7 @@ const LONG: [Long; 12] = [
     },
     Long {
         name: "storms on a mount",
-        words: &["test", "-p", "corewalk-fuse", "--test", "real", "storm"],
+        words: &["test", "-p", "corewalk-conformance", "--test", "suite", "storm_"],
         variables: &[("COREWALK_STORM_CALLS", "2000000")],
     },
     Long {

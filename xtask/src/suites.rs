@@ -26,6 +26,8 @@
 //! - On SIGTERM it unmounts the mount and exits with status 0.
 //! - `corewalk stat MNT --json` prints counters.
 //!
+//! The suites of pjdfstest and fsx also need `target/release/corewalk-conformance`.
+//!
 //! A suite whose packages cannot be installed is skipped.
 //!
 //! Source: the upstream documentation of each suite; `unshare(1)`; the kernel's

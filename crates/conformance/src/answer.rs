@@ -89,6 +89,12 @@ pub(crate) fn is_unsupported(error: Errno) -> bool {
     [Errno::ROFS, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
 }
 
+/// Returns true if a file system may answer `error` to a rename mode that it does not support, such
+/// as an exchange.
+pub(crate) fn is_without_mode(error: Errno) -> bool {
+    error == Errno::INVAL || is_unsupported(error)
+}
+
 /// Fails the check with `text`, unless `is_right`.
 pub(crate) fn ensure(is_right: bool, text: impl FnOnce() -> String) -> Checked {
     if is_right { Ok(()) } else { Stop::failed(text()) }

@@ -14,19 +14,10 @@ use corewalk::{
 };
 
 use crate::answer::{Answer, Checked};
+use crate::plan::Settings;
 
 pub(crate) use files::OpenFile;
 pub(crate) use listing::Entry;
-
-/// The settings of a suite that checks use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) operations: u64,
-    pub(crate) threads: usize,
-    pub(crate) seed: u64,
-    /// The user and the group of new files.
-    pub(crate) owner: (u32, u32),
-}
 
 /// The back end of one check.
 pub(crate) struct Bench {
@@ -34,6 +25,8 @@ pub(crate) struct Bench {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) cred: Cred,
     pub(crate) settings: Settings,
+    /// The user and the group of new files.
+    pub(crate) owner: (u32, u32),
 }
 
 /// A directory and a name in it.
@@ -45,17 +38,15 @@ pub(crate) fn name(text: &str) -> Name<'_> {
 }
 
 impl Bench {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, settings: Settings) -> Checked<Bench> {
+    pub(crate) fn new(
+        fs: Arc<dyn FileSystem>,
+        settings: Settings,
+        owner: (u32, u32),
+    ) -> Checked<Bench> {
         let vfs = Vfs::new(fs.clone(), VfsOptions::default().with_hash_seed(settings.seed));
         let vfs = vfs.must("the root")?;
-        let cred = Cred::prechecked(settings.owner.0, settings.owner.1);
-        Ok(Bench { vfs, fs, cred, settings })
-    }
-
-    /// Returns a random number generator, seeded by the seed of the suite and by `stream`.
-    /// Different values of `stream` give different sequences.
-    pub(crate) fn rng(&self, stream: u64) -> fastrand::Rng {
-        fastrand::Rng::with_seed(self.settings.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        let cred = Cred::prechecked(owner.0, owner.1);
+        Ok(Bench { vfs, fs, cred, settings, owner })
     }
 
     pub(crate) fn is_by_number(&self) -> bool {
@@ -74,7 +65,7 @@ impl Bench {
     /// Returns the arguments for making a file with the permission bits `mode`. The owner is the
     /// one in the suite's settings.
     pub(crate) fn new_file(&self, mode: u32) -> Make<'static> {
-        Make::new(mode, self.settings.owner.0, self.settings.owner.1)
+        Make::new(mode, self.owner.0, self.owner.1)
     }
 
     pub(crate) fn make(

@@ -14,7 +14,7 @@ mod names;
 mod rename;
 mod space;
 mod storm;
-mod tree;
+pub(crate) mod tree;
 mod xattrs;
 
 use crate::answer::Checked;

@@ -1,4 +1,5 @@
-//! A test suite for back ends of corewalk.
+//! Test suites for file systems: [`Suite`] for back ends of corewalk, and [`Mounted`] for any file
+//! system that is mounted. The program `corewalk-conformance` runs the second one.
 //!
 //! An author of a [`FileSystem`](corewalk::FileSystem) makes a [`Suite`] and runs it. The suite
 //! makes a fresh back end for each check. A check calls the back end through a
@@ -6,8 +7,12 @@
 //! Before a call that the cache could answer, the check evicts all unused entries. A few checks
 //! call a back end directly, if it finds files by inode number.
 //!
+//! [`Mounted`] makes system calls in a directory: pjdfstest, fsx and a storm. Both suites have the
+//! same storm.
+//!
 //! # Outcomes
-//! - A check *passes* if all answers are those that the documentation of `FileSystem` demands.
+//! - A check *passes* if all answers are those that the documentation of `FileSystem`, or POSIX,
+//!   demands.
 //! - A check is *skipped* if the back end answers `EROFS`, `EOPNOTSUPP` or `ENOSYS` to a call that
 //!   the check needs. Some checks also accept another answer for a missing feature, such as `EPERM`
 //!   for a hard link.
@@ -34,9 +39,13 @@
 mod answer;
 mod bench;
 mod checks;
+mod mounted;
+mod plan;
 mod report;
+mod storm;
 mod suite;
 
+pub use mounted::Mounted;
 pub use report::{Outcome, Report};
 pub use suite::Suite;
 

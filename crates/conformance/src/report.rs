@@ -35,7 +35,8 @@ pub enum Outcome {
 #[must_use = "a report is judged by `assert` or by its outcomes"]
 pub struct Report {
     seed: u64,
-    outcomes: Vec<(&'static str, Outcome)>,
+    /// The name, the outcome and the note of each check. The note of most checks is empty.
+    outcomes: Vec<(&'static str, Outcome, String)>,
 }
 
 impl Report {
@@ -43,13 +44,13 @@ impl Report {
         Report { seed, outcomes: Vec::new() }
     }
 
-    pub(crate) fn add(&mut self, check: &'static str, outcome: Outcome) {
-        self.outcomes.push((check, outcome));
+    pub(crate) fn add(&mut self, check: &'static str, outcome: Outcome, note: String) {
+        self.outcomes.push((check, outcome, note));
     }
 
     /// Returns the name and the outcome of each check, in the order in which they ran.
     pub fn outcomes(&self) -> impl Iterator<Item = (&'static str, &Outcome)> {
-        self.outcomes.iter().map(|(check, outcome)| (*check, outcome))
+        self.outcomes.iter().map(|(check, outcome, _)| (*check, outcome))
     }
 
     /// Returns the outcome of the check with this name, or None if the suite has no such check.
@@ -76,16 +77,17 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [mut passed, mut failed, mut skipped] = [const { Vec::new() }; 3];
-        for (check, outcome) in self.outcomes() {
+        for (check, outcome, note) in &self.outcomes {
             match outcome {
-                Outcome::Passed => passed.push(format!("passed   {check}")),
+                Outcome::Passed if note.is_empty() => passed.push(format!("passed   {check}")),
+                Outcome::Passed => passed.push(format!("passed   {check}: {note}")),
                 Outcome::Failed(why) => failed.push(format!("FAILED   {check}: {why}")),
                 Outcome::Skipped(why) => skipped.push(format!("skipped  {check}: {why}")),
             }
         }
         writeln!(
             f,
-            "{} checks: {} passed, {} failed, {} skipped; to repeat: .with_seed({:#x})",
+            "{} checks: {} passed, {} failed, {} skipped; seed {:#x}",
             self.outcomes.len(),
             passed.len(),
             failed.len(),
@@ -103,7 +105,10 @@ mod tests {
 
     fn of(outcomes: &[Outcome]) -> Report {
         let mut report = Report::new(7);
-        outcomes.iter().zip(["a", "b"]).for_each(|(it, name)| report.add(name, it.clone()));
+        outcomes
+            .iter()
+            .zip(["a", "b"])
+            .for_each(|(it, name)| report.add(name, it.clone(), String::new()));
         report
     }
 
@@ -111,7 +116,7 @@ mod tests {
     fn printed_report_has_failures_first_and_the_seed() {
         let report = of(&[Outcome::Passed, Outcome::Failed("why".to_owned())]);
         let text = report.to_string();
-        assert!(text.contains("1 passed, 1 failed, 0 skipped; to repeat: .with_seed(0x7)"));
+        assert!(text.contains("1 passed, 1 failed, 0 skipped; seed 0x7"));
         assert!(text.ends_with("\nFAILED   b: why\npassed   a"), "{text}");
         assert_eq!(report.failed().collect::<Vec<_>>(), ["b"]);
     }

@@ -1,72 +1,25 @@
 //! Common test suites for file systems: pjdfstest, fsx and stress-ng.
 //!
-//! The suite installs fixed versions of pjdfstest and fsx. Otherwise a new version could make an
-//! unrelated change fail. Their exit status is not enough, because a suite that runs no test may
-//! exit with 0. So the number of tests is read from the output.
+//! The program `corewalk-conformance` installs and runs pjdfstest and fsx. So the suites judge a
+//! mount as that program does for its users.
 //!
-//! Source: the crates `pjdfstest` and `fsx`, `stress-ng(1)`.
+//! Source: `crates/conformance`, `stress-ng(1)`.
 
 use super::{
-    INSTALL_TRIES, minutes,
+    SKIPPED_STATUS, minutes,
     mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, Source, WRITEBACK},
 };
-use crate::{
-    Outcome,
-    process::{self, Ended},
-};
-use std::{env, fs, path::PathBuf, process::Command};
+use crate::{Outcome, checks, process::Ended};
+use std::{env, process::Command, time::Duration};
 
-const PJDFSTEST_VERSION: &str = "0.2.2";
-const FSX_VERSION: &str = "0.3.2";
 /// The environment variable that sets the number of operations of each run of fsx.
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The number of operations of each run of fsx, unless [`FSX_OPERATIONS`] sets another one.
-const FSX_OPERATIONS_DEFAULT: &str = "20000";
+/// The time limit of a run of `corewalk-conformance`. It includes the installation of the suite.
+const KIT_LIMIT: Duration = minutes(14);
 
-/// The user, besides `nobody`, as which pjdfstest makes calls.
-const TESTS_USER: &str = "tests";
-
-/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 tests pass, and the
+/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 382 of 398 tests pass, and the
 /// others are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
-
-const PJDFSTEST_CONFIG: &str = r#"
-[features]
-posix_fallocate = {}
-rename_ctime = {}
-utime_now = {}
-utimensat = {}
-
-[settings]
-naptime = 0.02
-
-[dummy_auth]
-entries = [["nobody", "nogroup"], ["tests", "tests"]]
-"#;
-
-/// The configuration of fsx with all kinds of operations, even those on memory mappings. Each
-/// operation has at least one byte, because posix_fallocate(3) refuses a length of 0.
-const FSX_MAPPED: &str = "
-flen = 1048576
-[opsize]
-min = 1
-max = 65536
-[weights]
-close_open = 1.0
-invalidate = 1.0
-mapread = 10.0
-mapwrite = 10.0
-read = 10.0
-write = 10.0
-truncate = 5.0
-fsync = 1.0
-fdatasync = 1.0
-posix_fallocate = 3.0
-punch_hole = 3.0
-sendfile = 1.0
-posix_fadvise = 1.0
-copy_file_range = 3.0
-";
 
 /// The stressors of stress-ng that are left out, because they need devices, other mounts or other
 /// kernels.
@@ -110,68 +63,47 @@ pub(super) fn pjdfstest_async(site: &Site) -> Outcome {
 }
 
 fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
-    let program = installed(site, "pjdfstest", PJDFSTEST_VERSION)?;
-    if process::run(Command::new("id").args(["-u", TESTS_USER]), minutes(1)) != Ended::Well {
-        let mut command = Command::new("useradd");
-        command.args(["--no-create-home", "--user-group", TESTS_USER]);
-        site.run("useradd", &mut command)?;
-    }
-    let config = site.folder.join("pjdfstest.toml");
-    write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // Use a short directory name, because the path of a socket may have at most 107 bytes.
-    mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
+    let output = run_kit(site, &mut mount, "pjdfstest")?;
+    match pjdfstest_passed(&output) {
+        Some(passed) if passed >= PJDFSTEST_PASSED_MIN => Ok(mount.finish()),
+        Some(passed) => {
+            let least = PJDFSTEST_PASSED_MIN;
+            Err(Outcome::Failed(format!("pjdfstest: only {passed} of at least {least} tests ran")))
+        }
+        None => Err(Outcome::Failed("the report has no number of tests".to_owned())),
+    }
+}
+
+/// Runs one check of `corewalk-conformance` on the mount. Returns its report.
+fn run_kit(site: &Site, mount: &mut Mount, check: &str) -> Result<String, Outcome> {
+    let program = checks::target_folder(&site.root).join("release/corewalk-conformance");
+    if !program.exists() {
+        let path = program.display();
+        let line =
+            format!("{path} does not exist; run cargo build --release -p corewalk-conformance");
+        return Err(Outcome::Failed(line));
+    }
     let mut command = Command::new(program);
-    command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
-    let (mut ended, mut output) = mount.run_to_end("pjdfstest", &mut command, minutes(12));
-    if has_lost_race(&output) {
-        println!("pjdfstest: only etxtbsy failed, which has a race with other tests; run it again");
-        (ended, output) = mount.run_to_end("pjdfstest-again", &mut command, minutes(12));
+    command.args(["--only", check, "--programs"]).arg(&site.tools);
+    if let Ok(operations) = env::var(FSX_OPERATIONS) {
+        command.args(["--operations", &operations]);
     }
-    let Some((failed, passed)) = pjdfstest_summary(&output) else {
-        println!("{}", crate::checks::tail(&output, 40));
-        return Err(match ended.outcome("pjdfstest") {
-            Outcome::Passed => Outcome::Failed("pjdfstest printed no summary".to_owned()),
-            outcome => outcome,
-        });
-    };
-    println!("pjdfstest: {failed} failed, {passed} passed");
-    if failed > 0 || passed < PJDFSTEST_PASSED_MIN || ended != Ended::Well {
-        output.lines().filter(|line| line.contains("FAILED")).for_each(|line| println!("{line}"));
-        return Err(Outcome::Failed(format!("pjdfstest: {failed} failed, {passed} passed")));
+    let (ended, report) = mount.run_to_end(check, command.arg(&mount.path), KIT_LIMIT);
+    println!("{report}");
+    match ended {
+        Ended::Well => Ok(report),
+        Ended::Exit(SKIPPED_STATUS) => {
+            Err(Outcome::Skipped("the report has the reason".to_owned()))
+        }
+        ended => Err(ended.outcome(check)),
     }
-    Ok(mount.finish())
 }
 
-/// Returns true if tests failed, and all of them are tests of `ETXTBSY` (`etxtbsy`), which write a
-/// program and then run it.
-///
-/// The tests of `ETXTBSY` have a race on any file system: another thread of pjdfstest may fork
-/// between the write and the run of the program. The forked child has the program open for writing
-/// until the child calls execve(2). So the run fails with `ETXTBSY`.
-fn has_lost_race(output: &str) -> bool {
-    let plain = without_colours(output);
-    let mut failed = plain.lines().filter(|line| line.ends_with("FAILED")).peekable();
-    failed.peek().is_some()
-        && failed
-            .all(|line| line.split_whitespace().next().is_some_and(|n| n.ends_with("::etxtbsy")))
-}
-
-/// Returns how many tests failed and how many passed, from the summary of pjdfstest.
-fn pjdfstest_summary(output: &str) -> Option<(u64, u64)> {
-    let plain = without_colours(output);
-    let line = plain.lines().rev().find(|line| line.starts_with("Summary:"))?;
-    let count = |what: &str| -> Option<u64> {
-        let before = line.split(what).next()?.trim_end();
-        before.rsplit([' ', ',']).next()?.parse().ok()
-    };
-    Some((count(" failed")?, count(" passed")?))
-}
-
-fn without_colours(text: &str) -> String {
-    let mut parts = text.split('\u{1b}');
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |plain, part| plain + part.split_once('m').map_or("", |(_, rest)| rest))
+/// Returns how many tests passed, from the report of `corewalk-conformance`.
+fn pjdfstest_passed(report: &str) -> Option<u64> {
+    let line = report.lines().find_map(|line| line.strip_prefix("passed   pjdfstest: "))?;
+    line.split(' ').next()?.parse().ok()
 }
 
 /// Runs fsx on a tmpfs.
@@ -206,25 +138,8 @@ pub(super) fn fsx_async(site: &Site) -> Outcome {
 
 /// Runs fsx on a new mount, once with mappings and once without.
 fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
-    let program = installed(site, "fsx", FSX_VERSION)?;
-    let operations = env::var(FSX_OPERATIONS).unwrap_or(FSX_OPERATIONS_DEFAULT.to_owned());
-    let seed = format!("{}", std::process::id() ^ seconds_now());
-    println!("fsx: seed {seed}");
     let mut mount = Mount::start_with(site, source, options)?;
-    let unmapped = FSX_MAPPED
-        .replace("mapread = 10.0", "mapread = 0.0")
-        .replace("mapwrite = 10.0", "mapwrite = 0.0");
-    for (name, config) in [("fsx-mapped", FSX_MAPPED), ("fsx-unmapped", unmapped.as_str())] {
-        let path = site.folder.join(format!("{name}.toml"));
-        write(&path, config)?;
-        let mut command = Command::new(&program);
-        command.args(["-q", "-N", &operations, "-S", &seed, "-P"]).arg(site.work());
-        command.arg("-f").arg(path).arg(mount.path.join(name));
-        let output = mount.run(name, &mut command, minutes(6))?;
-        if !output.contains("All operations completed") {
-            return Err(Outcome::Failed(format!("{name} did not complete: {output}")));
-        }
-    }
+    run_kit(site, &mut mount, "fsx")?;
     Ok(mount.finish())
 }
 
@@ -245,59 +160,15 @@ fn check_stress_ng(site: &Site) -> Result<Outcome, Outcome> {
     Ok(mount.finish())
 }
 
-/// Installs the crate `name` in the version `version` with cargo, if it is missing. Returns the
-/// path of the installed program.
-fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome> {
-    let program = site.tools.join("bin").join(name);
-    if program.exists() {
-        return Ok(program);
-    }
-    let mut command = Command::new("cargo");
-    command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
-    command.env("CARGO_TARGET_DIR", site.tools.join("build"));
-    // Build the tools with little optimization, which takes less time. The tools mostly wait for
-    // the mount, so optimization would not help.
-    command.args(["--profile", "dev"]).env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
-    command.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    let log = site.folder.join("install.log");
-    // Try several times, because the package registry sometimes does not answer.
-    for _ in 0..INSTALL_TRIES {
-        if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
-            return Ok(program);
-        }
-    }
-    Err(Outcome::Skipped(format!("{name} {version} cannot be installed")))
-}
-
-fn write(path: &std::path::Path, text: &str) -> Result<(), Outcome> {
-    fs::write(path, text).map_err(|error| Outcome::Failed(format!("{}: {error}", path.display())))
-}
-
-fn seconds_now() -> u32 {
-    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    since.as_secs() as u32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn summary_of_pjdfstest_is_read_with_and_without_colours() {
-        let plain = "x\nSummary: 2 failed, 14 skipped, 384 passed, 0 expected failures, 398 total";
-        assert_eq!(pjdfstest_summary(plain), Some((2, 384)));
-        let coloured = "\u{1b}[1;32mSummary\u{1b}[0m: 0 \u{1b}[1;31mfailed\u{1b}[0m, 14 \
-                        \u{1b}[1;33mskipped\u{1b}[0m, 385 \u{1b}[1;32mpassed\u{1b}[0m, 398 total";
-        assert_eq!(pjdfstest_summary(coloured), Some((0, 385)));
-        assert_eq!(pjdfstest_summary("error: no such folder"), None);
-    }
-
-    #[test]
-    fn race_of_forks_is_distinguished_from_other_failures() {
-        let busy = "open::etxtbsy      \u{1b}[1;31mFAILED\u{1b}[0m\n";
-        assert!(has_lost_race(busy));
-        assert!(!has_lost_race("open::eexist     FAILED\n"));
-        assert!(!has_lost_race(&format!("{busy}open::eexist     FAILED\n")));
-        assert!(!has_lost_race("open::etxtbsy    success\n"));
+    fn passed_tests_are_read_from_a_report() {
+        let report = "1 checks: 1 passed, 0 failed, 0 skipped; seed 0x7\n\
+                      passed   pjdfstest: 384 of 398 tests passed, 0 failed, 14 skipped\n";
+        assert_eq!(pjdfstest_passed(report), Some(384));
+        assert_eq!(pjdfstest_passed("skipped  pjdfstest: no cargo"), None);
     }
 }

@@ -40,6 +40,14 @@ impl Bench {
 }
 
 impl OpenFile<'_> {
+    pub(crate) fn bench(&self) -> &Bench {
+        self.bench
+    }
+
+    pub(crate) fn inode(&self) -> &InodeRef<'_> {
+        &self.inode
+    }
+
     pub(crate) fn handle(&self) -> u64 {
         self.handle
     }

@@ -15,7 +15,8 @@ const SIZE_MAX: usize = 300_000;
 /// vector of bytes after them.
 pub(super) fn random(bench: &Bench) -> Checked {
     let file = bench.file(&bench.root(), "f", b"")?;
-    let (mut open, mut model, mut rng) = (bench.open(&file)?, Vec::<u8>::new(), bench.rng(1));
+    let (mut open, mut model, mut rng) =
+        (bench.open(&file)?, Vec::<u8>::new(), bench.settings.rng(1));
     for step in 0..STEPS {
         let at = rng.usize(..SIZE_MAX);
         let len = [1, 13, 512, 4096, 4097, 30_000][rng.usize(..6)];

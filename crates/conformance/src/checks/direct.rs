@@ -9,8 +9,7 @@
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{Errno, FileKind, Node, RenameMode};
 
-use super::rename::is_without_mode;
-use crate::answer::{Answer, Checked, Stop, ensure_bytes, ensure_eq};
+use crate::answer::{Answer, Checked, Stop, ensure_bytes, ensure_eq, is_without_mode};
 use crate::bench::{Bench, name};
 
 pub(super) fn refusals(bench: &Bench) -> Checked {

@@ -31,11 +31,7 @@ pub(super) fn kinds(bench: &Bench) -> Checked {
         let (inode, attr) = made;
         ensure_eq(&format!("the mode of a new {text}"), attr.mode, mode)?;
         ensure_eq(&format!("the device of a new {text}"), attr.rdev, rdev)?;
-        ensure_eq(
-            &format!("the owner of a new {text}"),
-            (attr.uid, attr.gid),
-            bench.settings.owner,
-        )?;
+        ensure_eq(&format!("the owner of a new {text}"), (attr.uid, attr.gid), bench.owner)?;
         ensure_eq(&format!("the links of a new {text}"), attr.nlink > 0, true)?;
         let number = inode.ino();
         drop(inode);

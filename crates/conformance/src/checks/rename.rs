@@ -7,7 +7,7 @@
 use corewalk::{Errno, FileKind, RenameMode};
 
 use super::tree::pattern;
-use crate::answer::{Answer, Checked, Stop, ensure_eq, is_unsupported};
+use crate::answer::{Answer, Checked, Stop, ensure_eq, is_without_mode};
 use crate::bench::{Bench, Place};
 
 /// Renames, after all unused names were evicted.
@@ -22,12 +22,6 @@ fn rename(bench: &Bench, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Ch
     }?;
     bench.cool();
     Ok(())
-}
-
-/// Returns true if a back end may answer `error` to a rename mode that it does not support, such as
-/// an exchange.
-pub(super) fn is_without_mode(error: Errno) -> bool {
-    error == Errno::INVAL || is_unsupported(error)
 }
 
 pub(super) fn moves(bench: &Bench) -> Checked {

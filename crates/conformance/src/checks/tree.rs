@@ -16,7 +16,7 @@ const FILE_BYTES: usize = 1_300_000;
 
 /// Returns `len` bytes, none of which is 0. The bytes depend on `number` and on the offset, so that
 /// a check notices bytes of another place or of another file.
-pub(super) fn pattern(number: u64, len: usize) -> Vec<u8> {
+pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 56) as u8 | 1

@@ -5,3 +5,6 @@ mod backends;
 mod flawed;
 mod flaws;
 mod memory;
+mod mounted;
+mod mounted_flaws;
+mod site;

@@ -17,7 +17,6 @@ use corewalk_base::primitives::thread;
 use corewalk_fuse::{AsyncFileSystem, AsyncNode, MountOptions, Options, OwnedDirEntry, Transport};
 
 use crate::site::{AsyncSite, async_mount_options};
-use crate::storm::{self, Links};
 
 #[path = "../../examples/async_memory.rs"]
 #[expect(dead_code, reason = "the example's own main")]
@@ -558,38 +557,4 @@ fn async_back_end_is_asked_once() {
         // One lookup of the directory, its attributes, one page, and the end.
         assert!(taken("ls -f of 1000") <= 4);
     }
-}
-
-/// Runs the storm with calls that wait for `call`, and renames that wait for `rename`.
-fn storm(options: Options, [call, rename]: [Duration; 2], threads: usize, calls: u64) {
-    let delay = move |name, _: &[u8]| match name {
-        "rename" => rename,
-        "forget" => Duration::ZERO,
-        _ => call,
-    };
-    let Some(site) = Site::of(options, 2, delay) else { return };
-    let kernel = site.mount().kernel_cache().clone();
-    storm::run(site.root(), Links::Yes, threads, calls, &|path| {
-        kernel.invalidate_entry_at(Path::new(path)).expect("notify the kernel");
-    });
-}
-
-#[test]
-fn async_storm_without_delays_has_no_false_error() {
-    storm(Options::exclusive(), [Duration::ZERO; 2], 6, storm::calls());
-    storm(Options::shared(), [Duration::ZERO; 2], 6, storm::calls() / 4);
-}
-
-#[test]
-fn async_storm_with_calls_of_a_millisecond_has_no_false_error() {
-    let slow = Duration::from_millis(1);
-    storm(Options::exclusive(), [slow; 2], 24, (storm::calls() / 10).min(20_000));
-    storm(Options::shared(), [slow; 2], 24, (storm::calls() / 10).min(20_000));
-}
-
-#[test]
-fn async_storm_with_renames_of_300_milliseconds_has_no_false_error() {
-    let renames = [Duration::ZERO, Duration::from_millis(300)];
-    storm(Options::exclusive(), renames, 24, (storm::calls() / 20).min(2_000));
-    storm(Options::shared(), renames, 24, (storm::calls() / 20).min(2_000));
 }

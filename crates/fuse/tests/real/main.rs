@@ -22,4 +22,3 @@ mod requests;
 mod shrinker;
 mod site;
 mod slow;
-mod storm;

@@ -138,10 +138,6 @@ impl<F: AsyncFileSystem> AsyncSite<F> {
         Some(AsyncSite { mount: Some(mount), folder, runtime: Some(runtime), _watched: watched })
     }
 
-    pub(crate) fn root(&self) -> &Path {
-        &self.folder.0
-    }
-
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.0.join(name)
     }

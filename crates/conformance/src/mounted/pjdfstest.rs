@@ -1,0 +1,230 @@
+//! The check `pjdfstest`: the test suite for POSIX file systems, and how its output is read.
+//!
+//! The exit status of pjdfstest is not enough, because a run without any test exits with 0. So the
+//! check reads the outcome of each test from the output.
+//!
+//! Source: the crate `pjdfstest`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use corewalk::errno_of;
+
+use super::Task;
+use super::programs::{Program, run};
+use crate::answer::{Answer, Checked, Stop, ensure};
+
+pub(super) const PROGRAM: Program = Program { name: "pjdfstest", version: "0.2.2" };
+
+/// The path of a socket may have this many bytes, less the names that pjdfstest adds to its
+/// directory: two temporary directories and a file name of 32 bytes.
+const PATH_BYTES_MAX: usize = 107 - 55;
+/// The number of failed tests that a report names.
+const FAILED_MAX: usize = 40;
+/// Users as which pjdfstest makes calls, if they exist. The first one is the usual choice.
+const USERS: [&str; 5] = ["nobody", "daemon", "bin", "sys", "mail"];
+
+const CONFIG: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utime_now = {}
+utimensat = {}
+
+[settings]
+naptime = 0.02
+
+[dummy_auth]
+entries = [["USER0", "GROUP0"], ["USER1", "GROUP1"]]
+"#;
+
+/// A user other than root.
+struct User {
+    name: String,
+    uid: u32,
+    gid: u32,
+    group: String,
+}
+
+/// The outcomes of the tests of a run.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tests {
+    passed: usize,
+    /// The names of the failed tests, each with the message of its panic.
+    failed: Vec<(String, String)>,
+    /// The names of the tests that did not run, by the reason.
+    skipped: BTreeMap<String, Vec<String>>,
+}
+
+/// Runs pjdfstest. If the task has words in `only`, runs the tests whose names contain one of
+/// these words. Tests whose names contain a word of `except` may fail.
+pub(super) fn check(task: &Task) -> Checked<String> {
+    let program = &task.program;
+    let users = users()?;
+    let length = task.folder.as_os_str().len();
+    if length > PATH_BYTES_MAX {
+        let why = format!("the path has {length} bytes, and sockets allow {PATH_BYTES_MAX}");
+        return Stop::skipped(format!("{}: {why}", task.folder.display()));
+    }
+    let open_to_all = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(&task.folder, open_to_all).map_err(errno_of).must("chmod")?;
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root {
+        is_reachable(task, &users[0])?;
+    }
+    let mut config = CONFIG.to_owned();
+    for (number, user) in users.iter().enumerate() {
+        config = config.replace(&format!("USER{number}"), &user.name);
+        config = config.replace(&format!("GROUP{number}"), &user.group);
+    }
+    let path = task.work.join("pjdfstest.toml");
+    fs::write(&path, config).map_err(errno_of).must("write of the configuration")?;
+    let mut command = Command::new(program);
+    command.arg("-c").arg(path).arg("-p").arg(&task.folder).args(&task.only);
+    let tests = tests_of(task, &mut command, "pjdfstest.log")?;
+    let mut failed = tests.failed.clone();
+    if !failed.is_empty() && failed.iter().all(|(name, _)| name.ends_with("::etxtbsy")) {
+        // The tests of `ETXTBSY` have a race on any file system: a program that they have just
+        // written is still open in a forked child, until the child calls execve(2). So they run
+        // once more, alone.
+        let mut again = Command::new(program);
+        again.args(command.get_args().take(4)).arg("etxtbsy");
+        failed = tests_of(task, &mut again, "pjdfstest-again.log")?.failed;
+    }
+    judge(task, &tests, failed, is_root)
+}
+
+/// Runs `command`, and reads the outcomes of the tests from its output.
+fn tests_of(task: &Task, command: &mut Command, log: &str) -> Checked<Tests> {
+    let log = task.work.join(log);
+    let ended = run(command.env("NO_COLOR", "1").env_remove("CLICOLOR_FORCE"), &log, task.limit)?;
+    match Tests::of(&ended.output) {
+        Some(tests) => Ok(tests),
+        None => {
+            let text = ended.last_lines();
+            Stop::failed(format!("pjdfstest has ended early, {}: {text}", ended.status))
+        }
+    }
+}
+
+/// Returns the note of a run that passed. Otherwise fails the check with the tests that failed.
+fn judge(
+    task: &Task,
+    tests: &Tests,
+    failed: Vec<(String, String)>,
+    is_root: bool,
+) -> Checked<String> {
+    let is_excepted =
+        |(name, _): &(String, String)| task.except.iter().any(|(word, _)| name.contains(word));
+    let (excepted, failed): (Vec<_>, Vec<_>) = failed.into_iter().partition(is_excepted);
+    let skipped: usize = tests.skipped.values().map(Vec::len).sum();
+    let count = tests.passed + tests.failed.len() + skipped;
+    let mut lines = Vec::new();
+    if !is_root {
+        lines.push("run it as root: most of the skipped tests need that".to_owned());
+    }
+    for (name, why) in failed.iter().take(FAILED_MAX) {
+        lines.push(format!("failed: {name}: {why}"));
+    }
+    if failed.len() > FAILED_MAX {
+        lines.push(format!("failed: {} more", failed.len() - FAILED_MAX));
+    }
+    for (name, why) in &excepted {
+        lines.push(format!("failed, but excepted: {name}: {why}"));
+    }
+    for (why, names) in &tests.skipped {
+        lines.push(format!("skipped: {}: {why}", names.join(", ")));
+    }
+    let passed = tests.passed;
+    let head =
+        format!("{passed} of {count} tests passed, {} failed, {skipped} skipped", failed.len());
+    let text = [vec![head], lines].concat().join("\n    ");
+    ensure(failed.is_empty(), || text.clone())?;
+    ensure(passed > 0, || format!("no test passed: {text}"))?;
+    Ok(text)
+}
+
+impl Tests {
+    /// Returns the outcomes in the output of pjdfstest, or None if the output has no summary.
+    fn of(output: &str) -> Option<Tests> {
+        let (lines, _) = output.split_once("\nSummary: ")?;
+        let mut tests = Tests::default();
+        let mut lines = lines.lines().peekable();
+        while let Some(line) = lines.next() {
+            let Some((name, outcome)) = line.split_once(' ') else { continue };
+            let mut reasons = Vec::new();
+            while let Some(reason) = lines.next_if(|line| line.starts_with('\t')) {
+                reasons.push(reason.trim());
+            }
+            let (name, reason) = (name.to_owned(), reasons.join(" "));
+            match outcome.trim() {
+                "ok" => tests.passed += 1,
+                "FAILED" => tests.failed.push((name, reason)),
+                "skipped" => tests.skipped.entry(reason).or_default().push(name),
+                _ => {}
+            }
+        }
+        Some(tests)
+    }
+}
+
+/// Returns two users of this machine, with different groups.
+fn users() -> Checked<[User; 2]> {
+    let read = |path: &str| fs::read_to_string(path).map_err(errno_of).must(path);
+    let (users, groups) = (read("/etc/passwd")?, read("/etc/group")?);
+    let find = |name: &&str| -> Option<User> {
+        let line = users.lines().find(|line| line.split(':').next() == Some(*name))?;
+        let numbers: Vec<u32> = line.split(':').skip(2).take(2).flat_map(str::parse).collect();
+        let [uid, gid] = *numbers else { return None };
+        let group = groups.lines().find(|line| line.split(':').nth(2) == Some(&gid.to_string()))?;
+        let group = group.split(':').next()?.to_owned();
+        Some(User { name: (*name).to_owned(), uid, gid, group })
+    };
+    let mut found: Vec<User> = Vec::new();
+    for user in USERS.iter().filter_map(find) {
+        if user.gid != 0 && found.iter().all(|other| other.gid != user.gid) {
+            found.push(user);
+        }
+    }
+    found.truncate(2);
+    let none = |_| Stop::Skipped(format!("this machine needs two of the users {USERS:?}"));
+    found.try_into().map_err(none)
+}
+
+/// Fails the check, unless `user` can reach the directory. Otherwise most tests would fail, and
+/// their messages would not tell the reason.
+fn is_reachable(task: &Task, user: &User) -> Checked {
+    let mut command = Command::new("stat");
+    command.arg(&task.folder).current_dir("/").uid(user.uid).gid(user.gid);
+    let ended = run(&mut command, &task.work.join("stat.log"), task.limit)?;
+    ensure(ended.status.success(), || {
+        format!(
+            "the user {} cannot reach {}: mount with allow_other, below directories that all users \
+             may enter",
+            user.name,
+            task.folder.display()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_read_with_reasons() {
+        let output = "open::eexist      ok\n\
+                      link::exdev_target   skipped\n\tNo secondary file-system\n\
+                      rmdir::enotempty     FAILED\n\tassertion failed\n\tat line 3\n\
+                      \nSummary: 1 failed, 1 skipped, 1 passed, 0 expected failures, 3 total\n";
+        let tests = Tests::of(output).expect("there is a summary");
+        assert_eq!(tests.passed, 1);
+        let why = "assertion failed at line 3";
+        assert_eq!(tests.failed, [("rmdir::enotempty".to_owned(), why.to_owned())]);
+        assert_eq!(tests.skipped["No secondary file-system"], ["link::exdev_target"]);
+        assert_eq!(Tests::of("error: no such folder"), None);
+    }
+}

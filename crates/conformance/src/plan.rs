@@ -1,0 +1,198 @@
+//! The plan of a run: which checks run, with which settings, and for how long.
+//!
+//! Each check runs on a thread of its own. So the run notices a check that never ends, reports it,
+//! and goes on. The run does not end the thread of such a check, and does not drop its values. A
+//! check that panics ends its thread, and the run reports the message of the panic.
+
+use std::any::Any;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, SystemTime};
+
+use corewalk_base::primitives::thread;
+
+use crate::answer::{Checked, Stop};
+use crate::report::{Outcome, Report};
+
+/// The calls of a storm, unless `with_operations` sets another number.
+const OPERATIONS: u64 = 20_000;
+/// The default number of threads of a storm. Each of its five roles, such as writer and reader, has
+/// one thread. The sixth thread is a second publisher.
+const THREADS: usize = 6;
+/// The default time limit of one check. Even with a back end on a slow disk, no check takes that
+/// long.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
+
+/// The settings that checks use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) operations: u64,
+    pub(crate) threads: usize,
+    pub(crate) seed: u64,
+}
+
+impl Settings {
+    /// Returns a random number generator, seeded by the seed of the run and by `stream`. Different
+    /// values of `stream` give different sequences.
+    pub(crate) fn rng(&self, stream: u64) -> fastrand::Rng {
+        fastrand::Rng::with_seed(self.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+}
+
+/// Which checks run, and how.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) settings: Settings,
+    pub(crate) time_limit: Duration,
+    pub(crate) only: Vec<String>,
+    pub(crate) except: Vec<(String, String)>,
+}
+
+impl Plan {
+    pub(crate) fn new() -> Plan {
+        let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let seed = time.as_nanos() as u64;
+        Plan {
+            settings: Settings { operations: OPERATIONS, threads: THREADS, seed },
+            time_limit: TIME_LIMIT,
+            only: Vec::new(),
+            except: Vec::new(),
+        }
+    }
+
+    /// Returns the parts of `check` that [`only`](Self::only) names: the text behind `CHECK:`. If
+    /// there are none, the whole check runs.
+    pub(crate) fn only_parts(&self, check: &str) -> Vec<String> {
+        self.only.iter().filter_map(|name| part(name, check)).map(str::to_owned).collect()
+    }
+
+    /// Returns the parts of `check` that [`except`](Self::except) names, each with the reason.
+    pub(crate) fn except_parts(&self, check: &str) -> Vec<(String, String)> {
+        let part =
+            |(name, why): &(String, String)| Some((part(name, check)?.to_owned(), why.clone()));
+        self.except.iter().filter_map(part).collect()
+    }
+
+    /// Runs the checks `all`, one after the other, and returns their outcomes. `run` runs the check
+    /// with this name. The checks of `with_parts` may be named with a part, as in `CHECK:PART`.
+    ///
+    /// # Panics
+    /// If `only` or `except` names a check that does not exist, or `run` panics.
+    pub(crate) fn run(
+        &self,
+        all: impl Iterator<Item = &'static str> + Clone,
+        with_parts: &[&str],
+        mut run: impl FnMut(&'static str) -> (Outcome, String),
+    ) -> Report {
+        for name in self.only.iter().chain(self.except.iter().map(|(name, _)| name)) {
+            let check = name.split_once(':').map_or(&**name, |(check, _)| check);
+            let is_known = all.clone().any(|known| known == check)
+                && (check == name || with_parts.contains(&check));
+            assert!(is_known, "there is no check {name:?}");
+        }
+        let mut report = Report::new(self.settings.seed);
+        for check in all {
+            let is_named = |name: &String| name == check || part(name, check).is_some();
+            if !self.only.is_empty() && !self.only.iter().any(is_named) {
+                continue;
+            }
+            let left_out = self.except.iter().find(|(name, _)| name == check);
+            let (outcome, note) = match left_out {
+                Some((_, why)) => (Outcome::Skipped(why.clone()), String::new()),
+                None => run(check),
+            };
+            report.add(check, outcome, note);
+        }
+        report
+    }
+}
+
+/// Returns the text behind `CHECK:` in `name`.
+fn part<'n>(name: &'n str, check: &str) -> Option<&'n str> {
+    name.strip_prefix(check)?.strip_prefix(':')
+}
+
+/// Runs a check on a new thread. A check that passes returns a note for the report.
+pub(crate) fn run_within(
+    limit: Duration,
+    name: &str,
+    check: impl FnOnce() -> Checked<String> + Send + 'static,
+) -> (Outcome, String) {
+    let (sender, ended) = channel::<()>();
+    let work = move || {
+        // The closure owns the sender of a channel. When it ends, even by a panic, the sender is
+        // dropped. Then the receiver gets an error, which tells the run that the check has ended.
+        let _sender = sender;
+        check()
+    };
+    let failed = |why| (Outcome::Failed(why), String::new());
+    let running = match thread::Builder::new().name(name.to_owned()).spawn(work) {
+        Ok(running) => running,
+        Err(error) => return failed(format!("no thread for the check: {error}")),
+    };
+    if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+        return failed(format!("the check did not end within {limit:?}"));
+    }
+    match running.join() {
+        Ok(Ok(note)) => (Outcome::Passed, note),
+        Ok(Err(Stop::Failed(why))) => failed(why),
+        Ok(Err(Stop::Skipped(why))) => (Outcome::Skipped(why), String::new()),
+        Err(payload) => failed(format!("a panic: {}", message(&*payload))),
+    }
+}
+
+/// Returns the message of a panic.
+pub(crate) fn message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// Defines the settings that `Suite` and `Mounted` have in common. Both have a field `plan`.
+macro_rules! plan_setters {
+    () => {
+        /// Sets the approximate number of calls that the check `storm` makes. The default is
+        /// 20,000.
+        #[must_use]
+        pub fn with_operations(mut self, operations: u64) -> Self {
+            self.plan.settings.operations = operations;
+            self
+        }
+
+        /// Sets the number of threads of the check `storm`, 6 by default and at least 5.
+        #[must_use]
+        pub fn with_threads(mut self, threads: usize) -> Self {
+            self.plan.settings.threads = threads;
+            self
+        }
+
+        /// Sets the seed of all random choices. The default is made from the time. The report of a
+        /// run has the seed.
+        #[must_use]
+        pub fn with_seed(mut self, seed: u64) -> Self {
+            self.plan.settings.seed = seed;
+            self
+        }
+
+        /// Sets how long a check may take, 10 minutes by default.
+        #[must_use]
+        pub fn with_time_limit(mut self, limit: std::time::Duration) -> Self {
+            self.plan.time_limit = limit;
+            self
+        }
+
+        /// Runs only the check with this name. Further calls of this method add further checks.
+        #[must_use]
+        pub fn only(mut self, check: &str) -> Self {
+            self.plan.only.push(check.to_owned());
+            self
+        }
+
+        /// Leaves the check with this name out. The report then says that the check was skipped,
+        /// and why.
+        #[must_use]
+        pub fn except(mut self, check: &str, why: &str) -> Self {
+            self.plan.except.push((check.to_owned(), why.to_owned()));
+            self
+        }
+    };
+}
+pub(crate) use plan_setters;

@@ -1,0 +1,278 @@
+//! The turns of the threads of a storm.
+
+use std::collections::BTreeMap;
+
+use corewalk::RenameMode;
+use corewalk_base::primitives::atomic::Ordering;
+use corewalk_base::primitives::thread;
+
+use super::{FIXED, ROLES, Storm, Tree, TreeFile, fixed};
+use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, ensure_names};
+use crate::checks::tree::pattern;
+
+/// The names and contents of the files that must exist when the threads of the stress test have
+/// ended.
+pub(super) type Kept = BTreeMap<String, Vec<u8>>;
+
+/// Limits in bytes. A file of a publisher thread has less than `VERSION_BYTES` bytes after its
+/// version number. A writer thread writes at offsets below `WRITER_BYTES`.
+const VERSION_BYTES: u64 = 9_000;
+const WRITER_BYTES: usize = 100_000;
+/// Of this many files of a maker, one is kept.
+const MADE_PER_KEPT: u64 = 8;
+/// The number of files that a maker keeps at most. A long storm would otherwise fill the directory.
+const KEPT_MAX: u64 = 64;
+
+/// The work of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Mover,
+    Publisher,
+    Maker,
+    Writer,
+    Reader,
+}
+
+/// A thread of a storm.
+pub(super) struct Worker<'s, 't, T: Tree> {
+    storm: &'s Storm<'t, T>,
+    number: usize,
+    role: Role,
+    rng: fastrand::Rng,
+    kept: Kept,
+    /// The first file that stays. A reader holds it open all the time.
+    held: Option<T::File<'t>>,
+}
+
+/// Returns the content of a version of a publisher's file: the version number, and bytes that
+/// depend on the version and on the publisher (a thread).
+fn version_content(publisher: usize, version: u64) -> Vec<u8> {
+    let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
+    let body = pattern(version << 8 | publisher as u64, len as usize);
+    [&version.to_le_bytes(), body.as_slice()].concat()
+}
+
+impl<'s, 't, T: Tree> Worker<'s, 't, T> {
+    pub(super) fn new(storm: &'s Storm<'t, T>, number: usize) -> Worker<'s, 't, T> {
+        // All threads work in one directory. Only thread 0 renames the directories above it. If a
+        // second thread renamed them too, a rename could fail, because the other thread has just
+        // moved its source away.
+        let role = match number {
+            0 => Role::Mover,
+            _ => [Role::Publisher, Role::Maker, Role::Writer, Role::Reader]
+                [(number - 1) % (ROLES - 1)],
+        };
+        let rng = storm.settings.rng(1_000 + number as u64);
+        Worker { storm, number, role, rng, kept: Kept::new(), held: None }
+    }
+
+    /// Returns about how many calls of the back end this thread makes in one round of its loop. The
+    /// number depends on the thread's role, such as writer or reader.
+    pub(super) fn calls_per_turn(&self) -> u64 {
+        match self.role {
+            Role::Mover => 2,
+            Role::Publisher => 5,
+            Role::Maker | Role::Reader => 7,
+            Role::Writer => 4,
+        }
+    }
+
+    pub(super) fn into_kept(self) -> Kept {
+        self.kept
+    }
+
+    pub(super) fn turn(&mut self, turn: u64) -> Checked {
+        // Let other threads run. Otherwise, on a machine with few processors, one thread would run
+        // hundreds of rounds of its loop before the next thread runs.
+        thread::yield_now();
+        let done = match self.role {
+            Role::Mover => self.move_above(),
+            Role::Publisher => self.publish(turn + 1),
+            Role::Maker => self.make(turn),
+            Role::Writer => self.write(turn),
+            Role::Reader => self.read(turn),
+        };
+        done.map_err(|stop| stop.at(&format!("{:?}", self.role)))
+    }
+
+    fn move_dir(&self, from: &str, to: &str, mode: RenameMode) -> Checked {
+        let moved = self.storm.tree.move_dir(from, to, mode);
+        moved.must(&format!("rename of {from:?} to {to:?}"))
+    }
+
+    fn rename(&self, from: &str, to: &str, mode: RenameMode) -> Checked {
+        let renamed = self.storm.tree.rename(from, to, mode);
+        renamed.must(&format!("rename of {from:?} to {to:?}"))
+    }
+
+    fn unlink(&self, name: &str) -> Checked {
+        self.storm.tree.unlink(name).must(&format!("remove of {name:?}"))
+    }
+
+    /// Returns a mode of a rename to a free name.
+    fn free_mode(&mut self) -> RenameMode {
+        if self.rng.bool() { RenameMode::Replace } else { self.storm.to_free_name }
+    }
+
+    /// Renames a directory above, and puts it back.
+    fn move_above(&mut self) -> Checked {
+        let (from, to) = match self.rng.u32(..4) {
+            0 => ("a", "b"),
+            1 => ("a/d", "x"),
+            2 => ("a", "s/a"),
+            _ if self.storm.has_exchange => {
+                self.move_dir("a", "s", RenameMode::Exchange)?;
+                return self.move_dir("a", "s", RenameMode::Exchange);
+            }
+            _ => return Ok(()),
+        };
+        let mode = self.free_mode();
+        self.move_dir(from, to, mode)?;
+        self.move_dir(to, from, mode)
+    }
+
+    /// Makes a file in the directory in which all threads of the stress test work, and writes its
+    /// content.
+    fn new_file(&self, name: &str, content: &[u8]) -> Checked<T::File<'t>> {
+        let file = self.storm.tree.create(name)?;
+        file.write(0, content)?;
+        Ok(file)
+    }
+
+    fn publish(&mut self, version: u64) -> Checked {
+        let (storm, number) = (self.storm, self.number);
+        let content = version_content(number, version);
+        let (new, current) = (format!("new{number}"), format!("current{number}"));
+        drop(self.new_file(&new, &content)?);
+        self.rename(&new, &current, RenameMode::Replace)?;
+        // ORDERING: Relaxed. A reader loads this version number, and then expects to find this
+        // version or a later one in the file. If it loads an older number, it also accepts older
+        // versions, so it may miss a bug, but reports none in vain.
+        storm.published[number].store(version, Ordering::Relaxed);
+        self.kept.insert(current, content);
+        Ok(())
+    }
+
+    fn make(&mut self, turn: u64) -> Checked {
+        let tree = self.storm.tree;
+        let name = format!("made{}-{turn}", self.number);
+        let content = [name.as_bytes(), &pattern(turn, self.rng.usize(..3_000))].concat();
+        let made = self.new_file(&name, &content)?;
+        let file = tree.open(&name)?;
+        let is_same = made.stat()?.ino == file.stat()?.ino;
+        ensure(is_same, || format!("lookup of {name:?} found another file"))?;
+        drop(made);
+        if !turn.is_multiple_of(MADE_PER_KEPT) {
+            self.unlink(&name)?;
+            if T::HAS_NO_LINKS_WHEN_REMOVED {
+                ensure_eq("the links of a removed file", file.stat()?.nlink, 0)?;
+            }
+        } else {
+            self.keep(turn, &name, &content, &file)?;
+        }
+        ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
+    }
+
+    /// Gives a new file the name that it keeps, and removes the file that was kept [`KEPT_MAX`]
+    /// files before.
+    fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
+        let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
+        let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));
+        let old = old.map(kept_name);
+        if self.storm.has_links && self.rng.bool() {
+            self.storm.tree.link(name, &other).must("link")?;
+            ensure_eq("the links of a linked file", file.stat()?.nlink, 2)?;
+            self.unlink(name)?;
+        } else {
+            let mode = self.free_mode();
+            self.rename(name, &other, mode)?;
+        }
+        ensure_eq("the links of a kept file", file.stat()?.nlink, 1)?;
+        self.kept.insert(other, content.to_vec());
+        if let Some(old) = old {
+            self.unlink(&old)?;
+            self.kept.remove(&old);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, turn: u64) -> Checked {
+        let name = format!("written{}", self.number);
+        if turn == 0 {
+            drop(self.new_file(&name, b"")?);
+            self.kept.insert(name.clone(), Vec::new());
+        }
+        let file = self.storm.tree.open(&name)?;
+        let model = self.kept.get_mut(&name).expect("the first turn has made the file");
+        let at = self.rng.usize(..WRITER_BYTES);
+        match self.rng.u32(..4) {
+            0 => {
+                file.truncate(at as u64)?;
+                model.resize(at, 0);
+            }
+            1 => ensure_bytes(&format!("the file {name:?}"), &file.read_all()?, model)?,
+            _ => {
+                let bytes = pattern(turn, self.rng.usize(1..6_000));
+                file.write(at as u64, &bytes)?;
+                model.resize(model.len().max(at + bytes.len()), 0);
+                model[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        ensure_eq(&format!("the size of {name:?}"), file.stat()?.size, model.len() as u64)
+    }
+
+    fn read(&mut self, turn: u64) -> Checked {
+        let tree = self.storm.tree;
+        if turn % 64 == 63 {
+            tree.cool();
+        }
+        if turn % 8 == 7 {
+            let page = self.rng.usize(1..40);
+            self.lists_fixed(page)?;
+        }
+        if self.held.is_none() {
+            self.held = Some(tree.open("fixed0")?);
+        }
+        if let Some(held) = &self.held {
+            ensure_bytes("the file that was open before", &held.read_all()?, &fixed(0))?;
+        }
+        let number = self.rng.u64(..FIXED);
+        let name = format!("fixed{number}");
+        let found = tree.open(&name)?.read_all()?;
+        ensure_bytes(&format!("the file {name:?}"), &found, &fixed(number))?;
+        let publishers: Vec<usize> = (1..self.storm.published.len()).step_by(ROLES - 1).collect();
+        let publisher = publishers[self.rng.usize(..publishers.len())];
+        self.read_version(publisher)
+    }
+
+    /// Reads a file that a publisher thread replaces again and again by a new version. The content
+    /// must be complete. The version must not be older than the last one that was published before
+    /// this lookup.
+    fn read_version(&self, publisher: usize) -> Checked {
+        // ORDERING: Relaxed. An older number only makes the check weaker.
+        let before = self.storm.published[publisher].load(Ordering::Relaxed);
+        if before == 0 {
+            return Ok(());
+        }
+        let name = format!("current{publisher}");
+        let found = self.storm.tree.open(&name)?.read_all()?;
+        let Some((version, _)) = found.split_first_chunk() else {
+            return Stop::failed(format!("{name:?} has {} bytes", found.len()));
+        };
+        let version = u64::from_le_bytes(*version);
+        ensure(version >= before, || format!("{name:?} has version {version} after {before}"))?;
+        let wanted = version_content(publisher, version);
+        ensure_bytes(&format!("version {version} of {name:?}"), &found, &wanted)
+    }
+
+    /// Lists the directory in which all threads of the stress test work. Each file that no thread
+    /// changes must be listed exactly once.
+    fn lists_fixed(&self, page: usize) -> Checked {
+        let mut names = self.storm.tree.list(page)?;
+        names.retain(|name| name.starts_with("fixed"));
+        names.sort_unstable();
+        let mut wanted: Vec<String> = (0..FIXED).map(|number| format!("fixed{number}")).collect();
+        wanted.sort_unstable();
+        ensure_names("the sorted listing of the files that stay", &names, &wanted)
+    }
+}
