@@ -106,8 +106,8 @@ impl Passthrough {
         match server.device()?.open_backing_file(&file) {
             Ok(id) => Some(id),
             Err(error) => {
-                // Neither changes for another file of the host: this process may not register files,
-                // or the host's file system lies over another one.
+                // Neither changes for another file of the host: this process may not register
+                // files, or the host's file system lies over another one.
                 if matches!(error, Errno::PERM | Errno::LOOP) {
                     // ORDERING: Relaxed. See above.
                     self.is_refused.store(true, Ordering::Relaxed);
