@@ -138,7 +138,8 @@ fn main() -> anyhow::Result<()> {
     let words: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [from, point] = &words[..] else { anyhow::bail!("usage: watch DIRECTORY MOUNTPOINT") };
     let signals = EndSignals::watch()?;
-    // Watch before the mount exists. Otherwise a change could be missed after an answer is cached.
+    // Watch before the mount exists. Otherwise a change soon after the kernel has cached an answer
+    // could be missed.
     let watch = Watch::new(from.clone())?;
     let fs = Arc::new(ByPath::new(Shown(from.clone())));
     let mount = Mount::new(fs, point, Options::exclusive(), &MountOptions::default())?;

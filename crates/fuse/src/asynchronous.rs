@@ -2,30 +2,31 @@
 //!
 //! The methods of an [`AsyncFileSystem`] are futures, which run on the runtime of the program. A
 //! thread that reads requests never waits for the back end. It answers a request from the cache, or
-//! makes a future of the request and reads the next one. The answer comes from the thread on which
-//! the future ends. So a thousand requests that wait need no thread.
+//! makes a future that serves the request, and reads the next request. The thread on which the
+//! future ends sends the answer. So a thousand requests that wait need no thread.
 //!
 //! # How it works
 //! - The cache is an [`InodeTable`](corewalk::InodeTable), which never calls a back end. The user
 //!   data of an inode are its attributes (`node`).
-//! - Each request with a future has an entry in an index (`under_way`). A fixed number of futures
-//!   run, and further requests wait in a queue.
-//! - Requests for one name, and requests for the attributes of one inode, share the answer of the
+//! - Each request with a future has an entry in an index (`under_way`). At most
+//!   `Options::requests_max` futures run, and further requests wait in a queue.
+//! - Concurrent requests for one name, or for the attributes of one inode, share one answer of the
 //!   back end (`flights`).
-//! - If a client is killed, its request gets `EINTR` at once ([`crate::interrupts`]). A future that
-//!   only reads is dropped. A future that changes names goes on, and keeps its locks. A client that
-//!   changes content waits for the end of its future.
+//! - If a client is killed while it waits, its request gets `EINTR` at once
+//!   ([`crate::interrupts`]). A future that only reads is dropped. A future that changes names goes
+//!   on, and keeps the locks of the names. Exception: a client that changes content waits for the
+//!   end of its future.
 //!
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).
-//! - I.2: an answer that was requested before a change has ended is not cached after that change
-//!   (trap T25).
+//! - I.2: if a change ends after the back end was asked, the answer is not cached, because it may
+//!   be older than the change (trap T25).
 //! - I.3: the kernel gets a lookup count for each inode in an answer, and for no other inode.
 //!
 //! # Limits
 //! The kernel checks permissions by the mode. There are no ACLs, no `O_TMPFILE`, no write-back
-//! cache, and no file handles for NFS. A file that was opened with `O_APPEND` writes at the end
-//! that the kernel knows, so two machines must not append to one file.
+//! cache, and no file handles for NFS. An append writes at the size that the kernel has cached, so
+//! two machines must not append to one file.
 
 mod answer;
 mod attributes;

@@ -1,11 +1,15 @@
 //! Interrupts: which requests a signal cancels.
 //!
-//! The kernel tells a server once that a signal has come to the thread that waits for an answer. It
-//! does not tell which signal. A signal that the program handles must not make a system call on a
-//! file fail. So only a signal that kills the thread cancels the request, as with Linux's NFS
-//! client. `/proc` shows whether `SIGKILL` is pending; a signal that kills a process makes
-//! `SIGKILL` pending for each of its threads. A request that waits for a lock is different: any
-//! signal cancels it, as fcntl(2) and flock(2) demand.
+//! The kernel tells a server that a signal has come to the thread that waits for an answer. It does
+//! so once per request, and does not tell which signal. Which signals cancel a request depends on
+//! the request:
+//! - A request that waits for a lock: any signal, as fcntl(2) and flock(2) demand.
+//! - A request that closes a file: none.
+//! - Any other request: only a signal that kills the thread, as with Linux's NFS client. A signal
+//!   that the program handles must not make a system call on a file fail.
+//!
+//! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
+//! pending for each of its threads.
 //!
 //! If another signal comes first, the kernel does not report the one that kills. So a thread checks
 //! the requests that were interrupted by another signal, until they have ended.
@@ -122,7 +126,8 @@ impl Interrupts {
                 self.signalled(&request)
             }
             None => {
-                // The kernel sends no second message. So remember it, in case the request comes.
+                // The kernel sends no second message. So remember the number, in case the request
+                // is entered later.
                 if shard.early.len() == EARLY_MAX {
                     shard.early.pop_front();
                 }

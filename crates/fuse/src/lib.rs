@@ -1,10 +1,11 @@
 //! A FUSE server for any corewalk file system.
 //!
-//! The kernel sends a FUSE server requests about numbered inodes. The kernel counts how often the
-//! server has handed out each number. Later it returns many of these counts with one forget
-//! request. A server must keep the same counts, even if requests run in parallel. corewalk's cache
-//! does that. This crate adds the rest: the rules of the protocol, credentials, cookies of
-//! directories, mounting and unmounting.
+//! The kernel sends a FUSE server requests about numbered inodes. It counts how often the server
+//! has handed out each number, and later returns many of these counts with one forget request. A
+//! server must keep the same counts, even if requests run in parallel. corewalk's cache does that.
+//!
+//! This crate adds the rest: the rules of the protocol, credentials, cookies of directories,
+//! mounting and unmounting.
 //!
 //! # How it works
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
@@ -26,10 +27,12 @@
 //!   callers that need its answer, and not the whole mount (traps P6 and P7).
 //!
 //! # Limits
-//! - No request can be interrupted. So file locks stay in the kernel, where a signal can interrupt
-//!   a thread that waits for one.
+//! - File locks stay in the kernel, unless the back end has locks
+//!   ([`has_locks`](corewalk::FileSystem::has_locks)). In both cases, any signal ends a wait for a
+//!   lock.
+//! - A signal ends no other call of a [`FileSystem`](corewalk::FileSystem). A back end that waits
+//!   can ask whether its client was killed ([`is_cancelled`](corewalk::Request::is_cancelled)).
 //! - Through fuser 0.18, `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no birth time.
-//!   fuser computes wrong times before 1970 if they have a fraction. The adapter corrects them.
 //!
 //! Source: Linux `include/uapi/linux/fuse.h`, `Documentation/filesystems/fuse.rst`, fuse(4).
 //!

@@ -1,9 +1,9 @@
 //! Mounting a file system on a directory, serving it, and unmounting it.
 //!
-//! [`Mount::new`] mounts, starts the threads, and returns when the mount works. The mount ends when
-//! the `Mount` is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8).
-//! [`Mount::wait`] returns when the mount has ended. [`serve`] does all this in one call, and
-//! unmounts when a signal comes.
+//! [`Mount::new`] mounts, starts the threads, and returns when the mount works. [`Mount::wait`]
+//! returns when the mount has ended. [`serve`] does all this in one call, and unmounts when a
+//! signal comes. A mount ends in three ways: the `Mount` is dropped; a thread calls
+//! [`Mountpoint::unmount`]; a user calls umount(8).
 //!
 //! [`Mountpoint`] unmounts only its own mount, even if another mount is on top of it, or the mount
 //! was moved.
@@ -14,8 +14,8 @@
 //!
 //! # Unmounting a mount in use
 //! A mount in use cannot be unmounted, so it is detached. Its path is gone at once, and the mount
-//! ends when its last user closes it. To end it earlier, end the process that serves it. The users
-//! of the mount then get `ENOTCONN`.
+//! ends when programs have closed all files in it. To end it earlier, end the process that serves
+//! it. Programs that use the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
 //! The threads that serve requests end when the FUSE connection ends. The shrinker thread is joined
@@ -157,9 +157,9 @@ impl<S> Mount<S> {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read `ENODEV` from the FUSE device, but a few
-        // read `ECONNABORTED`. After an abort of the connection all threads read `ECONNABORTED`.
-        // The difference is that after an abort the mount still exists.
+        // `ECONNABORTED` has two causes. If a detached mount ends, a few threads may read this
+        // error, and the mount is gone. If the connection was aborted, all threads read it, and the
+        // mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
@@ -209,10 +209,9 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // The mount table has a mount with the numbers in `identity`. While the FUSE connection of
-        // this `Mountpoint` exists, no other mount has these numbers. After its end, a later mount
-        // may have got the same numbers. A later mount has a server. The mount of this `Mountpoint`
-        // has none, since its connection has ended.
+        // The mount at `path` has the numbers in `identity`. No other mount has them while the FUSE
+        // connection of this `Mountpoint` exists. After the end of the connection, a later mount
+        // may have got them. It differs from ours: it has a server, and ours has none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -275,8 +274,8 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl<S> Drop for Mount<S> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // The session has already ended, so there is nothing to unmount. Dropping the field
-            // `shrinker` ends the shrinker thread.
+            // `wait` has taken the session, and has unmounted. Dropping the field `shrinker` ends
+            // the shrinker thread.
             return;
         };
         match self.point.unmount() {

@@ -1,11 +1,12 @@
 //! Notifications that make the kernel drop cached names and inodes after another program has
 //! changed them.
 //!
-//! A back end must not call the functions of this module while it serves a request. The reason is
-//! that the kernel locks a directory to drop a name in it. The process that has made the request
-//! may hold that lock until it gets the answer. So the thread that serves the request would wait
-//! for its own answer. The module [`shrinker`](crate::shrinker) sends the notifications that keep
-//! the cache in its budget.
+//! A back end must not call the functions of this module while it serves a request. To drop a name,
+//! the kernel locks the directory. The process that has made the request may hold that lock until
+//! it gets the answer. So the thread that serves the request would wait for its own answer.
+//!
+//! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache in its
+//! budget.
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
@@ -104,10 +105,12 @@ impl KernelCache {
     }
 
     /// Drops the cached attributes and pages of the file at `path`, because its content or its
-    /// attributes have changed. `path` is relative to the root of the mount, as in
-    /// [`KernelCache::invalidate_entry_at`]. The call looks the path up, so it may ask the back
-    /// end. For an [`AsyncFileSystem`](crate::AsyncFileSystem), the call looks only into the cache.
-    /// If it finds no file at `path`, it drops the cached answer for the name.
+    /// attributes have changed. If there is no file at `path`, drops the cached answer for the
+    /// name.
+    ///
+    /// `path` is relative to the root of the mount, as in [`KernelCache::invalidate_entry_at`]. The
+    /// call looks the path up, so it may ask the back end. For an
+    /// [`AsyncFileSystem`](crate::AsyncFileSystem), the call looks only into the cache.
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.

@@ -2,15 +2,15 @@
 //!
 //! A mount should have as many threads that read requests as there are processors. The kernel wakes
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
-//! different processors each time. Then the request takes up to three times as long. But a reading
-//! thread that waits for a disk reads no requests. So it passes a request that waits for a disk to
-//! an offload thread, which also sends the answer. Other requests run on the reading thread, even
-//! if the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
+//! different processors each time. Then the request takes up to three times as long.
+//!
+//! But a reading thread that waits for a disk reads no requests. So it passes a request that waits
+//! for a disk to an offload thread, which also sends the answer. Other requests run on the reading
+//! thread, even if the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
 //!
 //! If all threads of the pool are busy, the pool starts another one, up to a limit. At the limit,
-//! requests wait in a queue. Threads stay until the pool is dropped. The calling thread of the
-//! client waits in its system call for the answer. So the system calls of one client thread keep
-//! their order.
+//! requests wait in a queue. Threads stay until the pool is dropped. The system calls of one client
+//! thread keep their order, because that thread waits in each call for its answer.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 

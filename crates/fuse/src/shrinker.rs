@@ -3,18 +3,19 @@
 //!
 //! The kernel keeps each inode that it has looked up, until it sends a forget of the inode. Until
 //! then, the cache cannot evict the inode. The kernel forgets inodes when memory is short, but it
-//! does not know the budget of the cache. So the shrinker watches the budget. While the cache is
-//! over its budget, the shrinker works in rounds. In each round it evicts unused entries, and
-//! requests the kernel to forget others. When the forgets of those have arrived, the shrinker
-//! evicts them too.
+//! does not know the budget of the cache.
+//!
+//! So the shrinker watches the budget. While the cache is over its budget, the shrinker works in
+//! rounds. In each round it evicts unused entries, and requests the kernel to forget others. When
+//! the forgets of those others have arrived, the shrinker evicts them too.
 //!
 //! While the cache is within its budget, the shrinker makes the back end do deferred work once per
 //! second.
 //!
 //! # Never on a request's thread
-//! The kernel may block while it handles a notification. It may wait for a lock whose holder waits
-//! for a request, or for pages that must be written first. If a thread that serves requests sent
-//! the notification, it could wait for itself.
+//! While the kernel handles a notification, it may wait for a lock whose holder waits for a
+//! request, or for pages that must be written first. If a thread that serves requests sent the
+//! notification, it could wait for itself.
 //!
 //! # The two notifications
 //! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops those

@@ -6,7 +6,7 @@
 //!   made, and a thread on that processor serves it. One system call sends an answer and fetches
 //!   the next request.
 //! - The FUSE device: each thread reads a request with one system call, and writes the answer with
-//!   another one. Forgets always arrive this way.
+//!   another one. Forgets arrive this way even if other requests arrive over io_uring.
 //! - The crate fuser: its [`Session`](fuser::Session) calls the [`Adapter`](crate::Adapter).
 //!
 //! # The threads
@@ -52,10 +52,12 @@ pub enum Transport {
     /// io_uring if the kernel offers it, otherwise the device (`transport=auto`).
     ///
     /// Linux 6.14 and newer offer io_uring if the parameter `enable_uring` of the module `fuse` is
-    /// set. Two kinds of mounts use `/dev/fuse` all the same: a mount whose requests may wait long
-    /// ([`FileSystem::waits`](corewalk::FileSystem::waits)), and a mount with more threads than
-    /// processors. For these mounts `/dev/fuse` is better, because any idle thread can read the
-    /// next request from it. Over io_uring, only the threads of one processor can take a request.
+    /// set. Two kinds of mounts use `/dev/fuse` all the same:
+    /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits));
+    /// - a mount with more threads than processors.
+    ///
+    /// The reason: any idle thread can read the next request from `/dev/fuse`. Over io_uring, only
+    /// the threads of one processor can take a request.
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not

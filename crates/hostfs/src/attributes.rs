@@ -7,10 +7,12 @@
 //!
 //! # When ACLs are read
 //! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
-//! reading all other attributes. So `HostFs` reads it only in calls whose attributes the cache uses
-//! for permission checks: lookup, creation and changes. In any other call the attributes say that
-//! the file may have an ACL. If the cache checks a permission with such attributes, it first reads
-//! the ACL itself. So the check is still right, but slower.
+//! reading all other attributes. So `HostFs` reads it only in lookups, creations and changes. The
+//! reason: the cache checks permissions with the attributes from these calls.
+//!
+//! Attributes from any other call say that the file may have an ACL. If the cache checks a
+//! permission with such attributes, it first reads the ACL itself. So the check is still right, but
+//! slower.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

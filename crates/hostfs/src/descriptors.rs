@@ -8,10 +8,12 @@
 //! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!
 //! A descriptor keeps its inode alive, so the host does not reuse the inode number. An orphan is an
-//! inode without names that is still in use. The clock may evict its descriptor. If no client has
-//! the orphan open, the host may then give its number to a new file. The dentry cache still uses
-//! the orphan. `forget` gets only an inode number, so it cannot distinguish the orphan and the new
-//! file. If the new file loses its last name, too, the `forget` of the orphan drops its descriptor.
+//! inode without names that the dentry cache still uses.
+//!
+//! The clock may evict the descriptor of an orphan. If no client has the orphan open, the host may
+//! then give its number to a new file. `forget` gets only an inode number, so it cannot distinguish
+//! these two files. If the new file has lost its last name, too, the `forget` of the orphan drops
+//! the descriptor of the new file.
 //!
 //! # Locks
 //! One mutex protects all kinds of descriptors, since a lookup searches several kinds. While the
@@ -43,10 +45,12 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Divides `limit`, the number of descriptors that the process may have (`RLIMIT_NOFILE`),
-    /// among the kinds of descriptors. `None` means no limit. First, `options.reserved`
-    /// descriptors, but at most half of the limit, are set aside for running calls. Reusable
-    /// descriptors and orphans (removed files in use) each get at most a quarter of the rest. The
-    /// remaining descriptors, at least one, are for files that clients open.
+    /// among the kinds of descriptors. `None` means no limit.
+    /// - `options.reserved` descriptors, but at most half of the limit, are set aside for running
+    ///   calls.
+    /// - Reusable descriptors and orphans (removed files in use) each get at most a quarter of the
+    ///   rest.
+    /// - The remaining descriptors, at least one, are for files that clients open.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);

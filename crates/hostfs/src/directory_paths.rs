@@ -1,10 +1,11 @@
 //! A cache of directories by path, for reading attributes by name.
 //!
 //! The attributes of a file can be read without a descriptor of the file, by its name and a
-//! descriptor of its directory. That descriptor serves all files in the directory. The dentry cache
-//! gives the path of the file, and so the path of the directory. This module maps the path of the
-//! directory to its inode number. With this number, `Descriptors` finds a descriptor if it has kept
-//! one.
+//! descriptor of its directory. That descriptor serves all files in the directory.
+//!
+//! The dentry cache gives the path of the file, and so the path of its directory. This module maps
+//! the path of the directory to its inode number, under which `Descriptors` may have kept a
+//! descriptor.
 //!
 //! A rename or removal of a directory does not update this cache. So the caller checks the inode
 //! number of each file that it finds in the directory. If that number is wrong, the caller drops

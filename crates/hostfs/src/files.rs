@@ -1,15 +1,15 @@
 //! Operations on content: open files, reading, writing, allocation, holes.
 //!
-//! Each open file has its own descriptor, which is opened with the access mode of the client. A
-//! read or write without a handle (handle 0) opens the file for the duration of the call. So does a
-//! call whose handle has the wrong access mode: a writeback cache, for example, may write through a
-//! read-only handle.
+//! Each open file has its own descriptor, which is opened with the access mode of the client. If a
+//! read or write has no handle (handle 0), or a handle with the wrong access mode, it opens the
+//! file for the duration of the call. For example, a writeback cache may write through a read-only
+//! handle.
 //!
 //! # Appending
 //! No descriptor is opened with `O_APPEND`. The kernel of a client may also use such a descriptor
-//! to write back pages, which go to fixed offsets and not to the end. An append is a separate call
-//! instead. That call writes at the current end of the file on the host, which another program may
-//! have moved meanwhile.
+//! to write back pages, which go to fixed offsets and not to the end. Instead, an append is a
+//! separate call. It writes at the current end of the file on the host, even if another program has
+//! moved the end.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};

@@ -2,18 +2,20 @@
 //! stale handle could reach the later inode (trap P11).
 //!
 //! Host file systems reuse the number of a removed inode at once. The two inodes differ in their
-//! time of creation, so that time, in microseconds, is the generation. But the clock of a file
-//! system may tick only every few milliseconds. If a file is created, removed and created again
-//! within a tick, both inodes may have the same number and the same time. So this module records
-//! the removal of each inode that is at most a second old. If a new inode has the number and the
-//! time of a recorded one, a count in the low bits of its generation is incremented. There are few
-//! such counts, so they are kept until the server ends.
+//! time of creation, so that time, in microseconds, is the generation.
+//!
+//! But the clock of a file system may tick only every few milliseconds. If a file is created,
+//! removed and created again within a tick, both inodes may have the same number and the same time.
+//! So this module records the removal of each inode that is at most a second old. If a new inode
+//! has the number and the time of a recorded one, a count in the low bits of its generation is
+//! incremented. There are few such counts, so they are kept until the server ends.
 //!
 //! This module serves only host file systems without file handles; `handles` serves the others. A
 //! file system without file handles may record no times of creation either. Then the generation is
-//! only the count of reuses, which starts at 0 again when the server restarts. So a handle from
-//! before a restart may match another file, and an NFS export of the mount is not safe. Removals
-//! and creations by other programs on the host are not recorded.
+//! only the count, which starts at 0 again when the server restarts. So a handle from before a
+//! restart may match another file, and an NFS export of the mount is not safe.
+//!
+//! Removals and creations by other programs on the host are not recorded.
 //!
 //! Source: statx(2); trap P11.
 
@@ -63,11 +65,10 @@ impl Generations {
     /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. `counts` has an entry for this inode only if the host has reused its
-        // number. `note_birth` makes this entry and sets `has_counts` before another thread knows
-        // the inode. The synchronization that passes the inode to this thread orders the store of
-        // `has_counts` before this load. It does no harm if this load misses the store that
-        // `note_birth` makes for another inode.
+        // ORDERING: Relaxed. `note_birth` sets `has_counts` before another thread knows the new
+        // inode. The synchronization that passes an inode to this thread orders the store for this
+        // inode before this load. The store for another inode may be missed: only the count of this
+        // inode is read.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {

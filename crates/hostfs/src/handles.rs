@@ -3,16 +3,19 @@
 //!
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
 //! contains the inode number and a generation of the host, in a layout that depends on the file
-//! system. [`Handles`] knows four layouts. In a known layout it can read the generation from a
-//! handle. It can also build the handle of a file from the inode number and the generation, so it
-//! need not store the handles. In any other layout, a hash of the handle serves as the generation.
+//! system.
+//!
+//! [`Handles`] knows four layouts. In a known layout it can read the generation from a handle. It
+//! can also build the handle of a file from the inode number and the generation, so it need not
+//! store the handles. In any other layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
-//! An inode number may belong to a file outside of the root directory, on the same file system. For
-//! a directory, `HostFs` follows the parents up to the root directory. Any other file has a path
-//! only if the host kernel has its name in its dentry cache. That path is then resolved beneath the
-//! root directory. A file without such a path is used only if the root directory is the root of the
-//! whole file system. Otherwise the call fails with `ESTALE`.
+//! An inode number may belong to a file outside of the root directory, on the same file system.
+//! - For a directory, `HostFs` follows the parents up to the root directory.
+//! - Any other file has a path only if the host kernel has its name in its dentry cache. That path
+//!   is resolved beneath the root directory.
+//! - A file without such a path is used only if the root directory is the root of the whole file
+//!   system. Otherwise the call fails with `ESTALE`.
 //!
 //! # Refused calls
 //! - Opening a handle fails with `ESTALE` if the process has no `CAP_DAC_READ_SEARCH`, or if the

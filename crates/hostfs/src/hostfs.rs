@@ -1,13 +1,16 @@
 //! The file system `HostFs`, and how a call gets a descriptor of the inode that it works on.
 //!
-//! Almost every call starts with [`HostFs::at`], which returns a descriptor of an inode. If the
-//! inode was used recently, was unlinked while in use, or is open, `HostFs` has kept a descriptor
-//! of it. Otherwise the dentry cache gives a path of the inode. The path is resolved beneath the
-//! root directory, and the file to which it leads is checked by inode number and generation. A
-//! rename through this server waits until the call returns, so it cannot change the path (rule F.6
-//! of `FileSystem`). If the path leads to another inode, another program has changed the tree on
-//! the host. Then the call tries the other names of the inode that the cache knows, and last the
-//! file handle of the inode. If none of these leads to the inode, the call fails with `ESTALE`.
+//! Almost every call starts with [`HostFs::at`], which returns a descriptor of an inode. It tries,
+//! in this order:
+//! 1. a kept descriptor, if the inode was used recently, was unlinked while in use, or is open;
+//! 2. the path of the inode in the dentry cache, resolved beneath the root directory;
+//! 3. other paths of the inode in the dentry cache;
+//! 4. the file handle of the inode.
+//!
+//! The file at a path is checked by inode number and generation. A rename through this server waits
+//! until the call returns, so it cannot change the path (rule F.6 of `FileSystem`). So if the path
+//! leads to another inode, another program has changed the tree on the host. If no way leads to the
+//! inode, the call fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;

@@ -8,9 +8,9 @@
 //! # How it works
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
 //! - `descriptors` keeps descriptors of three kinds of inodes: recently used ones, open files, and
-//!   files that were unlinked while in use. A call with a kept descriptor needs no path. A path
-//!   from the cache stays valid until the call returns (rule F.6 of `FileSystem`). A rename of a
-//!   directory in the path waits for the call.
+//!   files that were unlinked while in use. A call with a kept descriptor needs no path.
+//! - Any other call uses a path from the cache, which stays valid until the call returns (rule F.6
+//!   of `FileSystem`): a rename of a directory in the path waits for the call.
 //! - `directory_paths` maps paths to open directories, to read attributes of their files by name.
 //! - `handles` uses the host's file handles to find a file by its number, and to notice that a
 //!   number was reused (trap P11). Without file handles, `generations` notices that.
@@ -19,17 +19,17 @@
 //! # Guarantees
 //! - H.1: a call never uses a wrong file. A path is used only if it leads to an inode with the
 //!   wanted number and generation. Otherwise the call fails with `ESTALE`.
-//! - H.2: the file system keeps at most `reusable` + `orphans` descriptors, and one per open file.
-//!   A running call uses a few more. So `ulimit -n 256` suffices for any number of files. Open
-//!   files leave `reserved` descriptors to running calls. If an open would leave fewer, it fails
-//!   with `ENFILE`, and no other call fails (trap X10).
+//! - H.2: the file system keeps at most `reusable` + `orphans` descriptors, one per open file, and
+//!   one per file and owner of fcntl(2) locks. A running call uses a few more. So `ulimit -n 256`
+//!   suffices for any number of files. Open files leave `reserved` descriptors to running calls. If
+//!   an open would leave fewer, it fails with `ENFILE`, and no other call fails (trap X10).
 //! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits
-//! - A call that would enter another file system below the root fails with `EXDEV`, and never waits
-//!   for it. So the mount point of this server may be inside the directory that the server exports.
+//! - A call that would enter another file system fails with `EXDEV`, and never waits for that one.
+//!   So the mount point of this server may be inside the directory that the server exports.
 //! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate). A
-//!   removal checks the file with the name, and does not notice if the file is replaced after that.
+//!   removal first checks which file has the name, and does not notice a later replacement.
 //! - `HostFs` keeps descriptors of at most `orphans` files that were unlinked while in use. If
 //!   there are more, a call on such a file fails with `ESTALE`, unless a client has the file open.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.

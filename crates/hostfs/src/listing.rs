@@ -2,15 +2,17 @@
 //!
 //! A `readdir` call opens the directory again, to get a file offset of its own, and seeks to the
 //! cookie. The cookie is the host's `d_off`, so it stays valid as long as the host keeps it valid.
-//! Disk file systems derive the cookie from a hash of the name, or give each entry a number. In
-//! tmpfs before Linux 6.6, the cookie is the position of the entry in the directory. So if an entry
-//! is removed during a listing of such a tmpfs, the listing may miss another entry.
+//! - Disk file systems derive `d_off` from a hash of the name, or give each entry a number.
+//! - In tmpfs before Linux 6.6, `d_off` is the position of the entry in the directory. So if an
+//!   entry is removed during a listing, the listing may miss another entry.
 //!
-//! The cookie of an entry is the offset of the host, with two exceptions. Offset 0 gets another
-//! cookie, since cookie 0 means the start of the directory. Offset 2^63 - 1 is the end of a
-//! directory in ext4 and btrfs. It gets another cookie too, since the FUSE server adds 2 to each
-//! cookie. Both of these cookies are just below 2^63 - 1, where no host file system has offsets
-//! (the hashes of ext4 end at 2^63 - 2^32 - 1).
+//! The cookie of an entry is the offset of the host, with two exceptions:
+//! - Offset 0, since cookie 0 means the start of the directory.
+//! - Offset 2^63 - 1, the end of a directory in ext4 and btrfs, since the FUSE server adds 2 to
+//!   each cookie.
+//!
+//! The cookies of both are just below 2^63 - 1, where no host file system has offsets (the hashes
+//! of ext4 end at 2^63 - 2^32 - 1).
 //!
 //! Source: getdents64(2). Traps T48 and P13 are listings that skip or repeat entries while other
 //! calls change the directory.

@@ -1,10 +1,11 @@
 //! Locks of files, which the host manages (`HostFsOptions::host_locks`).
 //!
 //! A lock of flock(2) belongs to an open file, so it is taken on the descriptor of that open file.
+//!
 //! A lock of fcntl(2) belongs to a process of the client. On the host it becomes a lock of an open
-//! file description (`F_OFD_SETLK`), and each owner gets an open file of its own for each inode. So
-//! the locks of two owners conflict, and they also conflict with the locks of other programs on the
-//! host. The host drops all locks of an owner when that open file is closed.
+//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode. So its
+//! locks conflict with those of other owners, and of other programs on the host. When that open
+//! file is closed, the host drops all locks of the owner.
 //!
 //! fcntl(2) with `F_GETLK` tells no process for such a lock, so [`FileLock::pid`] is 0.
 //!
@@ -90,7 +91,8 @@ impl HostFs {
         is_flock: bool,
     ) -> Result<(), Errno> {
         if !is_flock {
-            // The last reference closes the open file, and the host drops its locks.
+            // The drop of the last reference closes the open file, and the host drops the owner's
+            // locks.
             drop(self.locks.files.lock().remove(&(node.ino(), owner)));
             return Ok(());
         }
@@ -110,7 +112,8 @@ impl HostFs {
         self.descriptors.check_open_limit()?;
         let access = if kind == LockKind::Read { OFlags::RDONLY } else { OFlags::WRONLY };
         let at = self.at(node)?;
-        // A later lock of the owner may be of the other kind, so try both first.
+        // A later lock of the owner may need the other access mode. So first try to open the file
+        // for reading and writing.
         let file = match self.reopen_file(&*at, OFlags::RDWR) {
             Err(Errno::ACCESS | Errno::ROFS | Errno::PERM | Errno::TXTBSY) => {
                 self.reopen_file(&*at, access)?
@@ -118,7 +121,7 @@ impl HostFs {
             opened => opened?,
         };
         Ok(match self.locks.files.lock().entry(key) {
-            // Another thread of the owner has opened it meanwhile, and may have locked it.
+            // Another call for this owner has opened the file meanwhile, and may have locked it.
             Entry::Occupied(entry) => Arc::clone(entry.get()),
             Entry::Vacant(entry) => Arc::clone(entry.insert(Arc::new(file))),
         })

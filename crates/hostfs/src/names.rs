@@ -1,18 +1,22 @@
 //! Operations on names: lookup, creation, link, removal and rename.
 //!
 //! A new file is created with permissions for its owner only. Then it gets its owner, its ACLs and
-//! its mode. If one of these steps fails, the file is removed again. Before the last of these
-//! steps, programs on the host can already see the file. Calls through the dentry cache cannot,
-//! because the creation holds the in-lookup lock of the name. A file without an ACL that belongs to
-//! the server's own user and group is created with its final mode. The mode is checked after the
-//! creation, because the host may have changed it.
+//! its mode. If one of these steps fails, the file is removed again. Programs on the host can see
+//! the file before the last step. Calls through the dentry cache cannot, because the creation holds
+//! the in-lookup lock of the name.
+//!
+//! Exception: a file without an ACL that belongs to the server's own user and group is created with
+//! its final mode. The mode is checked afterwards, because the host may have changed it.
 //!
 //! Before an inode loses its last name, a descriptor of the inode is kept. So calls can use the
-//! inode until the cache forgets it. Another program may have replaced the file that a removal
-//! should remove. So just before a removal, the inode number of the file with this name is checked,
-//! and most such replacements are noticed. A rename first asks the host not to replace a file
-//! (`RENAME_NOREPLACE`). Only if the new name exists, the rename looks up its file and then
-//! replaces it.
+//! inode until the cache forgets it.
+//!
+//! Another program may have replaced the file that a removal should remove. So just before a
+//! removal, the inode number of the file with this name is checked, and most such replacements are
+//! noticed.
+//!
+//! A rename first asks the host not to replace a file (`RENAME_NOREPLACE`). Only if the new name
+//! exists, the rename looks up the file with that name, and then replaces it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

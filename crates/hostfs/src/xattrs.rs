@@ -3,8 +3,10 @@
 //! The system calls for extended attributes take no `O_PATH` descriptor. So this module passes them
 //! the path of the descriptor under `/proc`. That path leads to the file behind the descriptor,
 //! even if the file is a symbolic link. Resolving the path takes several times as long as the rest
-//! of the call. For a directory, `HostFs` often has a readable descriptor. With such a descriptor,
-//! a read of an attribute calls fgetxattr(2) and needs no path.
+//! of the call.
+//!
+//! For a directory, `HostFs` often has a readable descriptor. Then a read of an attribute calls
+//! fgetxattr(2) and needs no path.
 //!
 //! Source: xattr(7), acl(5).
 

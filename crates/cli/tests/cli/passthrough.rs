@@ -73,7 +73,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         assert_eq!(here.metadata().expect("attributes").len(), 9);
         here.set_len(2).expect("the file is truncated");
         assert_eq!(fs::read(&outside).expect("the file is read"), b"mo");
-        // The client's own writes show at once in its attributes, and so do those by appending.
+        // The client's own writes, also those that append, show at once in its attributes.
         let mut appending = File::options().append(true).open(&inside).expect("the file is opened");
         there.write_all_at(b"!", 2).expect("the file is written");
         appending.write_all(b"end").expect("the file is appended to");
@@ -83,7 +83,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         thread::sleep(Duration::from_millis(20));
         here.write_all_at(b"x", 0).expect("the file is written");
         assert_ne!(here.metadata().expect("attributes").mtime_nsec(), before);
-        // A file without a name stays usable, and a new file with the name is another one.
+        // An open file without a name stays usable. A new file with the same name is another file.
         fs::remove_file(&inside).expect("the file is removed");
         fs::write(&inside, "new").expect("the file is written");
         let mut text = String::new();

@@ -85,25 +85,25 @@ impl OwnedDirEntry {
 /// each method as an `async fn`. Its futures run on the runtime of the program ([`Spawn`]).
 ///
 /// # What a back end may rely on
-/// - Changes of one name never overlap, and no `lookup` of the name runs during a change of it.
+/// - Calls that change one name never overlap, and no `lookup` of the name runs during such a call.
 ///   Calls of `setattr` for one inode do not overlap. All other calls may overlap.
 /// - Permissions are checked by the kernel, names are valid, and the kind of file fits the call.
-/// - A call that changes something, `open`, `release` and `flush` are never dropped before their
-///   end, unless the runtime drops them. If the client is killed meanwhile, the call goes on. The
-///   client of a change of names or of `open` gets `EINTR` at once, and requests for the same names
-///   wait for the end of the call. The client of a change of content waits for the end.
-/// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] tells which client it
-///   is.
-/// - [`AsyncFileSystem::forget`] is called when the cache has dropped a file, after its last use. A
-///   file without links stays in use until then.
+/// - A call that changes something, `open`, `release` and `flush` run to their end, even if the
+///   client is killed. Only the end of the runtime may drop them.
+/// - A killed client gets `EINTR` at once if it waits for a change of names or for `open`. Requests
+///   for the same names wait for the end of the call. A killed client that waits for a change of
+///   content waits for the end.
+/// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] returns the client.
+/// - [`AsyncFileSystem::forget`] is called after the last use of a file, when the cache has dropped
+///   it. Until then, calls may use the file even if it has no name any more.
 ///
 /// # What a back end must do
-/// - It never reuses a pair (`ino`, `generation`) for another file. A back end without inode
-///   numbers reports 0 for all of its files. Then the server numbers them, and no file has two
-///   names.
+/// - It never reuses a pair (`ino`, `generation`) for another file.
+/// - If it has no inode numbers, it reports 0 for all of its files. Then the server numbers them,
+///   and no file has two names.
 /// - A call that fails changes nothing.
-/// - As long as a file has a name, its number alone leads to it. `forget` may come while an answer
-///   with the file is on its way, and a lookup may bring the file back later.
+/// - It finds a file that has a name by `ino` alone, even after `forget`. The server may call
+///   `forget` while an answer with the file is on its way, and use the file again later.
 /// - The kind of a file never changes, and no size exceeds 2^63 - 1.
 /// - A future must be safe to drop at each of its `await` points.
 ///

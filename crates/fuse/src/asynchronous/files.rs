@@ -28,7 +28,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // From now on the back end may have an open file, which must be closed.
+        // After `begin` the future is not dropped. So each file that the back end opens is closed.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,
@@ -47,7 +47,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        // An error of the locks has no client that could get it.
+        // The kernel reports the error of a release to no program. So release the file even if its
+        // locks could not be ended.
         let unlocked = self.end_locks(message, &node).await;
         if self.fs.has_open_state() {
             self.fs.release(&node).await;
@@ -65,7 +66,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         request.begin(&node, Pages::Keep)?;
         let unlocked = self.end_locks(message, &node).await;
         match self.fs.flush(&node).await {
-            // After `ENOSYS` the kernel would send no more flushes, which end locks.
+            // After `ENOSYS` the kernel would send no more flushes. But each flush must end locks.
             Err(Errno::NOSYS) if self.fs.has_locks() => {}
             flushed => flushed?,
         }
@@ -78,7 +79,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let handle = args.u64()?;
-        // The handle of an open directory is one of the server's own.
+        // The handle of an open directory is the server's own, and unknown to the back end.
         let handle = if message.header.opcode == Opcode::FSYNC { handle } else { 0 };
         let node = self.file(message)?.with_handle(handle);
         self.fs.fsync(&node, args.u32()? & FSYNC_DATA != 0).await?;

@@ -1,23 +1,26 @@
 //! Locks of names and inodes for futures, and results that waiting requests share.
 //!
 //! [`Flights::lock`] locks a key, such as a name in a directory. Requests that need the same answer
-//! of the back end lock the same key. The request with the lock calls [`Flight::ask`], asks the
-//! back end, and passes the result to [`Flight::complete`]. Requests that wait for the lock get the
-//! result from [`Flight::shared`], if the back end was asked after they had begun to wait. So the
-//! back end is asked at most twice, however many requests come at the same time.
+//! of the back end lock the same key:
+//! - The request that has the lock calls [`Flight::ask`], asks the back end, and passes the result
+//!   to [`Flight::complete`].
+//! - A request that has waited for the lock gets that result from [`Flight::shared`], if the back
+//!   end was asked after the request had begun to wait.
+//!
+//! So the back end is asked at most twice, however many requests come at the same time.
 //!
 //! # Invariants
 //! - G.1: at most one request has the lock of a key.
 //! - G.2: `shared` returns a result only if the back end was asked for it after the request had
 //!   called `lock`. So no request gets an answer that is older than itself.
 //! - G.3: if the request that has a lock panics or is dropped, the next request gets the lock, and
-//!   no result (trap T24).
+//!   no result. So no request waits for ever (trap T24).
 //! - G.4: the map has an entry for a key only while a request uses the key.
 //!
 //! # Locks
-//! The mutex of a shard is held only for the steps above, never while a future waits. The lock of a
-//! key is an asynchronous mutex, which wakes waiting requests in any order. A request that locks
-//! two keys locks the smaller one first.
+//! The map of keys has shards. The mutex of a shard is held only for the steps above, never while a
+//! future waits. The lock of a key is an asynchronous mutex, which wakes waiting requests in any
+//! order. A request that locks two keys locks the smaller one first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -86,7 +89,7 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped while it waits, `user` is dropped too.
+        // If this future is dropped while it waits, the drop of `user` reduces `Entry::users`.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }
@@ -162,7 +165,8 @@ impl<K: Hash + Eq, V> Drop for User<'_, K, V> {
             entry.users -= 1;
             entry.users == 0
         });
-        // Drop the entry without the mutex, because a result may have a destructor of the user.
+        // The result in the entry may have a destructor. It must not run with the mutex of the
+        // shard.
         let entry = if is_last { shard.remove(&self.key) } else { None };
         drop(shard);
         drop(entry);
@@ -207,7 +211,7 @@ mod tests {
         let Poll::Ready(second) = poll(second) else { panic!("the lock is free") };
         assert_eq!(second.shared(), Some(&1));
         drop(second);
-        // The back end was asked before this request began to wait (G.2).
+        // `late` began to wait after the back end was asked, so it gets no result (G.2).
         let Poll::Ready(mut late) = poll(late) else { panic!("the lock is free") };
         assert_eq!(late.shared(), None);
         late.ask();

@@ -1,15 +1,17 @@
 //! The index of inodes by the back end's numbers.
 //!
-//! The table numbers its inodes itself. The index recognises a file that the back end returns for a
-//! second name (a hard link), or for a directory that another machine has moved. It also counts the
-//! inodes of each file, because the table may drop an inode while a lookup enters the same file
-//! again.
+//! The table of the cache numbers its inodes itself. With this index the server recognises a file
+//! that the back end returns for a second name (a hard link), or for a directory that another
+//! machine has moved.
+//!
+//! The index also counts the inodes of each file. There may be several, because the table may drop
+//! an inode while a lookup enters the same file again.
 //!
 //! # Invariants
-//! - J.1: an identity is in the index as long as an inode with it has entered the table and has not
-//!   been dropped.
+//! - J.1: an identity (inode number and generation) is in the index as long as an inode with it has
+//!   entered the table and has not been dropped.
 //! - J.2: `forget` of the back end is called when the last of these inodes is dropped. The mutex of
-//!   the shard is held meanwhile, so a new inode of the file is added before or after that call.
+//!   the shard is held during that call. So a new inode of the file is added before or after it.
 //!
 //! A file without a number (0) is not in the index. Its only name identifies it.
 
@@ -71,7 +73,8 @@ impl Identities {
         let entries = shard.get(&identity.0).into_iter().flatten();
         let mut entries = entries.filter(|entry| entry.generation == identity.1);
         let Some(entry) = entries.next() else { return Known::None };
-        // Upgrade without the mutex: dropping the result may drop the inode, which locks the shard.
+        // Unlock the shard before `upgrade`. The drop of its result may drop the inode, which locks
+        // the shard again.
         let current = Weak::clone(&entry.current);
         drop(shard);
         current.upgrade().map_or(Known::Dying, Known::Inode)
@@ -105,7 +108,7 @@ impl Identities {
         if earlier.is_none() {
             entry.current = Arc::downgrade(inode);
         }
-        // The caller drops `earlier` without the mutex, for the same reason as in `find`.
+        // The caller drops `earlier` after the shard is unlocked, for the same reason as in `find`.
         earlier
     }
 

@@ -4,15 +4,18 @@
 //! end, so that no two entries have one cookie.
 //!
 //! An open directory keeps the last page that the back end has returned. A request for entries of
-//! that page is answered at once. A request for other entries makes a future that fetches the next
-//! page.
+//! that page is answered at once. A request for other entries, or for the start of the directory,
+//! makes a future that fetches a page.
 //!
 //! # Entries with attributes
-//! A listing with attributes (`readdirplus`) enters each name whose attributes are in the page. A
-//! page may be old when its last entries are read. So a name is entered only if no name of the
-//! directory has changed since the page was requested ([`AsyncNode::enter_listed`]). Likewise, an
-//! entry has the attributes of the page only if they are current. Other entries are listed without
-//! attributes, and the kernel looks up the names that a program uses.
+//! A listing with attributes (`readdirplus`) enters the names of a page into the cache. A page may
+//! be old when its last entries are read:
+//! - A name is entered only if no name of the directory has changed since the page was requested
+//!   ([`AsyncNode::enter_listed`]).
+//! - An entry has the attributes of the page only if they are current.
+//!
+//! Other entries are listed without attributes, and the kernel looks up the names that a program
+//! uses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -247,7 +250,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let node = usable.and_then(|attr| {
             let name = Name::new(&entry.name).ok()?;
             let enter = || self.enter(dir, name, &attr, Entering::Found);
-            // An error of the table means that the entry is listed without attributes.
+            // If the table cannot enter the name, the entry is listed without attributes.
             Some((dir.enter_listed(page.asked, enter)?.ok()?, attr))
         });
         let current = node.and_then(|(node, attr)| {

@@ -1,6 +1,6 @@
 //! Requests about names: lookups, and requests that create, remove and rename files.
 //!
-//! Each request locks the names that it is about ([`Key::Name`]), before it calls the back end and
+//! Each request locks its names ([`Key::Name`]) before it calls the back end, and keeps them locked
 //! until the table has the result. So no lookup of a name runs during a change of it, and the table
 //! gets the changes of a name in their order.
 
@@ -169,7 +169,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(found(node?, attr, asked));
             }
         }
-        // The name is invalidated again and again. So neither the table nor the kernel keeps it.
+        // The name was invalidated during each call. So answer the request, but let neither the
+        // table nor the kernel keep the name.
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
@@ -187,8 +188,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let asked = self.shared.now();
         let result = self.fs.lookup(dir, name).await;
         if result == Err(Errno::NOENT) {
-            // Another machine has removed the file or renamed it. A directory that was renamed must
-            // keep its files in the table, since clients may still use them.
+            // Another machine has removed or renamed the file. Only invalidate the name: the table
+            // must keep the files in a renamed directory, since clients may still use them.
             let _ = self.table.invalidated(&dir.table_node().get(), name);
         }
         let fetched = result.and_then(|attr| Ok((checked(attr, attr.kind())?, asked)));
@@ -249,7 +250,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         flight.ask();
         let attr = match self.fs.make(&dir, name, &what).await {
             Ok(attr) => checked(attr, kind)?,
-            // The kernel has looked for the name and found no file. So `change` drops the name.
+            // The file exists, although the kernel has found none. The drop of `change` without
+            // `end` makes the table and the kernel drop the name.
             Err(Errno::EXIST) => return Err(Errno::EXIST),
             Err(error) => {
                 change.end();
@@ -281,8 +283,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             .with_open(has_open_state.then_some(open));
         let open = OFlags::from_bits_retain(open);
         let found = match self.make(message, request, name, what).await {
-            // Another machine has made the file. The kernel looks the name up again, checks the
-            // permission to open the file, and truncates it if the program wants that.
+            // Another machine has made the file. After `ESTALE` the kernel looks the name up again,
+            // checks the permission to open the file, and truncates it if the program wants that.
             Err(Errno::EXIST) if !open.contains(OFlags::EXCL) => return Err(Errno::STALE),
             made => made?,
         };
@@ -326,8 +328,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             }
         };
         let linked = self.table.linked(&node.table_node().get(), &dir.table_node().get(), name);
-        // If the table cannot enter the name, or if another machine has changed it meanwhile,
-        // `change` drops it.
+        // If the table cannot enter the name, or if another machine has changed it during the call,
+        // do not call `end`. Then the drop of `change` drops the name.
         let is_entry_current = linked.is_ok() && flight.is_valid();
         if is_entry_current {
             change.end();
@@ -398,8 +400,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
         let (from, to) = (from.table_node().get(), to.table_node().get());
-        // If the table cannot rename, if the back end does not have the names that the kernel
-        // knows, or if another machine has changed a name meanwhile, `changes` drops both names.
+        // The drop of `changes` drops both names, unless `end` is called. That is right in three
+        // cases: the table cannot rename; the back end lacks the names that the kernel knows;
+        // another machine has changed a name during the call.
         let is_told = match (renamed, mode) {
             (Ok(()), RenameMode::Exchange) => {
                 self.table.exchanged((&from, old), (&to, new)).is_ok()

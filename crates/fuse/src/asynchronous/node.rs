@@ -1,25 +1,25 @@
 //! Inodes of the asynchronous server: their cached attributes, and the changes under way.
 //!
 //! # Which answers may be cached
-//! The server must not cache an answer of the back end that a change has made wrong meanwhile (trap
-//! T25). A clock counts the ends of changes. A request reads the clock before it calls the back
-//! end. Its answer is current if no change of the inode is under way and none has ended since that
-//! reading.
+//! A change may end after the back end was asked. The answer may then be older than the change, and
+//! the server must not cache it (trap T25). So a clock counts the ends of changes, and a request
+//! reads the clock before it calls the back end. The answer is current if no change of the inode is
+//! under way, and none has ended since the clock was read.
 //!
 //! # Invariants
 //! - H.1: each change of an inode through this server lies between [`AsyncNode::change`] and the
 //!   drop of the [`Change`].
 //! - H.2: the cached attributes are those that the back end had when the last change of the inode
 //!   had ended.
-//! - H.3: `Shared::evicted` is at least the end of the last change of each inode that the index of
-//!   identities no longer contains. A new inode of the same file counts that time as its own last
-//!   change, so it cannot get older attributes.
+//! - H.3: when an inode leaves the index of identities, `Shared::evicted` is at least the end of
+//!   its last change. A new inode of the same file takes `evicted` as its own last change. So it
+//!   cannot get attributes from before that change.
 //!
 //! # Locks
-//! `Inode::state` is held for the steps above, and while a name of the directory enters the table.
-//! Meanwhile a thread may lock a shard of `flights` or of `identities`, but no other state. The
-//! back end is not called, except for `forget`: the table may evict an inode while a name enters
-//! it.
+//! The mutex `Inode::state` is held for the steps above, and while a name of the directory enters
+//! the table. Its holder may lock a shard of `flights` or of `identities`, but no other `state`. It
+//! does not call the back end, except for `forget`: the table may evict an inode while a name
+//! enters it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -117,8 +117,8 @@ impl Shared {
 
     /// Returns the time of the clock. A request reads it before it calls the back end.
     pub(super) fn now(&self) -> u64 {
-        // ORDERING: SeqCst. If the reading is at least the end of a change, the call of the back
-        // end that follows the reading comes after the end of the change.
+        // ORDERING: SeqCst. If the time that a request reads is at or after the end of a change,
+        // the request calls the back end after the end of the change.
         self.clock.load(Ordering::SeqCst)
     }
 
@@ -159,7 +159,8 @@ impl Inode {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Until now, an inode of the same file may have entered, changed and left the index (H.3).
+        // Before `add`, an inode of the same file may have entered, changed and left the index.
+        // Then `evicted` is at least the end of that change (H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. As for the clock.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
@@ -292,7 +293,7 @@ impl AsyncNode {
     /// Returns true if they are current.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
-        // An answer that was asked for before the cached one may be older than that one.
+        // An answer may be older than the cached one if the back end was asked for it earlier.
         let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;
         if is_current {
             (state.attr, state.asked) = (Some(*attr), asked);
@@ -363,7 +364,7 @@ impl Drop for Change {
         let shared = &self.node.inode.shared;
         let mut state = self.node.inode.state.lock();
         state.changing -= 1;
-        // If another change was under way at any time during this one, `attr` may be old.
+        // If another change of the inode overlapped with this one, `attr` may be out of date.
         let is_alone = state.changing == 0 && state.changed <= self.began;
         state.attr = self.attr.filter(|_| is_alone);
         state.changed = shared.tick();

@@ -216,8 +216,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Some(Found { node, attr, is_current: true, is_entry_current: true })
     }
 
-    /// Enters an answer of the back end for `name` in `dir` into the table. The request was sent
-    /// to the back end at the time `asked`. The caller excludes changes of the name.
+    /// Enters an answer of the back end for `name` in `dir` into the table. The caller excludes
+    /// changes of the name.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered_if`] and [`InodeTable::linked`].
@@ -236,13 +236,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(AsyncNode::new(self.table.owned(node)));
             }
             if node.kind() == FileKind::Directory {
-                // Another machine may have renamed the directory, and clients may still use it. In
-                // the table, files can be entered in it as long as it is not removed.
+                // Another machine may have renamed the old directory, and clients may still use it.
+                // So only invalidate its name: the table enters no files in a removed directory.
                 self.table.invalidated(&dir, name)?;
             }
         }
-        // A hard link, or a directory that another machine has moved, or a name that was
-        // invalidated.
+        // The table may have the file elsewhere: it is a hard link, or another machine has moved
+        // the directory, or the name was invalidated.
         let known = self.shared.identities.find((attr.ino, attr.generation));
         if let Known::Inode(known) = &known
             && let Some(node) = self.usable(known, attr)
@@ -345,8 +345,8 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn waits(&self) -> bool {
-        // Over io_uring, each request under way would keep an entry of a ring, of which there are
-        // few.
+        // Prefer `/dev/fuse`. Over io_uring, each request under way would keep one of the few
+        // entries of a ring.
         true
     }
 
@@ -372,7 +372,7 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64> {
         let mut numbers = self.shared.identities.numbers(ino);
-        // A file without a number in the back end has the table's number.
+        // If the back end has no number for a file, `ino` is the number in the table.
         if self.node(ino).is_ok_and(|node| node.ino() == ino) {
             numbers.push(ino);
         }

@@ -1,7 +1,7 @@
 //! Cached answers that the kernel must drop, after a request whose answer could not tell the
 //! result.
 //!
-//! If a client is killed, its request gets `EINTR`, but a change goes on. If a future panics, it is
+//! If a client is killed, it gets `EINTR`, but its change goes on. If a future panics, it is
 //! unknown whether the back end has made the change. In both cases the kernel may still have the
 //! old names, attributes and pages in its cache. So a thread tells the kernel to drop them.
 //!

@@ -77,7 +77,7 @@ impl AsyncFileSystem for Fake {
         match name.as_bytes() {
             b"f" | b"g" => Ok(file()),
             b"turns" => Ok(Attr::file(8, 1)),
-            // ORDERING: Relaxed. The test sets the flag before it sends the request.
+            // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
             b"slow" => {
                 self.gate.pass();
@@ -452,7 +452,7 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
-    // A request that waits for a lock does not count as one of those that run.
+    // The lookup is the only request that may run. A request that waits for a lock does not count.
     rig.taken_calls();
     let lock = rig.send(&message(Opcode::SETLKW, node, 44, 1, &args(&[0, 77, 3, 9, 1, 0])));
     rig.wait_for("the lock is requested", |rig| {

@@ -4,14 +4,15 @@
 //! futures run. Further requests wait in a queue.
 //!
 //! # The end of a request
-//! [`Request::take_reply`] gives out the reply once. So a request that is cancelled and ends at the
-//! same time gets one answer (I.1). If a future ends in any other way than by its answer, it drops
-//! its [`Running`]. That answers `EIO`, and starts the next request of the queue.
+//! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
+//! same time gets one answer (I.1: each request gets exactly one). The end of a future drops its
+//! [`Running`]. That drop answers if the future has not answered: with `EINTR` after a
+//! cancellation, and with `EIO` after a panic. Then it starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something. Until
-//! then, a cancelled request is dropped. From then on, it runs to its end. A client whose request
-//! changes the content of a file even waits for the end. Otherwise its change could overwrite that
-//! of a later request.
+//! then, a cancelled request is dropped. After `begin`, the future runs to its end. If it changes
+//! the content of a file, a killed client even waits for that end. Otherwise the change could
+//! overwrite that of a later request.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. None is held while a future is
@@ -157,8 +158,8 @@ impl UnderWay {
 
     /// Starts requests of the queue as long as fewer futures run than may run.
     fn start_waiting(&self) {
-        // ORDERING: SeqCst. Each call either starts the requests itself, or adds to `starts` before
-        // the thread that starts them subtracts, so that thread looks at the queue again.
+        // ORDERING: SeqCst. A call that finds 0 starts the requests. Any other call adds to
+        // `starts` before the starting thread subtracts, so that thread looks at the queue again.
         if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
             return;
         }
@@ -188,7 +189,8 @@ impl UnderWay {
         }
         let (request, future) = queue.waiting.pop_front()?;
         queue.running += 1;
-        // ORDERING: Relaxed. The future, which reads the value, is passed on with the mutex.
+        // ORDERING: Relaxed. Only the future reads `runs`, and this thread passes the future on
+        // after the store.
         request.runs.store(true, Ordering::Relaxed);
         Some(future)
     }
@@ -208,7 +210,7 @@ impl UnderWay {
             .partition::<VecDeque<_>, _>(|(request, _)| request.is_cancelled());
         queue.waiting = kept;
         drop(queue);
-        // Drop the futures without the mutex, since their end locks the queue.
+        // Drop the futures after the queue is unlocked, since the end of a future locks the queue.
         drop(dropped);
     }
 
@@ -230,7 +232,7 @@ async fn run(
     serve: impl Future<Output = ()> + Send,
 ) {
     // An error means that the future has panicked or was aborted. The panic hook has printed the
-    // message of a panic. Dropping `running` answers.
+    // message of a panic. The drop of `running` answers.
     let _ = Abortable::new(AssertUnwindSafe(serve).catch_unwind(), registration).await;
     drop(running);
 }
@@ -294,9 +296,10 @@ impl Interruptible for Request {
     }
 
     /// Cancels the request. Drops the future, unless it has begun to change something. Answers
-    /// `EINTR` at once, with two exceptions. A request that changes the content of a file goes on
-    /// as if it was not cancelled. A request that waits for a lock answers when its future has
-    /// ended, because the future may get the lock at the same time.
+    /// `EINTR` at once, with two exceptions:
+    /// - A request that changes the content of a file goes on as if it was not cancelled.
+    /// - A request that waits for a lock answers when its future has ended, because the future may
+    ///   get the lock at the same time.
     fn cancel(&self) {
         let mut state = self.state.lock();
         if state.changes_content {
@@ -305,7 +308,7 @@ impl Interruptible for Request {
         state.is_cancelled = true;
         let reply = if self.waits_for_lock() { None } else { state.reply.take() };
         let has_begun = state.has_begun;
-        // The answer does not tell the kernel what the change has done.
+        // If a change has begun, `EINTR` does not tell the kernel what the change has done.
         state.is_stale |= has_begun;
         drop(state);
         if let Some(reply) = reply {

@@ -114,8 +114,8 @@ impl Device {
 
     /// Sends a notification.
     fn notify(&self, code: u32, body: &[u8]) -> Result<(), Errno> {
-        // The words of `fuse_out_header` are the length, the code of the notification, and 0,
-        // because the message answers no request.
+        // `fuse_out_header` has a length, a code, and the number of a request in two words. The
+        // number is 0, because a notification answers no request.
         let header = [16 + body.len() as u32, code, 0, 0];
         let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
         message.extend(body);

@@ -53,11 +53,12 @@ pub enum AllowedUsers {
 bitflags! {
     /// Flags of a mount, as in mount(2).
     ///
-    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
+    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`. A
+    /// back end that writes on its own, such as a store, must also be told of `ro`.
+    ///
     /// The kernel only shows the flags for access times and for the durability of changes of
-    /// directories. The back end decides about access times and durability, so set these flags
-    /// there too (`StoreOptions` and `TmpfsOptions` have fields for them). A back end that writes
-    /// on its own, such as a store, must also be told of `ro`.
+    /// directories. The back end decides about both. So set these flags there too (`StoreOptions`
+    /// and `TmpfsOptions` have fields for them).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
         /// The mount is read-only (`ro`).

@@ -3,10 +3,10 @@
 //! The table is read from `/proc/self/mountinfo`. This read calls none of the mounted file systems,
 //! so it cannot block on a mount whose server hangs.
 //!
-//! A mount is identified by its own number and the number of its device. Its path can change,
-//! because the mount may be moved or a directory above it may be renamed. The device number alone
-//! does not suffice: copies of the mount (`mount --bind`) have the same one. The mount number alone
-//! does not suffice either, because the kernel reuses it.
+//! A mount is identified by its own number and the number of its device, because neither of them
+//! suffices alone. Copies of the mount (`mount --bind`) have the same device number, and the kernel
+//! reuses mount numbers. The path does not identify the mount: the mount may be moved, or a
+//! directory above it may be renamed.
 //!
 //! mount(2) does not return the number of the new mount, so this module reads it from the table
 //! afterwards. In between, another process could mount on the same directory. So each process that

@@ -1,7 +1,7 @@
 //! A differential test of the ways in which requests arrive.
 //!
-//! The test plays the kernel. It sends the same requests to three fronts, and the answers must be
-//! equal byte for byte. Each front has its own server and its own back end:
+//! The test plays the kernel. It sends the same requests to three fronts (ways to a server), and
+//! compares their answers byte for byte. Each front has its own server and its own back end:
 //! - the dispatcher, with the parts of a message that io_uring would deliver;
 //! - the loop that reads the FUSE device, with a socket in place of the device;
 //! - a session of fuser with the adapter, also with a socket.
@@ -15,8 +15,9 @@
 //! Each of the three servers has its own tmpfs, so their times and node numbers differ.
 //!
 //! # Requests that the test does not send
-//! - The reply to a retrieval (`FUSE_NOTIFY_REPLY`). It needs no answer, but fuser sends an error.
-//!   The kernel sends it only after a notification that this crate never sends.
+//! - The reply to a retrieval (`FUSE_NOTIFY_REPLY`). This crate sends no answer to it, but fuser
+//!   sends an error. The kernel sends the reply only after a notification that this crate never
+//!   sends.
 //! - A message that is too short. fuser answers with `ENOSYS`, and the dispatcher with `EIO`.
 //! - A second request that opens the connection.
 //! - A time that is no valid `struct timespec`, and a time that does not fit `SystemTime`.

@@ -6,10 +6,12 @@
 //! another processor.
 //!
 //! # Threads and entries
-//! An entry of a ring holds one request. With at most as many threads as processors, each queue has
-//! [`DEPTH`] entries, so that a request can arrive while another one is served. With more threads,
-//! each thread serves one queue with one entry, and some queues have several threads. Then a
-//! request never waits behind a slow one while another thread of its processor is idle.
+//! An entry of a ring holds one request.
+//! - With at most as many threads as processors, each queue has [`DEPTH`] entries, so that a
+//!   request can arrive while another one is served.
+//! - With more threads, each thread serves one queue with one entry, and some queues have several
+//!   threads. Then a request never waits behind a slow one while another thread of its processor is
+//!   idle.
 //!
 //! # Requests that run later
 //! An offload thread cannot use the ring. It puts its answer into a list and wakes the ring's
@@ -216,7 +218,7 @@ impl Thread {
                 };
                 self.dispatcher.serve_later(message, Box::new(reply));
             }
-            // A request without an answer. The kernel sends such requests to the FUSE device, and
+            // This request has no answer. The kernel sends such requests to the FUSE device, and
             // never to a ring. If one arrives in a ring all the same, an empty answer makes its
             // entry free for the next request.
             (_, None) => self.queues.ring.reply(entry, Ok(0)),

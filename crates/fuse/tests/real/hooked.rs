@@ -84,7 +84,8 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The thread that reads the number of open files has itself opened them.
+        // ORDERING: Relaxed. The number is read after the answer to an open, which orders the store
+        // before this load.
         self.open.load(Ordering::Relaxed)
     }
 

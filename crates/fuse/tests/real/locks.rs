@@ -93,7 +93,7 @@ impl AsyncFileSystem for Locked {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Register before the attempt, so that no change after it is missed.
+            // Register before the attempt, so that an unlock after the attempt wakes this future.
             changed.as_mut().enable();
             match self.locks.set(lock) {
                 Err(Errno::AGAIN) if waits => changed.await,

@@ -568,7 +568,8 @@ impl Kernel {
         let flags = *self.rng.pick(&[0, 0, 1, 2]);
         let data = self.bytes(16);
         let request = Request::new(Opcode::IOCTL, self.node()).u64(self.file_handle());
-        // A terminal's command, and those that read and set inode flags, which a tmpfs has not.
+        // A tmpfs knows none of these: a command of a terminal, and commands that read or set inode
+        // flags.
         let command = *self.rng.pick(&[0x5401, 0x8008_6601, 0x4008_6602, 0x801c_581f]);
         let request = request.u32(flags).u32(command).u64(0).u32(data.len() as u32).u32(64);
         request.data(&data)
