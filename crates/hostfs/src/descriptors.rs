@@ -182,14 +182,15 @@ impl Descriptors {
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Checks that the limit on open files allows one more open file.
+    /// Checks that the limit on open files allows one more open file. `lock_files` is the number of
+    /// further open files, which carry locks.
     ///
     /// # Errors
     /// `ENFILE` if the server has as many open files as the limit allows. `EMFILE` would wrongly
     /// tell the client that its own process has too many descriptors.
-    pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
+    pub(crate) fn check_open_limit(&self, lock_files: usize) -> Result<(), Errno> {
         let kept = self.kept.lock();
-        let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
+        let is_full = kept.open.len() + kept.fresh.len() + lock_files >= self.open_max;
         if is_full { Err(Errno::NFILE) } else { Ok(()) }
     }
 
@@ -340,12 +341,12 @@ mod tests {
         assert!(descriptors.get_open(5, handle).is_some());
         assert!(descriptors.get_open(6, handle).is_none());
         assert!(descriptors.get_writable(5).is_none());
-        assert_eq!(descriptors.check_open_limit(), Ok(()));
+        assert_eq!(descriptors.check_open_limit(0), Ok(()));
         let writer = descriptors.add_open(5, OFlags::RDWR, fd().try_clone().unwrap());
         assert!(descriptors.get_writable(5).is_some() && descriptors.get_writable(4).is_none());
-        assert_eq!(descriptors.check_open_limit(), Err(Errno::NFILE));
+        assert_eq!(descriptors.check_open_limit(0), Err(Errno::NFILE));
         descriptors.close(5, writer);
-        assert_eq!(descriptors.check_open_limit(), Ok(()));
+        assert_eq!(descriptors.check_open_limit(0), Ok(()));
         descriptors.close(6, handle);
         assert!(descriptors.get(5).is_some() && descriptors.get(6).is_none());
         descriptors.close(5, handle);

@@ -35,7 +35,7 @@ impl HostFs {
         if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
             return Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)));
         }
-        self.descriptors.check_open_limit()?;
+        self.check_open_limit()?;
         let file = self.reopen_file(&*self.at(node)?, access)?;
         Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)))
     }

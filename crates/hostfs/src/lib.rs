@@ -21,8 +21,8 @@
 //!   wanted number and generation. Otherwise the call fails with `ESTALE`.
 //! - H.2: the file system keeps at most `reusable` + `orphans` descriptors, one per open file, and
 //!   one per file and owner of fcntl(2) locks. A running call uses a few more. So `ulimit -n 256`
-//!   suffices for any number of files. Open files leave `reserved` descriptors to running calls. If
-//!   an open would leave fewer, it fails with `ENFILE`, and no other call fails (trap X10).
+//!   suffices. All these leave `reserved` descriptors to running calls. Otherwise an open fails
+//!   with `ENFILE`, a lock fails with `ENOLCK`, and no other call fails (trap X10).
 //! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits

@@ -102,6 +102,13 @@ impl HostFs {
         }
     }
 
+    /// Returns `ENFILE` if the process has as many open files as clients may have. The files that
+    /// carry locks count too.
+    pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
+        let lock_files = self.locks.files.lock().len();
+        self.descriptors.check_open_limit(lock_files)
+    }
+
     /// Returns the open file that carries the locks of `owner` on an inode. The first lock opens
     /// it. The host demands that the file is open for reading or for writing, as `kind` says.
     fn lock_file(&self, node: Node<'_>, owner: u64, kind: LockKind) -> Result<Arc<OwnedFd>, Errno> {
@@ -109,7 +116,7 @@ impl HostFs {
         if let Some(file) = self.locks.get(key) {
             return Ok(file);
         }
-        self.descriptors.check_open_limit()?;
+        self.check_open_limit().map_err(|_| Errno::NOLCK)?;
         let access = if kind == LockKind::Read { OFlags::RDONLY } else { OFlags::WRONLY };
         let at = self.at(node)?;
         // A later lock of the owner may need the other access mode. So first try to open the file

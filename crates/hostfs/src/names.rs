@@ -53,7 +53,7 @@ impl HostFs {
         let mode = self.first_mode(what);
         if what.open.is_some() && kind == FileKind::Regular {
             // Check the limit before the file is created, like open(2).
-            self.descriptors.check_open_limit()?;
+            self.check_open_limit()?;
         }
         let flags =
             if self.atime.others == Atime::Never { OFlags::NOATIME } else { OFlags::empty() };
