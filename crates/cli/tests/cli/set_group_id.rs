@@ -12,13 +12,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
-use corewalk_base::primitives::thread;
+use corewalk_testkit::user::run_as;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, copy_file_range, fallocate, mknodat,
     statx,
 };
-use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
 use crate::fixtures::{Folder, Server, can_mount};
 
@@ -72,18 +70,9 @@ fn open(at: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(at.join("f"))
 }
 
-/// Calls `change` with the credentials of `caller`, on a new thread.
+/// Calls `change` with the credentials of `caller`.
 fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let groups: Vec<Gid> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-            set_thread_groups(&groups).expect("root is permitted to");
-            set_thread_gid(Gid::from_raw(caller.gid)).expect("root is permitted to");
-            set_thread_uid(Uid::from_raw(caller.uid)).expect("root is permitted to");
-            change()
-        });
-        done.join().expect("the change does not panic")
-    })
+    run_as(caller.uid, caller.gid, caller.groups, change)
 }
 
 /// Applies each of `CHANGES` as `caller` to a file of `owner` in the directory `at`, with each of
