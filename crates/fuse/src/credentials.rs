@@ -94,9 +94,23 @@ impl Caller {
             false => 0,
         };
         let caps = caps_of(caps);
-        let counts = || ours.is_some() && UserNamespace::of(self.pid) == ours;
-        let caps = if caps.is_empty() || !counts() { Caps::empty() } else { caps };
+        let caps = if caps.is_empty() || !self.is_in(ours) { Caps::empty() } else { caps };
         nobody.with_groups(status.groups).with_caps(caps)
+    }
+
+    /// Returns the current credentials of the caller, as [`Caller::resolve`] does, but only if
+    /// `/proc` certainly shows those of the request. Returns `None` for a caller outside of `ours`,
+    /// and if the file system user ID differs. For example, overlayfs makes requests with the
+    /// credentials of its mount, and not with those of the calling process.
+    pub(crate) fn resolve_exactly(self, ours: Option<UserNamespace>) -> Option<Cred> {
+        let status = Status::of(&format!("/proc/{}/status", self.pid)).ok()?;
+        let is_exact = status.fsuid == Some(self.uid) && self.is_in(ours);
+        is_exact.then(|| self.resolve(ours))
+    }
+
+    /// Returns true if the caller is in the user namespace `ours`.
+    fn is_in(self, ours: Option<UserNamespace>) -> bool {
+        ours.is_some() && UserNamespace::of(self.pid) == ours
     }
 }
 
@@ -213,5 +227,9 @@ mod tests {
         // A caller whose user ID differs from the fsuid in `/proc` must get no capabilities.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());
+        let exactly = |caller: Caller, ours| caller.resolve_exactly(ours).map(|cred| cred.uid);
+        assert_eq!(exactly(caller, UserNamespace::ours()), Some(uid));
+        assert_eq!(exactly(other, UserNamespace::ours()), None);
+        assert_eq!(exactly(caller, Some(UserNamespace(0, 0))), None);
     }
 }

@@ -46,7 +46,7 @@ const CALLERS: [Caller; 4] = [
 /// bytes, from which the function may copy.
 type Change = fn(&Path) -> io::Result<()>;
 
-const CHANGES: [(&str, Change); 9] = [
+const CHANGES: [(&str, Change); 10] = [
     ("write", |at| open(at)?.write_all(b"xy")),
     ("append", |at| OpenOptions::new().append(true).open(at.join("f"))?.write_all(b"xy")),
     ("ftruncate", |at| open(at)?.set_len(3)),
@@ -63,6 +63,7 @@ const CHANGES: [(&str, Change); 9] = [
     }),
     // For callers that do not own the file, chgrp and chmod fail with `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
+    ("chown to nothing", |at| chown(at.join("f"), None, None)),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
 ];
 

@@ -18,6 +18,7 @@ mod locks;
 mod mounting;
 mod names;
 mod open_files;
+mod privileges;
 mod shrinker;
 mod site;
 mod slow;
