@@ -13,6 +13,7 @@
 //! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
 //! | [`WordPair`] | comparing shared words two at a time |
 //! | [`errno_of`] | the errno of an error of the standard library |
+//! | [`waits_in_chown`] | the system call of another thread |
 //! | [`signal_is_ignored`] | the disposition of a signal |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
@@ -32,6 +33,7 @@
 //! function of the interface is unsafe.
 
 mod budget;
+mod chown_call;
 mod counter;
 mod errno;
 pub mod file_handle;
@@ -52,6 +54,7 @@ pub mod sysv;
 pub mod tally;
 
 pub use budget::Budget;
+pub use chown_call::waits_in_chown;
 pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use errno::errno_of;

@@ -56,11 +56,14 @@ const PERM_WORDS: usize = 4;
 /// Words of the two records.
 pub(crate) const WORDS: usize = REF_WORDS + PERM_WORDS;
 
-/// The first word of the permission record: `version << 17 | acl << 16 | mode`. While the
-/// attributes are unknown, the version is odd.
+/// The first word of the permission record: `version << 18 | lacks_capability << 17 | acl << 16 |
+/// mode`. While the attributes are unknown, the version is odd.
 const MODE_MASK: u64 = 0xffff;
 const HAS_ACL: u64 = 1 << 16;
-const VERSION_SHIFT: u32 = 17;
+/// Set if the back end has answered that the inode has no file capabilities. A new version of the
+/// record begins without this bit.
+const LACKS_CAPABILITY: u64 = 1 << 17;
+const VERSION_SHIFT: u32 = 18;
 const MODE: usize = 0;
 /// Permission record, owner: `uid << 32 | gid`.
 const OWNER: usize = 1;
@@ -673,6 +676,28 @@ impl Inodes {
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
+        }
+    }
+
+    /// Returns true if the inode certainly has no file capabilities. The answer is false if the
+    /// back end was not asked since the last change of the attributes.
+    pub(crate) fn lacks_capability(&self, slot: InodeSlot) -> bool {
+        // ORDERING: Relaxed. One bit. A caller that orders itself after the end of a change, which
+        // clears the bit, sees the bit cleared.
+        self.perm_words(slot)[MODE].load(Ordering::Relaxed) & LACKS_CAPABILITY != 0
+    }
+
+    /// Notes that the inode has no file capabilities, as the back end has answered. Notes nothing
+    /// if a change has begun since `ticket` was taken, which was before the back end was asked.
+    pub(crate) fn note_no_capability(&self, slot: InodeSlot, ticket: Ticket) {
+        let _guard = self.lockref(slot).lock();
+        let word = &self.perm_words(slot)[MODE];
+        // ORDERING: Relaxed. Under the inode's lock, which all writers of the word hold.
+        let before = word.load(Ordering::Relaxed);
+        if before >> VERSION_SHIFT == ticket.0 {
+            // ORDERING(perm): Release. Pairs with the load in `perm`. A reader that sees this store
+            // sees the owner of this version, like a reader of the store in `store_perm_version`.
+            word.store(before | LACKS_CAPABILITY, Ordering::Release);
         }
     }
 

@@ -20,6 +20,7 @@
 mod attributes;
 mod by_number;
 mod call;
+mod capability;
 mod forget;
 mod held;
 mod hidden;

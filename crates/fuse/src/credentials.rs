@@ -67,9 +67,23 @@ pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
         false => 0,
     };
     let caps = caps_of(caps);
-    let counts = || ours.is_some() && UserNamespace::of(caller.pid) == ours;
-    let caps = if caps.is_empty() || !counts() { Caps::empty() } else { caps };
+    let caps = if caps.is_empty() || !is_in(caller, ours) { Caps::empty() } else { caps };
     nobody.with_groups(status.groups).with_caps(caps)
+}
+
+/// Returns the current credentials of `caller`, as [`resolve`] does, but only if `/proc` certainly
+/// shows those of the request. Returns `None` for a caller outside of `ours`, and if the file
+/// system user ID differs. For example, overlayfs makes requests with the credentials of its mount,
+/// and not with those of the calling process.
+pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Option<Cred> {
+    let status = Status::of(&format!("/proc/{}/status", caller.pid)).ok()?;
+    let is_exact = status.fsuid == Some(caller.uid) && is_in(caller, ours);
+    is_exact.then(|| resolve(caller, ours))
+}
+
+/// Returns true if the caller is in the user namespace `ours`.
+fn is_in(caller: Caller, ours: Option<UserNamespace>) -> bool {
+    ours.is_some() && UserNamespace::of(caller.pid) == ours
 }
 
 impl UserNamespace {
@@ -185,5 +199,9 @@ mod tests {
         // A caller whose user ID differs from the fsuid in `/proc` must get no capabilities.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(resolve(other, UserNamespace::ours()).caps, Caps::empty());
+        let exactly = |caller, ours| resolve_exactly(caller, ours).map(|cred| cred.uid);
+        assert_eq!(exactly(caller, UserNamespace::ours()), Some(uid));
+        assert_eq!(exactly(other, UserNamespace::ours()), None);
+        assert_eq!(exactly(caller, Some(UserNamespace(0, 0))), None);
     }
 }

@@ -58,7 +58,7 @@ use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::offload::Offload;
 use crate::options::Ownership;
 use crate::passthrough::Passthrough;
-use crate::server::Server;
+use crate::server::{Server, SetId};
 use crate::service::{Dispatch, Outcome, Reply};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
@@ -73,6 +73,9 @@ const LATER_BODY_BYTES: usize = 256;
 const ERRNO_END: i32 = 512;
 /// A flag in the answer to opendir: the kernel may cache the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
+/// The flag of a request that opens a file: clear set-user-ID and set-group-ID
+/// (`FUSE_OPEN_KILL_SUIDGID`).
+const OPEN_KILL_SET_ID: u32 = 1;
 
 /// Serves requests, some of them on offload threads. The drop of a `Dispatcher` waits until the
 /// offload threads have run all their requests.
@@ -119,6 +122,7 @@ impl Dispatcher {
     /// Returns a dispatcher for a connection that `init` has opened.
     pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
         let payload_bytes = init.payload_bytes(server.options());
+        server.set_features(Features::choose(&server, init.offered));
         let requests = Requests {
             timeouts: Timeouts::of(server.options()),
             opens_are_free: Features::opens_are_free(&server, init.offered),
@@ -225,6 +229,17 @@ fn needs_space(opcode: Opcode) -> bool {
 }
 
 impl Requests {
+    /// Returns what a request says about set-user-ID and set-group-ID. `flag` is the bit of `flags`
+    /// that asks the server to clear them, which counts only if the kernel leaves this to the
+    /// server.
+    fn set_id(&self, flags: u32, flag: u32) -> SetId {
+        match self.server.has_kill_flags() {
+            false => SetId::Unsaid,
+            true if flags & flag != 0 => SetId::Clear,
+            true => SetId::Keep,
+        }
+    }
+
     fn run_with_retries(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         if matches!(message.header.opcode, Opcode::FSYNC | Opcode::FSYNCDIR) {
             return self.run(message, body);

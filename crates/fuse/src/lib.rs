@@ -99,7 +99,7 @@ pub use mount::{
 pub use notify::KernelCache;
 pub use options::{Conflict, Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 pub use server::{
-    Change, Counters, Dirent, EntryOut, NewFile, Server, WriteOrigin, XATTR_PRUNE, XATTR_STAT,
-    XattrAnswer,
+    Change, Counters, Dirent, EntryOut, NewFile, Server, SetId, WriteOrigin, XATTR_PRUNE,
+    XATTR_STAT, XattrAnswer,
 };
 pub use transport::Transport;

@@ -35,6 +35,7 @@ mod ioctl;
 mod listing;
 mod locks;
 mod names;
+mod privileges;
 mod service;
 mod xattrs;
 
@@ -42,6 +43,7 @@ pub use counters::Counters;
 pub use files::WriteOrigin;
 pub use listing::Dirent;
 pub use names::NewFile;
+pub use privileges::SetId;
 pub use xattrs::{XATTR_PRUNE, XATTR_STAT, XattrAnswer};
 
 use std::fmt;
@@ -57,6 +59,7 @@ use crate::credentials::{UserNamespace, prechecked, resolve};
 use crate::mount::Device;
 use crate::notify::Notifier;
 use crate::options::{Options, Ownership, Permissions};
+use crate::wire::Features;
 use counters::Tallies;
 
 /// The node number of the root in the protocol.
@@ -102,6 +105,8 @@ pub struct Server {
     waits: bool,
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
+    /// The features of the connection.
+    features: OnceLock<Features>,
     /// The name of the transport of the mount. If the preferred transport is not used, the text
     /// also says why.
     transport: OnceLock<Box<str>>,
@@ -132,17 +137,20 @@ pub struct Change {
     /// The handle of the open file through which the caller makes the change, as by ftruncate(2).
     /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
+    /// The part of the request about set-user-ID and set-group-ID. Only a truncation has it.
+    pub set_id: SetId,
 }
 
 impl Change {
     /// Returns a [`Change`] that sets the attributes in `set`. The change is not made through an
     /// open file.
     pub fn new(set: SetAttr) -> Change {
-        Change { set, handle: None }
+        Change { set, ..Change::default() }
     }
 
     corewalk_base::setters! {
         with_handle: handle = Option<u64>;
+        with_set_id: set_id = SetId;
     }
 }
 
@@ -176,6 +184,7 @@ impl Server {
             waits,
             tallies: Tallies::default(),
             notifier: OnceLock::new(),
+            features: OnceLock::new(),
             transport: OnceLock::new(),
         })
     }
@@ -358,19 +367,36 @@ impl Server {
     /// ```
     pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
         let inode = self.inode_refreshed(node)?;
+        if change.is_empty() {
+            return Ok(self.set_nothing(caller, &inode, change)?.with_ino(node));
+        }
         let mut set = change.set;
+        let (is_chown, set_id) = match set.size {
+            None => (set.uid.is_some() || set.gid.is_some(), SetId::Unsaid),
+            Some(_) => (false, change.set_id),
+        };
         if set.size.is_some() {
+            self.remove_capability(&inode)?;
             // For truncate(2) the kernel also sends the current time as the modification time.
             // Ignore that time, because a truncation sets the modification time anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
-        let attr = self.change(caller, &inode, |cred| {
+        let missing = match is_chown {
+            true => self.missing_for_chown(caller, &inode)?,
+            false => Caps::empty(),
+        };
+        // Ask before the change, after which the cache does not know the answer.
+        let has_capability = is_chown && self.may_keep_capability(&inode)?;
+        let attr = self.change(caller, &inode, set_id, |cred| {
             // The kernel has checked the permission when the file was opened.
             let is_open = set.size.is_some() && change.handle.is_some();
             let more = if is_open { Caps::DAC_OVERRIDE } else { Caps::empty() };
-            let cred = cred.clone().with_caps(cred.caps | more);
+            let cred = cred.clone().with_caps((cred.caps | more) - missing);
             self.vfs.setattr_through(&cred, &inode, change.handle.unwrap_or(0), &set)
         })?;
+        if has_capability {
+            self.vfs.remove_capability(&inode)?;
+        }
         Ok(attr.with_ino(node))
     }
 
@@ -474,49 +500,6 @@ impl Server {
         match self.options.permissions {
             Permissions::Kernel => prechecked(caller),
             Permissions::Server => resolve(caller, self.namespace),
-        }
-    }
-
-    /// Runs the closure `change`, which changes content, size or owner of `inode`. The closure gets
-    /// the credentials that decide whether the set-group-ID bit of `inode` is cleared.
-    ///
-    /// On a write or a truncation, a kernel that checks permissions clears the set-user-ID bit. It
-    /// clears the set-group-ID bit only if the group may execute the file. Otherwise the server
-    /// clears that bit.
-    fn change<T>(
-        &self,
-        caller: Caller,
-        inode: &InodeRef<'_>,
-        change: impl FnOnce(&Cred) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        let is_kernel = self.options.permissions == Permissions::Kernel;
-        if !is_kernel || !self.vfs.has_lone_set_group_id(inode)? {
-            return change(&self.cred(caller));
-        }
-        let changed = change(&self.cred_in_groups(caller));
-        if let Some(notifier) = self.notifier.get()
-            && self.vfs.has_lone_set_group_id(inode) != Ok(true)
-        {
-            // The change has cleared the set-group-ID bit. The answer to a write cannot tell the
-            // kernel the new mode, and the kernel may cache the old mode for a day. So make the
-            // kernel drop the cached attributes.
-            notifier.drop_attributes(self.translate(inode.ino()));
-        }
-        changed
-    }
-
-    /// Returns credentials like those of `cred`, but with the caller's real groups and its real
-    /// `CAP_FSETID`. These two decide whether set-group-ID stays. A request carries neither, so
-    /// they are read from `/proc`. If the kernel has checked the permissions, all other
-    /// capabilities are set.
-    fn cred_in_groups(&self, caller: Caller) -> Cred {
-        let cred = resolve(caller, self.namespace);
-        match self.options.permissions {
-            Permissions::Server => cred,
-            Permissions::Kernel => {
-                let caps = cred.caps | (Caps::all() - Caps::FSETID);
-                cred.with_caps(caps)
-            }
         }
     }
 }

@@ -19,6 +19,7 @@
 //! | [`fork`] | child processes must start fast, because the test kills many |
 //! | [`require`] | a test needs root, `/dev/fuse`, a package or a feature of the kernel |
 //! | [`reexec`] | a test needs one processor, a low limit, or a process that dies |
+//! | [`user`] | calls are made as another user |
 //!
 //! # Rules
 //!
@@ -48,3 +49,4 @@ pub mod seal;
 pub mod sysv;
 #[cfg(all(target_os = "linux", not(miri)))]
 pub mod trace;
+pub mod user;

@@ -12,13 +12,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
-use corewalk_base::primitives::thread;
+use corewalk_testkit::user::run_as;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, copy_file_range, fallocate, mknodat,
     statx,
 };
-use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
 use crate::fixtures::{Folder, Server, can_mount};
 
@@ -48,7 +46,7 @@ const CALLERS: [Caller; 4] = [
 /// bytes, from which the function may copy.
 type Change = fn(&Path) -> io::Result<()>;
 
-const CHANGES: [(&str, Change); 9] = [
+const CHANGES: [(&str, Change); 10] = [
     ("write", |at| open(at)?.write_all(b"xy")),
     ("append", |at| OpenOptions::new().append(true).open(at.join("f"))?.write_all(b"xy")),
     ("ftruncate", |at| open(at)?.set_len(3)),
@@ -65,6 +63,7 @@ const CHANGES: [(&str, Change); 9] = [
     }),
     // For callers that do not own the file, chgrp and chmod fail with `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
+    ("chown to nothing", |at| chown(at.join("f"), None, None)),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
 ];
 
@@ -72,18 +71,9 @@ fn open(at: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(at.join("f"))
 }
 
-/// Calls `change` with the credentials of `caller`, on a new thread.
+/// Calls `change` with the credentials of `caller`.
 fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let groups: Vec<Gid> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-            set_thread_groups(&groups).expect("root is permitted to");
-            set_thread_gid(Gid::from_raw(caller.gid)).expect("root is permitted to");
-            set_thread_uid(Uid::from_raw(caller.uid)).expect("root is permitted to");
-            change()
-        });
-        done.join().expect("the change does not panic")
-    })
+    run_as(caller.uid, caller.gid, caller.groups, change)
 }
 
 /// Applies each of `CHANGES` as `caller` to a file of `owner` in the directory `at`, with each of

@@ -135,16 +135,13 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns true if a file has set-group-ID and its group may not execute it. A write, or a
-    /// change of size or owner, clears this bit unless the caller is in the group or has
-    /// `CAP_FSETID`. The kernel leaves it to a FUSE server to check that. The answer comes from the
-    /// cached mode, which is at least as new as the attributes that clients have got.
+    /// Returns the mode of an inode from the cache. It is at least as new as the attributes that
+    /// clients have got. Asks the back end only if the cache does not know the mode.
     ///
     /// # Errors
     /// The errors of the back end.
-    pub fn has_lone_set_group_id(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
-        let mode = self.awaiting_removal(&[inode.slot], || self.perm(inode.slot))?.mode;
-        Ok(inode.kind() != FileKind::Directory && is_lone_set_group_id(mode))
+    pub fn mode(&self, inode: &InodeRef<'_>) -> Result<u32, Errno> {
+        Ok(self.awaiting_removal(&[inode.slot], || self.perm(inode.slot))?.mode)
     }
 
     /// Changes attributes and returns the new ones.
@@ -191,6 +188,25 @@ impl Vfs {
         })
     }
 
+    /// Makes a chown(2) that gives neither an owner nor a group, and returns the attributes. Like
+    /// every chown, it clears set-user-ID and set-group-ID of anything but a directory.
+    ///
+    /// # Errors
+    /// `EPERM` if it clears a bit, and `cred` is neither the owner nor has `CAP_FOWNER`; the errors
+    /// of the back end.
+    pub fn chown_without_owner(&self, cred: &Cred, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
+        self.awaiting_removal(&[inode.slot], || {
+            let attr_lock = self.lock_attributes(inode.slot);
+            let perm = self.perm(inode.slot)?;
+            let mode = match inode.kind() {
+                FileKind::Directory => None,
+                _ => left_by_chown(cred, &perm, perm.gid)?,
+            };
+            let set = SetAttr { mode, ..SetAttr::default() };
+            self.setattr_locked(&Cred::root(), inode, 0, &set, &attr_lock)
+        })
+    }
+
     /// Changes the size of a file and returns its attributes. It is meant for a server that looks
     /// up the caller's groups and capabilities only if needed. Calls `load_cred` for them only if
     /// the file has the set-user-ID or the set-group-ID bit. The loaded groups and `CAP_FSETID`
@@ -221,7 +237,7 @@ impl Vfs {
 
     /// Takes the attribute lock of an inode, so that no other thread changes its attributes (P.1).
     /// The caller holds no other locks than in-lookup locks.
-    fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
+    pub(super) fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
 
@@ -249,7 +265,7 @@ impl Vfs {
     /// Runs a change of the mode, the owner or the group. The inode's permission record (its cached
     /// mode and owner) is marked unknown while `change` runs. Afterwards the record is set from the
     /// back end's answer. If another change overlapped, the record stays unknown.
-    fn change(
+    pub(super) fn change(
         &self,
         slot: InodeSlot,
         change: impl FnOnce() -> Result<Attr, Errno>,
@@ -560,25 +576,38 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
 }
 
 /// A chown or a truncation may clear the set-user-ID and set-group-ID bits of a file (not a
-/// directory). If the change `set` does so, returns the new mode. Otherwise returns None.
+/// directory). If the change `set` does so, returns the new mode. Otherwise returns None. A
+/// truncation clears the same bits as a write, without a check of the owner.
 ///
-/// If a chown clears a bit, the caller must be allowed to chmod: it must be the owner of the file
-/// (otherwise `EPERM`). Set-group-ID stays only if the caller is in the new group. A truncation
-/// clears the same bits as a write, without a check of the owner.
+/// # Errors
+/// Those of [`left_by_chown`].
 fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>, Errno> {
-    let is_given = set.uid.is_some() || set.gid.is_some();
+    if set.uid.is_some() || set.gid.is_some() {
+        return left_by_chown(cred, perm, set.gid.unwrap_or(perm.gid));
+    }
     let left = without_set_id(cred, perm);
     if left == perm.mode {
         return Ok(None);
     }
-    if !is_given {
-        let clears = set.size.is_some() && !cred.has(Caps::FSETID);
-        return Ok(clears.then_some(left));
+    let clears = set.size.is_some() && !cred.has(Caps::FSETID);
+    Ok(clears.then_some(left))
+}
+
+/// Returns the mode of a file (not a directory) after a chown, which clears set-user-ID and
+/// set-group-ID. Returns None if the mode stays. `gid` is the group of the file after the chown. If
+/// the group may not execute the file, and the caller is in the group, set-group-ID stays.
+///
+/// # Errors
+/// `EPERM` if the chown clears a bit, and the caller may not chmod the file.
+fn left_by_chown(cred: &Cred, perm: &Perm, gid: u32) -> Result<Option<u32>, Errno> {
+    let left = without_set_id(cred, perm);
+    if left == perm.mode {
+        return Ok(None);
     }
     if cred.uid != perm.uid && !cred.has(Caps::FOWNER) {
         return Err(Errno::PERM);
     }
-    Ok(Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), left)))
+    Ok(Some(allowed_set_id(cred, gid, left)))
 }
 
 /// Returns the mode without set-user-ID. Also clears set-group-ID if the group may execute the

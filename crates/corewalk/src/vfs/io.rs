@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 
 use super::attributes::acl_kind;
+use super::capability::{XATTR_CAPABILITY, is_capability};
 use super::paths::Nesting;
 use super::{InodeRef, Vfs};
 use crate::Errno;
@@ -19,8 +20,6 @@ use crate::fs::{Fallocate, FileSystem, Node, Opened, Seek, XattrMode};
 const XATTR_NAME_MAX: usize = 255;
 /// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_SIZE_MAX: usize = 65536;
-/// The attribute of file capabilities (`XATTR_NAME_CAPS`).
-const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
 /// The flags of open(2) that concern only the creation of a file. A client may pass them on, but
 /// the file exists when it is opened by its inode. So the back end does not get these flags.
@@ -566,7 +565,10 @@ impl Vfs {
                 return self.get_acl_xattr(inode, kind);
             }
             self.xattr_permission(cred, inode, name, May::READ)?;
-            fs.getxattr(node, name)
+            match name == XATTR_CAPABILITY {
+                true => self.get_capability(inode, fs, node),
+                false => fs.getxattr(node, name),
+            }
         })
     }
 
@@ -611,7 +613,10 @@ impl Vfs {
                 return Err(Errno::INVAL);
             }
             self.xattr_permission(cred, inode, name, May::WRITE)?;
-            fs.setxattr(node, name, value, mode)
+            match name == XATTR_CAPABILITY {
+                true => self.set_capability(inode, value, mode),
+                false => fs.setxattr(node, name, value, mode),
+            }
         })
     }
 
@@ -756,18 +761,6 @@ fn check_together(how: Fallocate) -> Result<(), Errno> {
         what if what.is_empty() => Ok(()),
         _ => Err(Errno::OPNOTSUPP),
     }
-}
-
-/// Returns true if `value` has the form of file capabilities: `struct vfs_cap_data` of version 2,
-/// or of version 3, which names the root user of a user namespace.
-fn is_capability(value: &[u8]) -> bool {
-    /// The effective flag, which shares a word with the version.
-    const EFFECTIVE: u32 = 1;
-    let Some((magic, _)) = value.split_first_chunk() else { return false };
-    matches!(
-        (value.len(), u32::from_le_bytes(*magic) & !EFFECTIVE),
-        (20, 0x0200_0000) | (24, 0x0300_0000)
-    )
 }
 
 fn is_regular(inode: &InodeRef<'_>) -> Result<(), Errno> {

@@ -39,8 +39,8 @@ impl Adapter {
             let (name, target, new) =
                 (name.to_vec(), new.target.to_vec(), (new.mode, new.umask, new.rdev));
             Box::new(move |server| {
-                let (mode, umask, rdev) = new;
-                server.make(caller, parent, &name, &NewFile { mode, umask, rdev, target: &target })
+                let new = NewFile::new(new.0).with_umask(new.1).with_rdev(new.2);
+                server.make(caller, parent, &name, &new.with_target(&target))
             })
         };
         self.answer_or_retry(caller, result, retry, move |result| entry(timeouts, result, reply));
@@ -223,7 +223,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let new = NewFile { mode, umask, rdev: u64::from(rdev), target: b"" };
+        let new = NewFile::new(mode).with_umask(umask).with_rdev(u64::from(rdev));
         self.make(caller(request), parent.0, name, &new, reply);
     }
 

@@ -24,6 +24,7 @@ impl Valid {
     const ATIME_NOW: u32 = 1 << 7;
     const MTIME_NOW: u32 = 1 << 8;
     const CTIME: u32 = 1 << 10;
+    const KILL_SET_ID: u32 = 1 << 11;
 
     fn has(&self, bit: u32) -> bool {
         self.0 & bit != 0
@@ -63,7 +64,8 @@ impl Requests {
     pub(super) fn setattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
         let (set, handle) = attributes_to_set(message)?;
-        let change = Change::new(set).with_handle(handle);
+        let set_id = self.set_id(message.args().u32()?, Valid::KILL_SET_ID);
+        let change = Change::new(set).with_handle(handle).with_set_id(set_id);
         let attr = self.server.setattr(header.caller, header.node, change)?;
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
     }

@@ -5,12 +5,14 @@ use std::ops::ControlFlow;
 use corewalk::{Errno, Fsync, OpenFlags, Opened};
 use rustix::fs::OFlags;
 
-use super::{FOPEN_CACHE_DIR, Requests};
+use super::{FOPEN_CACHE_DIR, OPEN_KILL_SET_ID, Requests};
 use crate::server::WriteOrigin;
 use crate::wire::{Args, Body, Message, Opcode};
 
 /// The flag of a write request that writes back cached pages (`FUSE_WRITE_CACHE`).
 const WRITE_CACHE: u32 = 1;
+/// The flag of a write request: clear set-user-ID and set-group-ID (`FUSE_WRITE_KILL_SUIDGID`).
+const WRITE_KILL_SET_ID: u32 = 1 << 2;
 /// The flag of an fsync request for fdatasync(2) (`FUSE_FSYNC_FDATASYNC`).
 pub(crate) const FSYNC_DATA: u32 = 1;
 /// The flag of an answer to an open: the kernel reads and writes the registered file.
@@ -28,8 +30,10 @@ impl Requests {
             return Err(Errno::NOSYS);
         }
         let header = message.header;
-        let flags = message.args().u32()?;
-        let opened = self.server.open(header.caller, header.node, flags)?;
+        let mut args = message.args();
+        let (flags, open_flags) = (args.u32()?, args.u32()?);
+        let set_id = self.set_id(open_flags, OPEN_KILL_SET_ID);
+        let opened = self.server.open_as(header.caller, header.node, flags, set_id)?;
         self.open_out((header.node, flags), opened, body)
     }
 
@@ -103,7 +107,8 @@ impl Requests {
             _ => WriteOrigin::Cache,
         };
         let data = args.data(size)?;
-        let count = self.server.write(header.caller, header.node, handle, offset, data, origin)?;
+        let (to, set_id) = ((header.node, handle), self.set_id(write_flags, WRITE_KILL_SET_ID));
+        let count = self.server.write_as(header.caller, to, offset, data, origin, set_id)?;
         body.u32(count as u32)?;
         body.u32(0)
     }

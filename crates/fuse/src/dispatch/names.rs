@@ -3,7 +3,7 @@
 use corewalk::attr::mode;
 use corewalk::{Errno, OpenFlags, Opened, Removal};
 
-use super::Requests;
+use super::{OPEN_KILL_SET_ID, Requests};
 use crate::server::{EntryOut, NewFile};
 use crate::wire::{Body, Message, Opcode};
 
@@ -67,7 +67,8 @@ impl Requests {
         let header = message.header;
         let mut args = message.args();
         let (flags, mode, umask) = (args.u32()?, args.u32()?, args.u32()?);
-        let new = NewFile::new(mode).with_umask(umask);
+        let set_id = self.set_id(args.u32()?, OPEN_KILL_SET_ID);
+        let new = NewFile::new(mode).with_umask(umask).with_set_id(set_id);
         let name = args.name()?;
         let (entry, opened) = self.server.create(header.caller, header.node, name, &new, flags)?;
         self.entry(&entry, body)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use corewalk::{Caller, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, Seek, StatFs};
 use rustix::fs::OFlags;
 
-use super::Server;
+use super::{Server, SetId};
 use crate::credentials::{prechecked, resolve};
 use crate::options::{Ownership, Permissions, WriteCache};
 
@@ -46,13 +46,25 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<Opened, Errno> {
+        self.open_as(caller, node, flags, SetId::Unsaid)
+    }
+
+    /// Opens `node` as [`Server::open`] does. `set_id` says which bits of the mode a truncation
+    /// clears.
+    pub(crate) fn open_as(
+        &self,
+        caller: Caller,
+        node: u64,
+        flags: u32,
+        set_id: SetId,
+    ) -> Result<Opened, Errno> {
         // An open for execution needs the current mode, because the permission depends on it. A
         // truncation needs it, because it may have to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
         };
-        self.open_checked(caller, &self.cred(caller), &inode, flags)
+        self.open_checked(caller, &self.cred(caller), &inode, flags, set_id)
     }
 
     /// Returns true if the kernel should read and write files of the host itself.
@@ -70,8 +82,8 @@ impl Server {
     /// come to the server, because the server clears the set-group-ID bit.
     pub(crate) fn backing_file(&self, node: u64, handle: u64) -> Option<Arc<OwnedFd>> {
         let inode = self.counted(node).ok()?;
-        match self.vfs.has_lone_set_group_id(&inode) {
-            Ok(false) => self.vfs.backing_file(&inode, handle),
+        match self.vfs.mode(&inode) {
+            Ok(mode) if !self.clears_bits_of(mode) => self.vfs.backing_file(&inode, handle),
             _ => None,
         }
     }
@@ -133,6 +145,7 @@ impl Server {
         cred: &Cred,
         inode: &InodeRef<'_>,
         flags: u32,
+        set_id: SetId,
     ) -> Result<Opened, Errno> {
         let has = |flag: OFlags| OFlags::from_bits_retain(flags).contains(flag);
         let mut may = match OFlags::from_bits_retain(flags) & OFlags::RWMODE {
@@ -146,15 +159,39 @@ impl Server {
         }
         let opened = self.vfs.open(cred, inode, flags, may)?;
         if has(OFlags::TRUNC) {
-            let cred = cred.clone().with_caps(cred.caps | Caps::DAC_OVERRIDE);
-            let who = || resolve(caller, self.namespace);
             let handle = opened.handle;
-            if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, handle, 0, who) {
+            if let Err(error) = self.truncate_opened(caller, cred, inode, handle, set_id) {
                 self.vfs.release(inode, handle);
                 return Err(error);
             }
         }
         Ok(opened)
+    }
+
+    /// Truncates a file that the caller has opened with `O_TRUNC`.
+    fn truncate_opened(
+        &self,
+        caller: Caller,
+        cred: &Cred,
+        inode: &InodeRef<'_>,
+        handle: u64,
+        set_id: SetId,
+    ) -> Result<(), Errno> {
+        self.remove_capability(inode)?;
+        let before = self.vfs.mode(inode)?;
+        let cred = cred.clone().with_caps(cred.caps | Caps::DAC_OVERRIDE);
+        let who = || {
+            let mut caller = resolve(caller, self.namespace);
+            match set_id {
+                SetId::Unsaid => {}
+                SetId::Keep => caller.caps.insert(Caps::FSETID),
+                SetId::Clear => caller.caps.remove(Caps::FSETID),
+            }
+            caller
+        };
+        self.vfs.truncate_with_lazy_cred(&cred, inode, handle, 0, who)?;
+        self.drop_changed_mode(inode, before);
+        Ok(())
     }
 
     /// Closes a handle of [`Server::open`] or [`Server::create`]. If the client has taken locks of
@@ -224,13 +261,30 @@ impl Server {
         bytes: &[u8],
         origin: WriteOrigin,
     ) -> Result<usize, Errno> {
-        let inode = self.inode(node)?;
+        self.write_as(caller, (node, handle), offset, bytes, origin, SetId::Unsaid)
+    }
+
+    /// Writes as [`Server::write`] does, through the open file `to`, which is given by its node and
+    /// its handle. `set_id` says which bits of the mode the write clears.
+    pub(crate) fn write_as(
+        &self,
+        caller: Caller,
+        to: (u64, u64),
+        offset: u64,
+        bytes: &[u8],
+        origin: WriteOrigin,
+        set_id: SetId,
+    ) -> Result<usize, Errno> {
+        let (inode, handle) = (self.inode(to.0)?, to.1);
+        if origin != WriteOrigin::Cache {
+            self.remove_capability(&inode)?;
+        }
         match origin {
             WriteOrigin::Append if self.ends_move() => {
                 self.append_for(caller, &inode, handle, offset, bytes)
             }
             WriteOrigin::Call | WriteOrigin::Append => {
-                self.write_for(caller, &inode, handle, offset, bytes)
+                self.write_for(caller, &inode, (handle, offset), bytes, set_id)
             }
             WriteOrigin::Cache => {
                 self.vfs.write(&prechecked(caller), &inode, handle, offset, bytes)
@@ -256,14 +310,14 @@ impl Server {
         &self,
         caller: Caller,
         inode: &InodeRef<'_>,
-        handle: u64,
-        offset: u64,
+        (handle, offset): (u64, u64),
         bytes: &[u8],
+        set_id: SetId,
     ) -> Result<usize, Errno> {
         match self.options.permissions {
             Permissions::Kernel => {
                 let write = |cred: &_| self.vfs.write(cred, inode, handle, offset, bytes);
-                self.change(caller, inode, write)
+                self.change(caller, inode, set_id, write)
             }
             Permissions::Server => {
                 let who = || resolve(caller, self.namespace);
@@ -286,7 +340,7 @@ impl Server {
         match self.options.permissions {
             Permissions::Kernel => {
                 let append = |cred: &_| self.vfs.append(cred, inode, handle, end, bytes);
-                self.change(caller, inode, append)
+                self.change(caller, inode, SetId::Unsaid, append)
             }
             Permissions::Server => {
                 let who = || resolve(caller, self.namespace);
@@ -318,7 +372,8 @@ impl Server {
     ) -> Result<(), Errno> {
         let inode = self.inode(node)?;
         let how = Fallocate::from_bits(flags).ok_or(Errno::OPNOTSUPP)?;
-        self.change(caller, &inode, |cred| {
+        self.remove_capability(&inode)?;
+        self.change(caller, &inode, SetId::Unsaid, |cred| {
             self.vfs.fallocate(cred, &inode, handle, range.0, range.1, how)
         })
     }
@@ -362,6 +417,7 @@ impl Server {
     ) -> Result<u64, Errno> {
         let source = self.inode(from.0)?;
         let target = self.counted(to.0)?;
+        self.remove_capability(&target)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
             // Limit the length so that neither the source range nor the target range ends above the
@@ -369,7 +425,7 @@ impl Server {
             let left = (i64::MAX as u64).saturating_sub(from.2.max(to.2));
             let len = len.min(BACK_END_COPY_BYTES_MAX).min(left);
             let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);
-            match self.change(caller, target.0, copy) {
+            match self.change(caller, target.0, SetId::Unsaid, copy) {
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV) => {}
                 copied => return copied,
             }
@@ -383,7 +439,10 @@ impl Server {
                 self.vfs.read(&source, from.1, from.2 + done, &mut chunk[..want]).and_then(|got| {
                     match got {
                         0 => Ok(0),
-                        _ => self.write_for(caller, &target, to.1, to.2 + done, &chunk[..got]),
+                        _ => {
+                            let at = (to.1, to.2 + done);
+                            self.write_for(caller, &target, at, &chunk[..got], SetId::Unsaid)
+                        }
                     }
                 });
             match step {

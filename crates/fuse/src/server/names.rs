@@ -6,7 +6,7 @@ use corewalk::{
 };
 use rustix::fs::OFlags;
 
-use super::{EntryOut, Server};
+use super::{EntryOut, Server, SetId};
 use crate::credentials::{prechecked, resolve};
 
 /// The new file of a request.
@@ -21,6 +21,9 @@ pub struct NewFile<'a> {
     pub rdev: u64,
     /// The target of a symbolic link.
     pub target: &'a [u8],
+    /// The part of the request about set-user-ID and set-group-ID. It counts if the file exists
+    /// already and the request truncates it.
+    pub set_id: SetId,
 }
 
 impl<'a> NewFile<'a> {
@@ -33,6 +36,7 @@ impl<'a> NewFile<'a> {
         with_umask: umask = u32;
         with_rdev: rdev = u64;
         with_target: target = &'a [u8];
+        with_set_id: set_id = SetId;
     }
 }
 
@@ -78,7 +82,7 @@ impl Server {
                 self.hand_out_open(inode, attr, opened)
             }
             Err(Errno::EXIST) if flags & OFlags::EXCL.bits() == 0 => {
-                self.open_existing(caller, &dir, name, flags)
+                self.open_existing(caller, &dir, name, (flags, new.set_id))
             }
             Err(error) => Err(error),
         }
@@ -96,14 +100,14 @@ impl Server {
         caller: Caller,
         dir: &InodeRef<'_>,
         name: &[u8],
-        flags: u32,
+        (flags, set_id): (u32, SetId),
     ) -> Result<(EntryOut, Opened), Errno> {
         let cred = resolve(caller, self.namespace);
         let inode = self.look_up(&cred, dir, self.name(name)?)?.inode;
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
         }
-        let opened = self.open_checked(caller, &cred, &inode, flags)?;
+        let opened = self.open_checked(caller, &cred, &inode, flags, set_id)?;
         match self.vfs.getattr(&inode) {
             Ok(attr) => self.hand_out_open(inode, attr, opened),
             Err(error) => {

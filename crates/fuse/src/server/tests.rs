@@ -424,7 +424,7 @@ fn server_permissions_are_checked_against_the_caller() {
     assert_eq!(removed, Err(Errno::PERM));
     let shrink = |handle| {
         let set = SetAttr::default().with_size(0).with_mtime(SetTime::Now);
-        server.setattr(other, file, Change { set, handle }).map(|attr| attr.size)
+        server.setattr(other, file, Change::new(set).with_handle(handle)).map(|attr| attr.size)
     };
     assert_eq!(shrink(None), Err(Errno::ACCESS));
     assert_eq!(shrink(Some(0)), Ok(0), "the permission was checked at open");
@@ -564,7 +564,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
     let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     let chmod = |mode| {
         let set = SetAttr::default().with_mode(mode);
-        server.setattr(owner, file, Change { set, handle: None }).expect("change the attributes");
+        server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     // ORDERING: SeqCst. `written` counts the writes to the file. Each increment must come after the
@@ -652,7 +652,7 @@ fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();
     let dir = make(&server, ROOT_NODE, b"dir", mode::S_IFDIR | 0o777);
     let set = SetAttr::default().with_gid(42).with_mode(0o2777);
-    let change = Change { set, handle: None };
+    let change = Change::new(set);
     server.setattr(CALLER, dir.node, change).expect("change the attributes");
     let other = Caller { uid: 7, gid: 7, pid: 0 };
     let new = |mode| NewFile { mode: mode::S_IFREG | mode, ..NewFile::default() };

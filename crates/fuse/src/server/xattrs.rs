@@ -124,6 +124,9 @@ impl Server {
     /// `ENODATA`; `EPERM`, `EACCES`; `EOPNOTSUPP`.
     pub fn removexattr(&self, caller: Caller, node: u64, name: &[u8]) -> Result<(), Errno> {
         let inode = self.inode(node)?;
+        if self.is_too_early(caller, &inode, name)? {
+            return Ok(());
+        }
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 

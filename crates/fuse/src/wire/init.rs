@@ -5,10 +5,15 @@
 //! - File locks, unless the back end manages them. Without this feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
-//! - `FUSE_HANDLE_KILLPRIV_V2`: a flag in each request would tell the server whether to clear
-//!   set-user-ID and set-group-ID. Without this feature, a kernel that checks permissions clears
-//!   most of these bits. If the server checks permissions, it chooses `FUSE_HANDLE_KILLPRIV`. The
-//!   kernel then leaves all of these bits to the server.
+//!
+//! # The privileges of a changed file
+//! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
+//! - Without a feature, a kernel that checks permissions clears most of these bits. If the server
+//!   checks permissions, it chooses `FUSE_HANDLE_KILLPRIV`, which leaves the bits to the server. In
+//!   both cases the kernel asks for `security.capability` before each write.
+//! - With `FUSE_HANDLE_KILLPRIV_V2`, the kernel remembers that a file has no privileges, and asks
+//!   no more. The server clears the bits, and a flag in most requests says whether to do so. The
+//!   server chooses this feature if no other program changes the files.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -63,6 +68,7 @@ impl Features {
         MAX_PAGES = 22;
         CACHE_SYMLINKS = 23;
         NO_OPENDIR_SUPPORT = 24;
+        HANDLE_KILLPRIV_V2 = 28;
         INIT_EXT = 30;
         PASSTHROUGH = 37;
         OVER_IO_URING = 41;
@@ -93,9 +99,12 @@ impl Features {
         if options.write_cache == WriteCache::Back {
             wanted |= Features::WRITEBACK_CACHE;
         }
-        if options.ownership == Ownership::Shared {
-            wanted |= Features::AUTO_INVAL_DATA;
-        }
+        wanted |= match options.ownership {
+            // With passthrough, the server does not see the writes that clear the bits.
+            Ownership::Exclusive if server.passes_through() => 0,
+            Ownership::Exclusive => Features::HANDLE_KILLPRIV_V2,
+            Ownership::Shared => Features::AUTO_INVAL_DATA,
+        };
         wanted |= match options.permissions {
             Permissions::Kernel => Features::POSIX_ACL,
             Permissions::Server => Features::HANDLE_KILLPRIV,
@@ -293,12 +302,13 @@ mod tests {
         let chosen = Features::choose(&exclusive, all).0;
         assert_eq!(chosen & Features::POSIX_ACL, Features::POSIX_ACL);
         assert_eq!(chosen & (Features::AUTO_INVAL_DATA | Features::ATOMIC_O_TRUNC), 0);
+        assert_ne!(chosen & Features::HANDLE_KILLPRIV_V2, 0);
         assert_eq!(Features::choose(&exclusive, Features(0)), Features(0));
         let truncates = Features(Features::ATOMIC_O_TRUNC);
         assert_eq!(Features::choose(&exclusive, truncates), truncates);
         let checks = server(Options::shared().with_server_permissions());
         let chosen = Features::choose(&checks, all).0;
-        assert_eq!(chosen & Features::POSIX_ACL, 0);
+        assert_eq!(chosen & (Features::POSIX_ACL | Features::HANDLE_KILLPRIV_V2), 0);
         assert_ne!(chosen & Features::HANDLE_KILLPRIV, 0);
     }
 }

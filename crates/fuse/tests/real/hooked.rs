@@ -262,6 +262,7 @@ impl FileSystem for Hooked {
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.call("getxattr", name);
         self.inner.getxattr(self.node(node), name)
     }
 

@@ -18,6 +18,7 @@ mod locks;
 mod mounting;
 mod names;
 mod open_files;
+mod privileges;
 mod requests;
 mod shrinker;
 mod site;

@@ -1,0 +1,366 @@
+//! The privileges that a change of a file clears: set-user-ID, set-group-ID and file capabilities.
+//!
+//! The kernel and the server share this work. The feature `FUSE_HANDLE_KILLPRIV_V2` decides how:
+//! - Without it, a kernel that checks permissions clears all but a *lone* set-group-ID bit, that of
+//!   a file whose group may not execute it. For this bit the caller's groups matter.
+//! - With it, the server clears everything. A write, a truncation and an open that truncates say
+//!   whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). The other requests do
+//!   not say so. For them, and for the groups, the server reads `/proc`, but only if the file has
+//!   one of the bits.
+//!
+//! The back end clears the bits in the step that changes the file, under the attribute lock of the
+//! inode. A file without privileges costs no call: its mode is cached, and so is the fact that it
+//! has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)). The kernel
+//! holds its lock of the inode until the answer. So no chmod and no setcap comes in between. The
+//! kernel also removes capabilities itself, unless it remembers that the file has none.
+//!
+//! # Requests for no change
+//! With the feature, the kernel sends a setattr request without any attribute in two cases, and
+//! does not tell which one it is:
+//! - before a write, fallocate(2) or copy_file_range(2), if the file has privileges;
+//! - for chown(2) without an owner and without a group. The kernel leaves even the check of the
+//!   caller to the server.
+//!
+//! The first case must change nothing, since the caller may not be the owner, and may have
+//! `CAP_FSETID`. The request that follows clears the bits. The second case clears the bits for the
+//! owner, and is refused to anyone else. The server learns the system call and the credentials of
+//! the waiting thread from `/proc`. If it cannot, it changes nothing, and chown(2) without an owner
+//! succeeds without an effect.
+//!
+//! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
+
+use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_ISGID, S_ISUID};
+use corewalk::{Attr, Caller, Caps, Cred, Errno, InodeRef, SetAttr};
+use corewalk_base::waits_in_chown;
+
+use super::{Change, Server};
+use crate::credentials::{resolve, resolve_exactly};
+use crate::options::Permissions;
+use crate::wire::Features;
+
+/// The extended attribute of file capabilities.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// Tells what a request says about the set-user-ID and set-group-ID bits of the file it changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SetId {
+    /// The request says nothing.
+    #[default]
+    Unsaid,
+    /// The caller has `CAP_FSETID`, so the bits stay.
+    Keep,
+    /// The caller does not have `CAP_FSETID`, so the bits go. A lone set-group-ID bit stays if the
+    /// caller is in the group of the file.
+    Clear,
+}
+
+impl Change {
+    /// Returns true if the change sets no attribute. The kernel may send a time of the change all
+    /// the same.
+    pub(super) fn is_empty(&self) -> bool {
+        self.set.with_ctime(None) == SetAttr::default()
+    }
+}
+
+impl Server {
+    /// Notes the features of the connection.
+    pub(crate) fn set_features(&self, features: Features) {
+        // Ignore an error: the first connection counts. Only tests open a second one.
+        let _ = self.features.set(features);
+    }
+
+    /// Returns true if requests say whether the server has to clear set-user-ID and set-group-ID.
+    pub(crate) fn has_kill_flags(&self) -> bool {
+        self.has(Features::HANDLE_KILLPRIV_V2)
+    }
+
+    /// Returns true if the kernel leaves set-user-ID and set-group-ID to the server.
+    fn clears_set_id(&self) -> bool {
+        self.has(Features::HANDLE_KILLPRIV_V2 | Features::HANDLE_KILLPRIV)
+    }
+
+    /// Returns true if the connection has one of `features`.
+    fn has(&self, features: u64) -> bool {
+        self.features.get().is_some_and(|chosen| chosen.0 & features != 0)
+    }
+
+    /// Removes the capabilities of a file that a request changes. Without the flags in requests,
+    /// the kernel asks for them before each change.
+    pub(super) fn remove_capability(&self, inode: &InodeRef<'_>) -> Result<(), Errno> {
+        if self.has_kill_flags() { self.vfs.remove_capability(inode) } else { Ok(()) }
+    }
+
+    /// Runs the closure `change`, which changes content, size or owner of `inode`. The closure gets
+    /// the credentials that decide whether the set-user-ID and set-group-ID bits are cleared.
+    pub(super) fn change<T>(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+        set_id: SetId,
+        change: impl FnOnce(&Cred) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let is_kernel = self.options.permissions == Permissions::Kernel;
+        if !is_kernel || set_id == SetId::Keep {
+            return change(&self.cred(caller));
+        }
+        let before = self.vfs.mode(inode)?;
+        if !self.clears_bits_of(before) {
+            return change(&self.cred(caller));
+        }
+        let mut cred = self.cred_in_groups(caller);
+        if set_id == SetId::Clear {
+            cred.caps.remove(Caps::FSETID);
+        }
+        let changed = change(&cred);
+        self.drop_changed_mode(inode, before);
+        changed
+    }
+
+    /// Makes the kernel drop its cached attributes of `inode` if the mode is no longer `before`.
+    /// The answer to a write cannot tell the kernel the new mode, and the kernel may cache the old
+    /// mode for a day.
+    pub(super) fn drop_changed_mode(&self, inode: &InodeRef<'_>, before: u32) {
+        if let Some(notifier) = self.notifier.get()
+            && self.vfs.mode(inode) != Ok(before)
+        {
+            notifier.drop_attributes(self.translate(inode.ino()));
+        }
+    }
+
+    /// Returns true if the server has to clear a set-user-ID or set-group-ID bit of a file with
+    /// this mode, depending on the caller.
+    pub(super) fn clears_bits_of(&self, mode: u32) -> bool {
+        let is_lone = mode & (S_ISGID | 0o010) == S_ISGID;
+        let is_any = mode & (S_ISUID | S_ISGID) != 0;
+        mode & S_IFMT != S_IFDIR && (is_lone || is_any && self.clears_set_id())
+    }
+
+    /// Answers a setattr request without any attribute.
+    pub(super) fn set_nothing(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+        change: Change,
+    ) -> Result<Attr, Errno> {
+        let may_matter =
+            self.clears_bits_of(self.vfs.mode(inode)?) || self.may_keep_capability(inode)?;
+        if may_matter && let Some(cred) = self.cred_in_chown(caller) {
+            let attr = self.vfs.chown_without_owner(&cred, inode)?;
+            self.vfs.remove_capability(inode)?;
+            return Ok(attr);
+        }
+        let handle = change.handle.unwrap_or(0);
+        self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)
+    }
+
+    /// Returns true if chown(2) removes the attribute `name`, which is too early. The kernel
+    /// removes the capabilities of a file before the server has checked whether the caller may
+    /// chown it. The setattr request that follows removes them, unless it fails.
+    pub(super) fn is_too_early(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+        name: &[u8],
+    ) -> Result<bool, Errno> {
+        Ok(name == CAPABILITY && self.checks_chown(inode)? && self.cred_in_chown(caller).is_some())
+    }
+
+    /// Returns the credentials of a caller that waits in chown(2). Returns `None` for a caller in
+    /// another system call, and if the server cannot find out.
+    fn cred_in_chown(&self, caller: Caller) -> Option<Cred> {
+        let is_chown = waits_in_chown(caller.pid) == Some(true);
+        is_chown.then(|| resolve_exactly(caller, self.namespace)).flatten()
+    }
+
+    /// Returns true if a chown has to remove capabilities of `inode`.
+    pub(super) fn may_keep_capability(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
+        Ok(self.vfs.may_have_capability(inode) && self.checks_chown(inode)?)
+    }
+
+    /// Returns true if the server, and not the kernel, decides whether the caller of chown(2) may
+    /// clear the bits of the mode.
+    fn checks_chown(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
+        Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
+    }
+
+    /// Returns the capabilities that a chown by `caller` does not have, although the kernel checks
+    /// permissions. The kernel does not check `CAP_FOWNER`, without which a chown must not clear
+    /// the bits of another user's file. If the server does not know the caller's capabilities, the
+    /// caller has this one, since the kernel has allowed the change of the owner.
+    pub(super) fn missing_for_chown(
+        &self,
+        caller: Caller,
+        inode: &InodeRef<'_>,
+    ) -> Result<Caps, Errno> {
+        let is_needed = self.options.permissions == Permissions::Kernel
+            && self.clears_bits_of(self.vfs.mode(inode)?);
+        let cred = if is_needed { resolve_exactly(caller, self.namespace) } else { None };
+        match cred.is_some_and(|cred| !cred.has(Caps::FOWNER)) {
+            true => Ok(Caps::FOWNER),
+            false => Ok(Caps::empty()),
+        }
+    }
+
+    /// Returns credentials like those of `cred`, but with the caller's real groups and its real
+    /// `CAP_FSETID`. These two decide whether set-group-ID stays. A request carries neither, so
+    /// they are read from `/proc`. If the kernel has checked the permissions, all other
+    /// capabilities are set.
+    pub(super) fn cred_in_groups(&self, caller: Caller) -> Cred {
+        let cred = resolve(caller, self.namespace);
+        match self.options.permissions {
+            Permissions::Server => cred,
+            Permissions::Kernel => {
+                let caps = cred.caps | (Caps::all() - Caps::FSETID);
+                cred.with_caps(caps)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use corewalk::attr::mode::S_IFREG;
+    use corewalk_base::Mutex;
+    use rustix::fs::OFlags;
+
+    use super::super::{NewFile, ROOT_NODE, WriteOrigin};
+    use super::*;
+    use crate::hooked::Hooked;
+    use crate::options::Options;
+
+    const OWNER: Caller = Caller { uid: 1000, gid: 1000, pid: 0 };
+    /// A value of `security.capability` (`VFS_CAP_REVISION_2`, without any capability).
+    const VALUE: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    /// A server of a connection with `FUSE_HANDLE_KILLPRIV_V2`, and the names of the attributes
+    /// that the back end was asked for.
+    fn server() -> (Server, Arc<Mutex<Vec<Vec<u8>>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&asked);
+        let fs = Hooked::new(move |call, name| {
+            if call == "getxattr" {
+                noted.lock().push(name.to_vec());
+            }
+        });
+        let server = Server::new(Arc::new(fs), Options::exclusive()).expect("start the server");
+        server.set_features(Features(Features::HANDLE_KILLPRIV_V2));
+        (server, asked)
+    }
+
+    fn make(server: &Server, mode: u32) -> u64 {
+        let new = NewFile::new(S_IFREG | mode);
+        server.make(OWNER, ROOT_NODE, b"f", &new).expect("make the file").node
+    }
+
+    fn mode(server: &Server, node: u64) -> u32 {
+        server.getattr(node).expect("read the attributes").mode & 0o7777
+    }
+
+    #[test]
+    fn flag_of_a_write_decides_about_the_bits() {
+        for (set_id, left) in [(SetId::Keep, 0o6755), (SetId::Clear, 0o755)] {
+            let (server, _) = server();
+            let node = make(&server, 0o6755);
+            let write = |origin, set_id| server.write_as(OWNER, (node, 0), 0, b"x", origin, set_id);
+            assert_eq!(write(WriteOrigin::Cache, SetId::Keep), Ok(1));
+            assert_eq!(mode(&server, node), 0o6755);
+            assert_eq!(write(WriteOrigin::Call, set_id), Ok(1));
+            assert_eq!(mode(&server, node), left, "{set_id:?}");
+        }
+    }
+
+    #[test]
+    fn flag_of_a_truncation_decides_about_the_bits() {
+        for (set_id, left) in [(SetId::Keep, 0o6755), (SetId::Clear, 0o755)] {
+            let (server, _) = server();
+            let node = make(&server, 0o6755);
+            let change = Change::new(SetAttr::default().with_size(3)).with_set_id(set_id);
+            server.setattr(OWNER, node, change).expect("truncate the file");
+            assert_eq!(mode(&server, node), left, "{set_id:?}");
+        }
+    }
+
+    #[test]
+    fn flag_of_an_open_or_a_create_decides_about_the_bits() {
+        let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
+        for (set_id, left) in [(SetId::Keep, 0o6755), (SetId::Clear, 0o755)] {
+            let (server, _) = server();
+            let node = make(&server, 0o6755);
+            server.open_as(OWNER, node, flags, set_id).expect("open the file");
+            assert_eq!(mode(&server, node), left, "{set_id:?}");
+            let set = Change::new(SetAttr::default().with_mode(0o6755));
+            server.setattr(OWNER, node, set).expect("chmod");
+            let new = NewFile::new(0o600).with_set_id(set_id);
+            let (found, _) =
+                server.create(OWNER, ROOT_NODE, b"f", &new, flags).expect("open the file");
+            assert_eq!((found.node, mode(&server, node)), (node, left), "{set_id:?}");
+        }
+    }
+
+    /// A request without any attribute comes also from a process that only writes. So without the
+    /// proof that its thread is in chown(2), the request must change nothing, even for the owner.
+    #[test]
+    fn request_without_attributes_changes_no_mode() {
+        let (server, _) = server();
+        let node = make(&server, 0o6755);
+        for pid in [0, std::process::id()] {
+            let caller = Caller { pid, ..OWNER };
+            let attr = server.setattr(caller, node, Change::default()).expect("no change");
+            assert_eq!(attr.mode & 0o7777, 0o6755);
+        }
+    }
+
+    /// The back end must be asked for the capabilities of a file only once, and again after they
+    /// were set.
+    #[test]
+    fn capabilities_are_removed_and_their_absence_is_remembered() {
+        let (server, asked) = server();
+        let node = make(&server, 0o644);
+        let write = || server.write_as(OWNER, (node, 0), 0, b"x", WriteOrigin::Call, SetId::Keep);
+        let get = || server.getxattr(OWNER, node, CAPABILITY, 0);
+        let count = || std::mem::take(&mut *asked.lock()).len();
+        for _ in 0..2 {
+            assert_eq!(server.setxattr(OWNER, node, CAPABILITY, &VALUE, 0), Ok(()));
+            assert!(get().is_ok());
+            assert_eq!((write(), count()), (Ok(1), 2));
+            assert_eq!((write(), write(), count()), (Ok(1), Ok(1), 0));
+            assert_eq!((get(), count()), (Err(Errno::NODATA), 1));
+        }
+        // A change of the attributes drops the cached answer, and the kernel's question renews it.
+        let chmod = Change::new(SetAttr::default().with_mode(0o600));
+        server.setattr(OWNER, node, chmod).expect("chmod");
+        assert_eq!((get(), write(), count()), (Err(Errno::NODATA), Ok(1), 1));
+    }
+
+    #[test]
+    fn every_change_of_content_or_owner_removes_capabilities() {
+        let (server, _) = server();
+        let node = make(&server, 0o644);
+        let root = Caller { uid: 0, gid: 0, pid: 0 };
+        let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
+        let set = |set| server.setattr(root, node, Change::new(set)).map(drop);
+        let size = SetAttr::default().with_size(5);
+        let changes: [&dyn Fn() -> Result<(), Errno>; 7] = [
+            &|| server.write(OWNER, node, 0, 0, b"x", WriteOrigin::Call).map(drop),
+            &|| server.write(OWNER, node, 0, 0, b"x", WriteOrigin::Append).map(drop),
+            &|| server.fallocate(OWNER, node, 0, (0, 10), 0),
+            &|| server.copy_file_range(OWNER, (node, 0, 0), (node, 0, 8), 2).map(drop),
+            &|| server.open(OWNER, node, flags).map(drop),
+            &|| set(size),
+            &|| set(SetAttr::default().with_uid(7)),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            server.setxattr(root, node, CAPABILITY, &VALUE, 0).expect("set the capabilities");
+            assert_eq!(change(), Ok(()), "{at}");
+            let left = server.getxattr(root, node, CAPABILITY, 0);
+            assert_eq!(left, Err(Errno::NODATA), "{at}");
+        }
+        // A time is no content.
+        server.setxattr(root, node, CAPABILITY, &VALUE, 0).expect("set the capabilities");
+        assert_eq!(set(SetAttr::default().with_mtime(corewalk::attr::SetTime::Now)), Ok(()));
+        assert!(server.getxattr(root, node, CAPABILITY, 0).is_ok());
+    }
+}
