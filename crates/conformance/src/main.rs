@@ -24,7 +24,8 @@ Checks, and their parts for --only and --except:
   storm            many threads that publish, remove and read files beside moves of directories
 
 pjdfstest needs root: without it, a third of its tests are skipped. It makes calls as several users,
-so mount with allow_other, and also with dev and suid. The other checks run as any user.
+so mount with allow_other, and also with dev and suid. DIR may have 44 bytes, since pjdfstest binds
+sockets below it. The other checks run as any user.
 
 Each check works in a new directory in DIR, and removes it if the check passes. pjdfstest and fsx
 are installed with `cargo install` when they are first needed, into the folder of --programs.

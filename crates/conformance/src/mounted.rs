@@ -16,7 +16,7 @@ mod pjdfstest;
 mod programs;
 mod storm;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,15 +116,20 @@ impl Mounted {
         self
     }
 
-    /// Runs the checks, one after the other, and returns their outcomes.
+    /// Runs the checks, one after the other, and returns their outcomes. The logs of a check that
+    /// failed stay until the next run with the same folder for programs.
     ///
     /// # Panics
     /// If `only` or `except` names a check that does not exist.
     pub fn run(self) -> Report {
         let names = CHECKS.iter().map(|(name, _)| *name);
+        // While a run holds the locks of its logs, no other run removes them.
+        let mut locks = Vec::new();
         self.plan.run(names, &WITH_PARTS, |name| match name {
-            "pjdfstest" => self.run_program(name, &pjdfstest::PROGRAM, pjdfstest::check),
-            "fsx" => self.run_program(name, &fsx::PROGRAM, fsx::check),
+            "pjdfstest" => {
+                self.run_program(name, &pjdfstest::PROGRAM, pjdfstest::check, &mut locks)
+            }
+            "fsx" => self.run_program(name, &fsx::PROGRAM, fsx::check, &mut locks),
             _ => self.run_storm(name),
         })
     }
@@ -138,18 +143,24 @@ impl Mounted {
         })
     }
 
-    /// Runs a check that needs a program. Installs the program first.
+    /// Runs a check that needs a program. Installs the program first. Adds the lock of its logs to
+    /// `locks`.
     fn run_program(
         &self,
         name: &'static str,
         program: &Program,
         check: fn(&Task) -> Checked<String>,
+        locks: &mut Vec<File>,
     ) -> (Outcome, String) {
-        let prepared = program
-            .installed(&self.programs)
-            .and_then(|program| Ok((program, new_work_folder(&self.programs)?)));
+        let prepared = program.installed(&self.programs).and_then(|program| {
+            let made = new_work_folder(&self.programs).map_err(errno_of);
+            Ok((program, made.must("making a folder for logs")?))
+        });
         let (program, work) = match prepared {
-            Ok(prepared) => prepared,
+            Ok((program, (work, lock))) => {
+                locks.push(lock);
+                (program, work)
+            }
             Err(Stop::Skipped(why)) => return (Outcome::Skipped(why), String::new()),
             Err(Stop::Failed(why)) => return (Outcome::Failed(why), String::new()),
         };
@@ -184,36 +195,42 @@ impl std::fmt::Debug for Mounted {
 
 /// Makes a new directory in `dir`. Its name is short, because the paths of sockets below it have a
 /// limit.
-fn new_folder(dir: &Path, prefix: &str) -> Result<PathBuf, corewalk::Errno> {
+fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     let mut number = 0;
     loop {
         let folder = dir.join(format!("{prefix}{number}"));
         match fs::create_dir(&folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            made => return made.map(|()| folder).map_err(errno_of),
+            made => return made.map(|()| folder),
         }
     }
 }
 
 /// Makes a directory in the folder for programs, for the logs of a check. Removes the logs of runs
-/// that have ended.
-fn new_work_folder(programs: &Path) -> Checked<PathBuf> {
-    for entry in fs::read_dir(programs).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix("run-").and_then(|rest| rest.split('-').next());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // Ignore an error: another run may remove the same logs.
-            let _ = fs::remove_dir_all(entry.path());
+/// that have ended. A run holds a lock in the directory. The process id would not tell whether a
+/// run has ended, since runs in several pid namespaces may use the folder.
+fn new_work_folder(programs: &Path) -> io::Result<(PathBuf, File)> {
+    let locked = |path: PathBuf| {
+        let file = File::create(path)?;
+        file.lock().map(|()| file)
+    };
+    let _turn = locked(programs.join("lock"))?;
+    for entry in fs::read_dir(programs)? {
+        let entry = entry?;
+        let is_run = entry.file_name().to_string_lossy().starts_with("run");
+        if is_run && File::open(entry.path().join("lock")).is_ok_and(|it| it.try_lock().is_ok()) {
+            fs::remove_dir_all(entry.path())?;
         }
     }
-    let prefix = format!("run-{}-", std::process::id());
-    new_folder(programs, &prefix).must("making a folder for logs")
+    let folder = new_folder(programs, "run")?;
+    let lock = locked(folder.join("lock"))?;
+    Ok((folder, lock))
 }
 
 /// Runs a check in a new directory in `dir`. If the check does not fail, removes the directory with
 /// all its files.
 fn in_new_folder<T>(dir: &Path, check: impl FnOnce(&Path) -> Checked<T>) -> Checked<T> {
-    let folder = new_folder(dir, "k").needs("mkdir")?;
+    let folder = new_folder(dir, "k").map_err(errno_of).needs("mkdir")?;
     let done = check(&folder);
     if !matches!(done, Err(Stop::Failed(_))) {
         fs::remove_dir_all(&folder).map_err(errno_of).must("removal of the files of the check")?;

@@ -19,9 +19,9 @@ use crate::answer::{Answer, Checked, Stop, ensure};
 
 pub(super) const PROGRAM: Program = Program { name: "pjdfstest", version: "0.2.2" };
 
-/// The path of a socket may have this many bytes, less the names that pjdfstest adds to its
-/// directory: two temporary directories and a file name of 32 bytes.
-const PATH_BYTES_MAX: usize = 107 - 55;
+/// The limit of the path of the directory, in bytes. The path of a socket may have 107 bytes.
+/// pjdfstest adds two temporary directories, a name of 32 bytes and one of 4 to its directory.
+const PATH_BYTES_MAX: usize = 107 - (11 + 11 + 33 + 5);
 /// The number of failed tests that a report names.
 const FAILED_MAX: usize = 40;
 /// Users as which pjdfstest makes calls, if they exist. The first one is the usual choice.
@@ -66,8 +66,9 @@ pub(super) fn check(task: &Task) -> Checked<String> {
     let users = users()?;
     let length = task.folder.as_os_str().len();
     if length > PATH_BYTES_MAX {
-        let why = format!("the path has {length} bytes, and sockets allow {PATH_BYTES_MAX}");
-        return Stop::skipped(format!("{}: {why}", task.folder.display()));
+        let path = task.folder.display();
+        let why = format!("{path} has {length} bytes; for sockets, at most {PATH_BYTES_MAX} work");
+        return Stop::skipped(why);
     }
     let open_to_all = fs::Permissions::from_mode(0o755);
     fs::set_permissions(&task.folder, open_to_all).map_err(errno_of).must("chmod")?;
