@@ -84,8 +84,8 @@ Options of ext4(5), not for a directory of this machine:
 
 Option of nfs(5), for a directory of this machine:
   local_lock=all|none  with none, fcntl(2) and flock(2) in the mount and on the directory itself
-                     exclude each other; default all: locks hold in the mount only. none implies
-                     transport=dev.
+                     exclude each other; default all: locks hold in the mount only. none is not
+                     possible with transport=uring and transport=fuser.
 
 Options of corewalk:
   birth_times        statx(2) shows when a file was made. It costs a request for each file whose

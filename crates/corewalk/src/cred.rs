@@ -24,6 +24,8 @@ bitflags! {
         const FOWNER = 1 << 3;
         /// Keep set-user-ID and set-group-ID bits.
         const FSETID = 1 << 4;
+        /// Set and clear the inode flags `IMMUTABLE` and `APPEND`.
+        const LINUX_IMMUTABLE = 1 << 8;
         /// Make device nodes.
         const MKNOD = 1 << 5;
         /// Read and change `trusted.` attributes; change `security.` attributes.

@@ -526,10 +526,14 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Returns the file of the host that has the content of the open file [`Node::handle`]. If the
-    /// kernel agrees, it then reads and writes that file itself, and `read` and `write` are not
-    /// called for the open file. The descriptor stays open as long as the open file. `None`, the
-    /// default, if there is no such file.
+    /// Returns the file of the host that has the content of the open file [`Node::handle`]. `None`,
+    /// the default, if there is no such file.
+    ///
+    /// A server calls this method at the first open of an inode, and the answer holds until the
+    /// inode is not open any more. If the kernel agrees, it opens the place of that file on the
+    /// host again for each client. It does so with the rights of the server and the flags of the
+    /// client, whatever the access mode of the descriptor is. The kernel then reads and writes that
+    /// file itself. It calls `read` and `write` only for files with [`OpenFlags::DIRECT_IO`].
     fn backing_file(&self, node: Node<'_>) -> Option<Arc<OwnedFd>> {
         None
     }

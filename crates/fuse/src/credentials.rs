@@ -23,12 +23,13 @@ use rustix::fs::{Mode, OFlags};
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// The capabilities that matter to a file system, each with the kernel's number for it.
-const CAPS: [(u32, Caps); 8] = [
+const CAPS: [(u32, Caps); 9] = [
     (0, Caps::CHOWN),
     (1, Caps::DAC_OVERRIDE),
     (2, Caps::DAC_READ_SEARCH),
     (3, Caps::FOWNER),
     (4, Caps::FSETID),
+    (9, Caps::LINUX_IMMUTABLE),
     (21, Caps::SYS_ADMIN),
     (27, Caps::MKNOD),
     (31, Caps::SETFCAP),

@@ -279,8 +279,15 @@ impl Requests {
     fn begin(&self, message: &Message<'_>) -> (Request, Option<Running<'_>>) {
         let header = message.header;
         let request = Request::new(header.caller);
-        // A request that waits for a lock is in the index already, and its signals end the wait.
-        if !self.server.waits() || header.opcode == Opcode::SETLKW {
+        let is_killable = match header.opcode {
+            // This request is in the index already, and its signals end the wait.
+            Opcode::SETLKW => false,
+            // The kernel does not send these requests again, so they must run even if the client is
+            // killed, as it is when its end closes the file.
+            Opcode::FLUSH | Opcode::RELEASE | Opcode::RELEASEDIR => false,
+            _ => self.server.waits(),
+        };
+        if !is_killable {
             return (request, None);
         }
         let cancel = Cancel::default();

@@ -19,8 +19,8 @@
 //!   when a user outside of the group writes.
 //!
 //! # Locks
-//! The mutex of the decisions is held alone, and while a file is registered. That takes no lock of
-//! the mount.
+//! The mutex of the decisions is held alone. While a thread decides about an inode, it does not
+//! hold the mutex, and only further opens of the same inode wait for it.
 //!
 //! Source: Linux `fs/fuse/passthrough.c`, `backing.c`, `iomode.c`.
 
@@ -29,8 +29,8 @@ use std::collections::hash_map::Entry;
 use std::num::NonZero;
 
 use corewalk::Errno;
-use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::{Condvar, Mutex};
 use foldhash::fast::RandomState;
 use rustix::fs::OFlags;
 
@@ -44,16 +44,31 @@ pub(crate) type BackingId = NonZero<u32>;
 pub(crate) struct Passthrough {
     /// The inodes that are open, by their node numbers. Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
+    /// Notified when a decision was made. Opens of the same inode wait on it, with the mutex of
+    /// `open`.
+    decided: Condvar,
     /// True after the kernel has refused a file for a reason that holds for all files.
     is_refused: AtomicBool,
 }
 
 /// The decision about the opens of one inode.
 #[derive(Debug)]
-struct Decision {
+enum Decision {
+    /// A thread is about to decide.
+    Pending,
+    Made {
+        id: Option<BackingId>,
+        /// The number of open files.
+        opens: u64,
+    },
+}
+
+/// A decision that is pending. The drop makes it, so that other opens do not wait for ever after a
+/// panic of the back end.
+struct Deciding<'a> {
+    passthrough: &'a Passthrough,
+    node: u64,
     id: Option<BackingId>,
-    /// The number of open files.
-    opens: u64,
 }
 
 impl Passthrough {
@@ -68,29 +83,41 @@ impl Passthrough {
         flags: u32,
     ) -> Option<BackingId> {
         let mut open = self.open.lock();
-        match open.entry(node) {
-            Entry::Occupied(mut entry) => {
-                entry.get_mut().opens += 1;
-                entry.get().id
+        loop {
+            match open.entry(node) {
+                Entry::Vacant(entry) => {
+                    entry.insert(Decision::Pending);
+                    break;
+                }
+                Entry::Occupied(mut entry) => {
+                    if let Decision::Made { id, opens } = entry.get_mut() {
+                        *opens += 1;
+                        return *id;
+                    }
+                }
             }
-            Entry::Vacant(entry) => {
-                let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
-                let id = if appends { None } else { self.register(server, node, handle) };
-                entry.insert(Decision { id, opens: 1 });
-                id
-            }
+            self.decided.wait(&mut open);
         }
+        drop(open);
+        // The back end may wait here, so other inodes must not wait for this one.
+        let mut deciding = Deciding { passthrough: self, node, id: None };
+        if !OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
+            deciding.id = self.register(server, node, handle);
+        }
+        deciding.id
     }
 
     /// Takes back an open of `node`, because the file was released.
     pub(crate) fn released(&self, server: &Server, node: u64) {
         let mut open = self.open.lock();
-        let Entry::Occupied(mut entry) = open.entry(node) else { return };
-        entry.get_mut().opens -= 1;
-        if entry.get().opens > 0 {
+        let Some(Decision::Made { id, opens }) = open.get_mut(&node) else { return };
+        *opens -= 1;
+        if *opens > 0 {
             return;
         }
-        if let (Some(id), Some(device)) = (entry.remove().id, server.device())
+        let id = *id;
+        open.remove(&node);
+        if let (Some(id), Some(device)) = (id, server.device())
             && let Err(error) = device.close_backing_file(id)
         {
             log::warn!("a registered file was not closed: {error}");
@@ -116,5 +143,13 @@ impl Passthrough {
                 None
             }
         }
+    }
+}
+
+impl Drop for Deciding<'_> {
+    fn drop(&mut self) {
+        let made = Decision::Made { id: self.id, opens: 1 };
+        self.passthrough.open.lock().insert(self.node, made);
+        self.passthrough.decided.notify_all();
     }
 }

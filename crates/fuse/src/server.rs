@@ -56,6 +56,7 @@ use corewalk::{
 };
 
 use crate::credentials::{UserNamespace, prechecked, resolve};
+use crate::lock_owners::LockOwners;
 use crate::mount::Device;
 use crate::notify::Notifier;
 use crate::options::{Options, Ownership, Permissions};
@@ -103,6 +104,7 @@ pub struct Server {
     has_backing_files: bool,
     fsync_waits: bool,
     waits: bool,
+    lock_owners: LockOwners,
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
     /// The features of the connection.
@@ -167,8 +169,7 @@ impl Server {
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
-        // Over io_uring, each request that waits for a lock keeps an entry of a ring, and there are
-        // few. So a mount with locks of the back end counts as one that waits.
+        // A request that waits for a lock can be interrupted, even if no other call waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
@@ -182,6 +183,7 @@ impl Server {
             has_backing_files,
             fsync_waits,
             waits,
+            lock_owners: LockOwners::default(),
             tallies: Tallies::default(),
             notifier: OnceLock::new(),
             features: OnceLock::new(),

@@ -33,6 +33,9 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
     /// Returns true if a request may block the thread that has read it for a long time.
     fn waits(&self) -> bool;
 
+    /// Returns true if requests may wait for locks of files.
+    fn has_locks(&self) -> bool;
+
     /// Returns the features that the server wants, out of those that the kernel offers.
     fn features(&self, offered: Features) -> Features;
 

@@ -61,7 +61,7 @@ pub enum Transport {
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not
-    /// offer that, the mount fails.
+    /// offer that, or the back end manages locks of files, the mount fails.
     Uring,
     /// The device `/dev/fuse` (`transport=dev`).
     Device,
@@ -115,6 +115,9 @@ pub(crate) enum NoRings {
     ManyThreads,
     /// Calls of the back end may wait.
     Waits,
+    /// The back end manages locks of files. Over io_uring, requests that wait for a lock could take
+    /// all entries of a queue. Then the request that drops the lock would not arrive.
+    Locks,
     /// A system call failed. The text names the step that failed.
     Failed(&'static str, Errno),
 }
@@ -126,6 +129,7 @@ impl fmt::Display for NoRings {
             NoRings::NotOffered => MountError::NoUring.fmt(f),
             NoRings::ManyThreads => f.write_str("more threads than processors"),
             NoRings::Waits => f.write_str("the back end may wait"),
+            NoRings::Locks => f.write_str("requests may wait for locks of files"),
             NoRings::Failed(what, error) => write!(f, "{what}: {error}"),
         }
     }
@@ -136,6 +140,9 @@ impl NoRings {
     fn into_error(self) -> MountError {
         match self {
             NoRings::Failed(what, error) => MountError::System(what, error),
+            NoRings::Locks => {
+                MountError::System("serving locks of files over io_uring", Errno::OPNOTSUPP)
+            }
             _ => MountError::NoUring,
         }
     }
@@ -220,6 +227,7 @@ fn rings(
     match () {
         () if mount.transport == Transport::Device => return Err(NoRings::Unwanted),
         () if init.offered.0 & Features::OVER_IO_URING == 0 => return Err(NoRings::NotOffered),
+        () if server.has_locks() => return Err(NoRings::Locks),
         () if is_auto && server.waits() => return Err(NoRings::Waits),
         () if is_auto && threads > cpus => return Err(NoRings::ManyThreads),
         () => {}

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use corewalk::{Caller, Errno};
 
 pub(crate) use init::{Features, INIT_REPLY_BYTES, Init};
+pub(crate) use lock::LockOwner;
 pub(crate) use opcode::Opcode;
 pub(crate) use reply::{Body, OUT_HEADER_BYTES, out_header};
 
@@ -194,7 +195,7 @@ impl<'a> Args<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Returns a message with the header of a request, and with `args`.

@@ -36,7 +36,14 @@ impl HostFs {
             return Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)));
         }
         self.check_open_limit()?;
-        let file = self.reopen_file(&*self.at(node)?, access)?;
+        let at = self.at(node)?;
+        let direct = OFlags::from_bits_retain(flags) & OFlags::DIRECT;
+        if !direct.is_empty() {
+            // The kernel opens a file that is passed through with this flag, too, and reports any
+            // error as `EIO`. So report first that the host does not have it (`EINVAL`).
+            self.reopen_file(&*at, access | direct)?;
+        }
+        let file = self.reopen_file(&*at, access)?;
         Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)))
     }
 

@@ -496,8 +496,12 @@ impl FileSystem for HostFs {
         self.atime.others != Atime::Never
     }
 
+    /// Opens the file again for reading. The kernel uses only its place on the host. The client's
+    /// own descriptor may be open for writing, and would stay so as long as another client has the
+    /// file open. Until then, the host would not run the file as a program (`ETXTBSY`).
     fn backing_file(&self, node: Node<'_>) -> Option<SharedFd> {
-        self.descriptors.get_open(node.ino(), node.handle())
+        let open = self.descriptors.get_open(node.ino(), node.handle())?;
+        Some(SharedFd::new(self.reopen_file(&*open, OFlags::RDONLY).ok()?))
     }
 
     fn release(&self, node: Node<'_>) {

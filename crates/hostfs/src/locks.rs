@@ -23,6 +23,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{FlockOperation, OFlags, flock};
 
+use crate::descriptors::SharedFd;
+use crate::files::access_of;
 use crate::hostfs::HostFs;
 
 /// An inode number, and the owner of locks on the inode.
@@ -42,7 +44,12 @@ impl HostFs {
         node: Node<'_>,
         lock: &FileLock,
     ) -> Result<Option<FileLock>, Errno> {
-        let file = self.lock_file(node, lock.owner, lock.kind)?;
+        // A lock of the owner itself must not be found. An owner without locks needs no open file
+        // of its own.
+        let file = match self.locks.get((node.ino(), lock.owner)) {
+            Some(file) => file,
+            None => Arc::new(self.reopen_file(&*self.at(node)?, OFlags::RDONLY)?),
+        };
         let mut found = host_lock(lock);
         fcntl(&*file, FcntlArg::F_OFD_GETLK(&mut found)).map_err(errno)?;
         let kind = match i32::from(found.l_type) {
@@ -79,6 +86,8 @@ impl HostFs {
         match fcntl(&*file, FcntlArg::F_OFD_SETLK(&host_lock(lock))) {
             Ok(_) => Ok(()),
             Err(nix::Error::EACCES) => Err(Errno::AGAIN),
+            // The owner's first lock was a read lock through a descriptor for reading only.
+            Err(nix::Error::EBADF) => Err(Errno::NOLCK),
             Err(error) => Err(errno(error)),
         }
     }
@@ -117,15 +126,23 @@ impl HostFs {
             return Ok(file);
         }
         self.check_open_limit().map_err(|_| Errno::NOLCK)?;
-        let access = if kind == LockKind::Read { OFlags::RDONLY } else { OFlags::WRONLY };
         let at = self.at(node)?;
-        // A later lock of the owner may need the other access mode. So first try to open the file
-        // for reading and writing.
-        let file = match self.reopen_file(&*at, OFlags::RDWR) {
-            Err(Errno::ACCESS | Errno::ROFS | Errno::PERM | Errno::TXTBSY) => {
-                self.reopen_file(&*at, access)?
+        let open = self.descriptors.get_open(node.ino(), node.handle());
+        let is_read_only = |file: &SharedFd| {
+            rustix::fs::fcntl_getfl(file).is_ok_and(|flags| access_of(flags.bits()).is_empty())
+        };
+        // The host does not run a program whose file is open for writing. So a client that reads
+        // gets a file that is open for reading. Any other client may take locks of both kinds.
+        let file = if kind == LockKind::Read && open.as_ref().is_some_and(is_read_only) {
+            self.reopen_file(&*at, OFlags::RDONLY)?
+        } else {
+            let access = if kind == LockKind::Read { OFlags::RDONLY } else { OFlags::WRONLY };
+            match self.reopen_file(&*at, OFlags::RDWR) {
+                Err(Errno::ACCESS | Errno::ROFS | Errno::PERM | Errno::TXTBSY) => {
+                    self.reopen_file(&*at, access)?
+                }
+                opened => opened?,
             }
-            opened => opened?,
         };
         Ok(match self.locks.files.lock().entry(key) {
             // Another call for this owner has opened the file meanwhile, and may have locked it.

@@ -62,8 +62,8 @@ struct Pending {
     threads: Option<usize>,
     /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
-    /// True if an option is given that only a mount of a host directory takes.
-    is_for_host: bool,
+    /// The last given option that only a mount of a host directory takes.
+    for_host: Option<&'static str>,
 }
 
 /// Options that are refused for a mount of a host directory. The options `no_mbcache` and `create`
@@ -172,7 +172,7 @@ impl Plan {
     /// Checks that every mount option has an effect on the file system `source`.
     fn check_supported(&self, source: Source, pending: &Pending) -> Result<(), Failure> {
         let not_for_host = &pending.not_for_host;
-        let only_for_host = pending.is_for_host.then_some(&LOCAL_LOCK);
+        let only_for_host = pending.for_host.as_ref();
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
             Source::Host(_) => {
@@ -289,7 +289,10 @@ impl Plan {
             NO_CREATE => self.store.is_made = false,
             "birth_times" => self.server.birth_times = true,
             "no_birth_times" => self.server.birth_times = false,
-            "passthrough" => self.server.passthrough = true,
+            "passthrough" => {
+                pending.for_host = Some("passthrough");
+                self.server.passthrough = true;
+            }
             "no_passthrough" => self.server.passthrough = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
@@ -317,7 +320,7 @@ impl Plan {
             "negative_timeout" => pending.timeouts[2] = Some(seconds(value)?),
             "fsname" => self.mount.source = Some(value).filter(|name| !name.is_empty())?.into(),
             LOCAL_LOCK => {
-                pending.is_for_host = true;
+                pending.for_host = Some(LOCAL_LOCK);
                 self.host.host_locks = match value {
                     "all" => false,
                     "none" => true,

@@ -29,8 +29,8 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.inode_flags(node.with_handle(handle)))
     }
 
-    /// Sets the inode flags of a file. The caller has checked that the client owns the file, and
-    /// that it may change the flags `IMMUTABLE` and `APPEND`.
+    /// Sets the inode flags of a file. Makes no check: the caller has checked that the client owns
+    /// the file, and that it may change the flags `IMMUTABLE` and `APPEND`.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a flag that the back end does not have; the errors of

@@ -609,9 +609,9 @@ impl Filesystem for Adapter {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let size = out_size as usize;
+        let (caller, size) = (caller(request), out_size as usize);
         let answer =
-            self.guarded(caller(request), |server| server.ioctl(ino.0, fh.0, cmd, in_data, size));
+            self.guarded(caller, |server| server.ioctl(caller, (ino.0, fh.0), cmd, in_data, size));
         match answer {
             Ok(answer) => reply.ioctl(answer.result, &answer.output),
             Err(error) => reply.error(error),

@@ -10,7 +10,7 @@ use corewalk::{Errno, FileLock, LockKind};
 use super::answer::Answer;
 use super::server::AsyncServer;
 use super::{AsyncFileSystem, AsyncNode};
-use crate::wire::{Message, Opcode};
+use crate::wire::{LockOwner, Message, Opcode};
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
     /// Reads the arguments of a request about a lock.
@@ -31,6 +31,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (node, lock) = self.lock_of(message)?;
         let waits = message.header.opcode == Opcode::SETLKW;
         self.fs.set_lock(&node, &lock, waits).await?;
+        self.lock_owners.locked(node.number(), node.handle(), &lock);
         Ok(Answer::default())
     }
 
@@ -43,9 +44,21 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         if !self.fs.has_locks() {
             return Ok(());
         }
-        match message.ended_locks()?.1 {
-            Some(ended) => self.fs.unlock_owner(node, ended.owner, ended.is_flock).await,
-            None => Ok(()),
+        let (handle, ended) = message.ended_locks()?;
+        let mut unlocked = Ok(());
+        if message.header.opcode == Opcode::FLUSH {
+            let owner = ended.map_or(0, |ended| ended.owner);
+            self.lock_owners.flushed(node.number(), owner);
+        } else {
+            for owner in self.lock_owners.released(node.number(), handle) {
+                unlocked = unlocked.and(self.fs.unlock_owner(node, owner, false).await);
+            }
+        }
+        match ended {
+            Some(LockOwner { owner, is_flock }) => {
+                unlocked.and(self.fs.unlock_owner(node, owner, is_flock).await)
+            }
+            None => unlocked,
         }
     }
 }

@@ -16,6 +16,7 @@ use super::requests::AsyncDispatcher;
 use super::under_way::UnderWay;
 use super::{AsyncFileSystem, AsyncNode, Spawn};
 use crate::adapter::Adapter;
+use crate::lock_owners::LockOwners;
 use crate::mount::{EndSignals, Mount, MountError, MountOptions, mount_server};
 use crate::notify::Notifier;
 use crate::options::{Options, Ownership, Permissions, WriteCache};
@@ -77,6 +78,7 @@ pub struct AsyncServer<F> {
     pub(super) flights: Flights<Key, Fetched>,
     pub(super) listings: Listings,
     pub(super) under_way: Arc<UnderWay>,
+    pub(super) lock_owners: LockOwners,
 }
 
 /// A key that requests lock.
@@ -149,6 +151,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             flights: Flights::new(),
             listings: Listings::default(),
             under_way: UnderWay::new(options.requests_max, Box::new(spawn)),
+            lock_owners: LockOwners::default(),
             options,
         };
         // Give the root its number.
@@ -348,6 +351,10 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         // Prefer `/dev/fuse`. Over io_uring, each request under way would keep one of the few
         // entries of a ring.
         true
+    }
+
+    fn has_locks(&self) -> bool {
+        self.fs.has_locks()
     }
 
     fn features(&self, offered: Features) -> Features {

@@ -14,8 +14,9 @@ impl Requests {
         let (handle, _flags, command) = (args.u64()?, args.u32()?, args.u32()?);
         let (_address, in_bytes, out_bytes) = (args.u64()?, args.u32()?, args.u32()?);
         let input = args.data(in_bytes)?;
-        let node = message.header.node;
-        let reply = self.server.ioctl(node, handle, command, input, out_bytes as usize)?;
+        let header = message.header;
+        let (file, out_bytes) = ((header.node, handle), out_bytes as usize);
+        let reply = self.server.ioctl(header.caller, file, command, input, out_bytes)?;
         body.u32(reply.result as u32)?;
         // No flags, and no lists of further ranges of memory, which only CUSE may ask for.
         [0; 3].iter().try_for_each(|word| body.u32(*word))?;

@@ -3,7 +3,8 @@
 //! A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a request
 //! that waits needs no thread of its own. One thread asks the back end again for all of them, with
 //! pauses that grow from 2 ms to 100 ms. When an unlock of a file passes through this mount, the
-//! requests that wait for the file are tried at once, the oldest first.
+//! requests that wait for the file are tried next, the oldest first. If the calls of the back end
+//! take long, the requests take turns.
 //!
 //! Any signal ends the wait with `EINTR`. The kernel then repeats the system call, if the program
 //! has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
@@ -50,9 +51,9 @@ struct Shared {
 struct Queue {
     /// The requests, the oldest first.
     waits: Vec<Wait>,
-    /// The number of unlocks. The thread compares it, since an unlock may come while the thread
-    /// asks the back end.
-    unlocks: u64,
+    /// The node of the request for which the thread asks the back end, and whether a lock of that
+    /// file was dropped meanwhile.
+    asked: Option<(u64, bool)>,
     is_closed: bool,
 }
 
@@ -120,7 +121,11 @@ impl LockWaits {
     /// file was dropped.
     pub(super) fn unlocked(&self, node: u64) {
         let mut queue = self.shared.queue.lock();
-        queue.unlocks += 1;
+        if let Some((asked, is_unlocked)) = &mut queue.asked
+            && *asked == node
+        {
+            *is_unlocked = true;
+        }
         let now = Instant::now();
         let mut is_any = false;
         for wait in queue.waits.iter_mut().filter(|wait| wait.message.get().header.node == node) {
@@ -139,7 +144,7 @@ impl Shared {
         let mut queue = self.queue.lock();
         while !queue.is_closed {
             let now = Instant::now();
-            if let Some(at) = queue.waits.iter().position(|wait| wait.is_due(now)) {
+            if let Some(at) = queue.next_due(now) {
                 self.retry(&mut queue, at, requests);
                 continue;
             }
@@ -156,16 +161,17 @@ impl Shared {
 
     /// Tries the request at index `at` of the queue. Answers it, unless the lock is still refused.
     fn retry(&self, queue: &mut MutexGuard<'_, Queue>, at: usize, requests: &Requests) {
-        let unlocks = queue.unlocks;
         let mut wait = queue.waits.remove(at);
+        queue.asked = Some((wait.message.get().header.node, false));
         let result = MutexGuard::unlocked(queue, || match wait.signal.has_come() {
             true => Err(Errno::INTR),
             false => requests.run(&wait.message.get(), &mut Body::new(&mut [])),
         });
+        let is_unlocked = queue.asked.take().is_some_and(|(_, is_unlocked)| is_unlocked);
         if result != Err(Errno::AGAIN) || queue.is_closed {
             return MutexGuard::unlocked(queue, || self.answer(wait, result));
         }
-        if queue.unlocks == unlocks {
+        if !is_unlocked {
             wait.due = Instant::now() + wait.pause;
             wait.pause = (wait.pause * 2).min(PAUSES[1]);
         }
@@ -186,9 +192,18 @@ impl Shared {
     }
 }
 
-impl Wait {
-    fn is_due(&self, now: Instant) -> bool {
-        self.due <= now || self.signal.has_come()
+impl Queue {
+    /// Returns the index of the request that is tried next, if one is due. A request that a signal
+    /// has ended comes first. Among the others, the one that is due for the longest time comes
+    /// first. So each request is tried again before another one is tried twice, however long the
+    /// calls of the back end take.
+    fn next_due(&self, now: Instant) -> Option<usize> {
+        let signalled = self.waits.iter().position(|wait| wait.signal.has_come());
+        let due = || {
+            let waits = self.waits.iter().enumerate();
+            waits.filter(|(_, wait)| wait.due <= now).min_by_key(|(_, wait)| wait.due)
+        };
+        signalled.or_else(|| due().map(|(at, _)| at))
     }
 }
 
@@ -239,5 +254,39 @@ impl fmt::Debug for LockWaits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waits = self.shared.queue.lock().waits.len();
         f.debug_struct("LockWaits").field("waits", &waits).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Message, Opcode};
+
+    /// Requests take turns, however long the calls take. A signalled request comes first.
+    #[test]
+    fn request_that_is_due_for_the_longest_time_is_next() {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            changed: Condvar::default(),
+            interrupts: Arc::default(),
+        });
+        let now = Instant::now();
+        let wait = |ms: u64| {
+            let signal =
+                Signal { pid: 0, has_come: AtomicBool::new(false), shared: Arc::clone(&shared) };
+            let bytes = crate::wire::tests::message(Opcode::SETLKW, 0, &[0; 48]);
+            let message = Message::parse(&bytes).expect("a whole message").to_owned();
+            let due = now + Duration::from_millis(ms);
+            let (reply, signal) = (Box::new(|_: Result<&[u8], Errno>| ()), Arc::new(signal));
+            Wait { message, reply, signal, due, pause: PAUSES[0] }
+        };
+        let mut queue = Queue { waits: [30, 10, 20, 90].map(wait).into(), ..Queue::default() };
+        let later = now + Duration::from_millis(50);
+        assert_eq!(queue.next_due(now), None);
+        assert_eq!(queue.next_due(later), Some(1));
+        queue.waits[1].due = later + PAUSES[1];
+        assert_eq!(queue.next_due(later), Some(2));
+        queue.waits[3].signal.cancel();
+        assert_eq!(queue.next_due(now), Some(3));
     }
 }

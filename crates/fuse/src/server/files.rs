@@ -69,9 +69,10 @@ impl Server {
 
     /// Returns true if the kernel should read and write files of the host itself.
     pub(crate) fn passes_through(&self) -> bool {
-        // The kernel allows no write-back cache beside it. If the server checks permissions, the
-        // kernel does not know which user may read.
-        self.has_backing_files
+        // Only root may register files. The kernel allows no write-back cache beside it. If the
+        // server checks permissions, the kernel does not know which user may read.
+        rustix::process::geteuid().is_root()
+            && self.has_backing_files
             && self.has_open_state
             && self.options.passthrough
             && self.options.write_cache == WriteCache::Through
@@ -130,6 +131,7 @@ impl Server {
         if !self.has_locks {
             return flushed;
         }
+        self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
         // The kernel must go on sending flushes, so it must not see `ENOSYS`.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
@@ -201,11 +203,8 @@ impl Server {
     /// `ESTALE`.
     pub fn release(&self, node: u64, handle: u64, flock_owner: Option<u64>) -> Result<(), Errno> {
         let inode = self.inode(node)?;
-        if let Some(owner) = flock_owner
-            && self.has_locks
-            && let Err(error) = self.vfs.unlock_owner(&inode, handle, owner, true)
-        {
-            log::warn!("the locks of a closed file were not dropped: {error}");
+        if self.has_locks {
+            self.end_locks_of_file(&inode, (node, handle), flock_owner);
         }
         if self.has_open_state {
             self.vfs.release(&inode, handle);

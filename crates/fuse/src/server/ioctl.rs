@@ -2,22 +2,24 @@
 //!
 //! Inode flags have two pairs of commands: one with the flags of ioctl_iflags(2), and one with a
 //! `struct fsxattr` (ioctl_xfs_fsgetxattr(2)), which has other numbers for some of the flags. Even
-//! for a client that sets flags by the first pair, the kernel reads the old ones by the second. It
-//! checks the owner and the capabilities of a client that sets flags.
+//! for a client that sets flags by the first pair, the kernel reads the old ones by the second.
+//!
+//! A kernel since Linux 5.13 checks the owner and the capabilities of a client that sets flags. An
+//! older one passes the request on without a check. So the server makes the same check.
 //!
 //! Source: Linux `fs/fuse/ioctl.c`, `fs/file_attr.c`.
 
-use corewalk::{Errno, InodeFlags, IoctlReply, PollEvents, PollWaker};
+use corewalk::{Caller, Caps, Errno, InodeFlags, InodeRef, IoctlReply, PollEvents, PollWaker};
 
 use super::Server;
+use crate::credentials::resolve;
 
 /// The commands that read and set the inode flags (`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`). Their
-/// numbers name a `long`, but the argument is an `int`.
-const GET_FLAGS: u32 = 0x8008_6601;
-const SET_FLAGS: u32 = 0x4008_6602;
-/// The same commands of a process whose `long` has 32 bits.
-const GET_FLAGS_32: u32 = 0x8004_6601;
-const SET_FLAGS_32: u32 = 0x4004_6602;
+/// numbers contain the length of a `long`, but the argument is an `int`. For a process with another
+/// length of a `long`, the kernel translates the number.
+const GET_FLAGS: u32 = 0x8000_6601 | LONG_BYTES << 16;
+const SET_FLAGS: u32 = 0x4000_6602 | LONG_BYTES << 16;
+const LONG_BYTES: u32 = size_of::<usize>() as u32;
 /// The commands that read and set a `struct fsxattr`.
 const GET_FSXATTR: u32 = 0x801c_581f;
 const SET_FSXATTR: u32 = 0x401c_5820;
@@ -34,31 +36,32 @@ const FSXATTR_FLAGS: [(InodeFlags, u32); 5] = [
 ];
 
 impl Server {
-    /// Serves an ioctl(2). `input` is the argument of the client, and the answer has at most
-    /// `output_bytes` bytes.
+    /// Serves an ioctl(2) of `caller`. `input` is the argument of the client, and the answer has at
+    /// most `output_bytes` bytes.
     ///
     /// # Errors
-    /// `ENOTTY` for an unknown command; `EINVAL` for an argument that is too short; `EIO` if the
-    /// answer of the back end is too long; the errors of the back end.
+    /// `ENOTTY` for an unknown command; `EPERM` if the caller may not set inode flags; `EINVAL` for
+    /// an argument that is too short; `EIO` if the answer of the back end is too long; the errors
+    /// of the back end.
     pub fn ioctl(
         &self,
-        node: u64,
-        handle: u64,
+        caller: Caller,
+        (node, handle): (u64, u64),
         command: u32,
         input: &[u8],
         output_bytes: usize,
     ) -> Result<IoctlReply, Errno> {
         let inode = self.inode(node)?;
         let reply = match command {
-            GET_FLAGS | GET_FLAGS_32 => {
+            GET_FLAGS => {
                 let flags = self.vfs.inode_flags(&inode, handle)?;
                 IoctlReply::new(flags.bits().to_ne_bytes().to_vec())
             }
-            SET_FLAGS | SET_FLAGS_32 => {
+            SET_FLAGS => {
                 let flags = u32::from_ne_bytes(*input.first_chunk().ok_or(Errno::INVAL)?);
                 let flags = InodeFlags::from_bits_retain(flags);
-                self.vfs.set_inode_flags(&inode, handle, flags)?;
-                IoctlReply::default()
+                let old = self.vfs.inode_flags(&inode, handle)?;
+                self.set_flags(caller, (&inode, handle), old, flags)?
             }
             GET_FSXATTR => {
                 let flags = self.vfs.inode_flags(&inode, handle)?;
@@ -68,12 +71,36 @@ impl Server {
             }
             SET_FSXATTR => {
                 let old = self.vfs.inode_flags(&inode, handle)?;
-                self.vfs.set_inode_flags(&inode, handle, from_fsxattr(old, input)?)?;
-                IoctlReply::default()
+                self.set_flags(caller, (&inode, handle), old, from_fsxattr(old, input)?)?
             }
             _ => self.vfs.ioctl(&inode, handle, command, input)?,
         };
         if reply.output.len() <= output_bytes { Ok(reply) } else { Err(Errno::IO) }
+    }
+
+    /// Sets the inode flags, if `caller` may change them from `old` to `new`.
+    ///
+    /// # Errors
+    /// `EPERM` if the caller neither owns the file nor has `CAP_FOWNER`, or if it changes the flags
+    /// `IMMUTABLE` and `APPEND` without `CAP_LINUX_IMMUTABLE`; the errors of the back end.
+    fn set_flags(
+        &self,
+        caller: Caller,
+        (inode, handle): (&InodeRef<'_>, u64),
+        old: InodeFlags,
+        new: InodeFlags,
+    ) -> Result<IoctlReply, Errno> {
+        let cred = resolve(caller, self.namespace);
+        let is_owner = || Ok(self.vfs.getattr(inode)?.uid == cred.uid);
+        if !cred.has(Caps::FOWNER) && !is_owner()? {
+            return Err(Errno::PERM);
+        }
+        let changed = (old ^ new) & (InodeFlags::IMMUTABLE | InodeFlags::APPEND);
+        if !changed.is_empty() && !cred.has(Caps::LINUX_IMMUTABLE) {
+            return Err(Errno::PERM);
+        }
+        self.vfs.set_inode_flags(inode, handle, new)?;
+        Ok(IoctlReply::default())
     }
 
     /// Returns the events that an open file has now. If `waker` is given, the back end wakes it

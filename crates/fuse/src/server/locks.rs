@@ -1,6 +1,6 @@
 //! Requests about locks of files, for back ends that manage them.
 
-use corewalk::{Errno, FileLock};
+use corewalk::{Errno, FileLock, InodeRef};
 
 use super::Server;
 
@@ -30,6 +30,25 @@ impl Server {
     /// `EAGAIN` if another owner has a lock that conflicts; `EINVAL` for an invalid range; the
     /// other errors of the back end.
     pub fn set_lock(&self, node: u64, handle: u64, lock: &FileLock) -> Result<(), Errno> {
-        self.vfs.set_lock(&self.inode(node)?, handle, lock)
+        self.vfs.set_lock(&self.inode(node)?, handle, lock)?;
+        self.lock_owners.locked(node, handle, lock);
+        Ok(())
+    }
+
+    /// Ends the locks that end when an open file is released: those of flock(2), whose owner is
+    /// `flock_owner`, and those of owners that have taken locks through this file.
+    pub(super) fn end_locks_of_file(
+        &self,
+        inode: &InodeRef<'_>,
+        (node, handle): (u64, u64),
+        flock_owner: Option<u64>,
+    ) {
+        let owners = self.lock_owners.released(node, handle).into_iter();
+        let owners = owners.map(|owner| (owner, false));
+        for (owner, is_flock) in owners.chain(flock_owner.map(|owner| (owner, true))) {
+            if let Err(error) = self.vfs.unlock_owner(inode, handle, owner, is_flock) {
+                log::warn!("the locks of a closed file were not dropped: {error}");
+            }
+        }
     }
 }

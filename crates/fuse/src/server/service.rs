@@ -30,6 +30,10 @@ impl Service for Server {
         self.waits
     }
 
+    fn has_locks(&self) -> bool {
+        self.has_locks
+    }
+
     fn features(&self, offered: Features) -> Features {
         Features::choose_own(self, offered)
     }

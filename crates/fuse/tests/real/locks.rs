@@ -11,7 +11,7 @@ use bytes::Bytes;
 use corewalk::{Attr, Errno, FileLock, LockKind, Name};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{AsyncFileSystem, AsyncNode, Options, OwnedDirEntry};
+use corewalk_fuse::{AsyncFileSystem, AsyncNode, Options, OwnedDirEntry, Transport};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use tokio::sync::Notify;
 
@@ -115,7 +115,9 @@ impl AsyncFileSystem for Locked {
 /// Mounts the back end.
 fn mounted() -> Option<(Arc<Locked>, AsyncSite<Locked>)> {
     let fs = Arc::new(Locked::default());
-    let site = AsyncSite::new(Arc::clone(&fs), Options::exclusive(), &async_mount_options())?;
+    // Locks cannot be served over io_uring.
+    let options = async_mount_options().with_transport(Transport::Device);
+    let site = AsyncSite::new(Arc::clone(&fs), Options::exclusive(), &options)?;
     Some((fs, site))
 }
 

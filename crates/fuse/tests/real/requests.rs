@@ -16,11 +16,12 @@ use corewalk::{
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
 use corewalk_fuse::{Options, Transport};
+use corewalk_testkit::require::has_root;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags};
 
 use crate::locks::{Locks, check_flock, check_posix_lock};
-use crate::site::{Site, transport};
+use crate::site::{Site, mount_options, transport};
 
 /// How long a test waits for something that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,6 +38,8 @@ struct Slow {
     locks: Locks,
     /// The state of the file for poll(2), and the client that waits for a change.
     events: Mutex<(PollEvents, Option<PollWaker>)>,
+    /// For each flush, whether it was cancelled.
+    flushes: Mutex<Vec<bool>>,
 }
 
 impl FileSystem for Slow {
@@ -77,11 +80,19 @@ impl FileSystem for Slow {
     fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
         // Without this flag, the kernel itself reads the file into its cache. The client then waits
         // for the cache, and the server does not learn of its signals.
-        Ok(Opened::default().with_flags(OpenFlags::DIRECT_IO))
+        Ok(Opened::new(1).with_flags(OpenFlags::DIRECT_IO))
     }
 
     fn has_open_state(&self) -> bool {
         true
+    }
+
+    fn flush(&self, _: Node<'_>) -> Result<(), Errno> {
+        let request = Request::current().expect("a request closes the file");
+        // The interrupt of a killed client would come before the flush, or at once.
+        thread::sleep(Duration::from_millis(100));
+        self.flushes.lock().push(request.is_cancelled());
+        Ok(())
     }
 
     /// fuser cannot serve locks.
@@ -146,8 +157,15 @@ type Reports = (Receiver<Caller>, Receiver<Duration>);
 fn mounted() -> Option<(Arc<Slow>, Site, Reports)> {
     let ((reads, callers), (cancelled, times)) = (channel(), channel());
     let (flags, locks, events) = (Mutex::default(), Locks::default(), Mutex::default());
-    let fs = Arc::new(Slow { reads, cancelled, flags, locks, events });
-    let site = Site::with_threads(Arc::<Slow>::clone(&fs), Options::exclusive(), 2)?;
+    let fs = Slow { reads, cancelled, flags, locks, events, flushes: Mutex::default() };
+    let fs = Arc::new(fs);
+    let options = mount_options().with_threads(2);
+    // Locks cannot be served over io_uring.
+    let options = match options.transport {
+        Transport::Uring => options.with_transport(Transport::Device),
+        _ => options,
+    };
+    let site = Site::with_options(Arc::<Slow>::clone(&fs), Options::exclusive(), &options)?;
     Some((fs, site, (callers, times)))
 }
 
@@ -276,5 +294,56 @@ fn waits_for_locks_need_no_threads_and_end_with_their_process() {
     drop(holder);
     for process in &mut waiting[3..] {
         assert!(process.wait().expect("the process ends").success());
+    }
+}
+
+/// A flush is the back end's last chance to store a file, so the death of the client must not
+/// cancel it.
+#[test]
+fn flush_of_a_killed_client_is_not_cancelled() {
+    let Some((fs, site, _)) = mounted() else { return };
+    let mut command = Command::new("sleep");
+    let file = File::open(site.path("f")).expect("open the file");
+    let mut client = command.arg("100").stdin(file).spawn().expect("run sleep(1)");
+    fs.flushes.lock().clear();
+    client.kill().expect("kill sleep(1)");
+    client.wait().expect("sleep(1) ends");
+    let begin = Instant::now();
+    while fs.flushes.lock().is_empty() {
+        assert!(begin.elapsed() < PATIENCE, "no flush");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(fs.flushes.lock().iter().all(|is_cancelled| !is_cancelled));
+}
+
+/// A user must not set the inode flags of another user's file, also not by the number of the
+/// command for 32 bits, which Linux does not check.
+#[test]
+fn inode_flags_are_those_of_the_owner() {
+    let Some((fs, site, _)) = mounted().filter(|_| has_root()) else { return };
+    let script = "open(F, '<', $ARGV[0]) or die; my $arg = pack('Lx4', 0x80);
+        for my $command (0x40086602, 0x40046602) { print ioctl(F, $command, $arg) ? 'set' : 'no'; }";
+    let mut perl = Command::new("perl");
+    perl.arg("-e").arg(script).arg(site.path("f")).uid(USER).gid(USER);
+    let output = perl.output().expect("run perl").stdout;
+    assert_eq!(String::from_utf8(output).expect("perl prints UTF-8"), "nono");
+    assert_eq!(*fs.flags.lock(), InodeFlags::default());
+}
+
+/// The kernel does not tell when a lock of an open file description ends. The release of the file
+/// must end it.
+#[test]
+fn lock_of_an_open_file_description_ends_with_its_file() {
+    let Some((fs, site, _)) = mounted().filter(|(fs, ..)| fs.has_locks()) else { return };
+    // `F_OFD_SETLK` with `F_RDLCK` for the whole file.
+    let script = "open(F, '<', $ARGV[0]) or die; my $lock = pack('s s x4 q q i x4', 0, 0, 0, 0, 0);
+        fcntl(F, 37, $lock) or die $!; print 'locked';";
+    let mut perl = Command::new("perl");
+    let output = perl.arg("-e").arg(script).arg(site.path("f")).output().expect("run perl");
+    assert_eq!(output.stdout, b"locked", "{output:?}");
+    let begin = Instant::now();
+    while !fs.locks.all().is_empty() {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", fs.locks.all());
+        thread::sleep(Duration::from_millis(1));
     }
 }

@@ -60,12 +60,20 @@ impl Site {
         options: Options,
         threads: usize,
     ) -> Option<Site> {
+        Site::with_options(fs, options, &mount_options().with_threads(threads))
+    }
+
+    /// Mounts as [`Site::new`] does, with the mount options `with`.
+    pub(crate) fn with_options(
+        fs: Arc<dyn FileSystem>,
+        options: Options,
+        with: &MountOptions,
+    ) -> Option<Site> {
         if !has_fuse() {
             return None;
         }
         let folder = Folder::new();
-        let with = mount_options().with_threads(threads);
-        let mount = Mount::new(fs, &folder.0, options, &with).expect("mount the file system");
+        let mount = Mount::new(fs, &folder.0, options, with).expect("mount the file system");
         let watched = watch(mount.point().path());
         Some(Site { mount: Some(mount), folder, _watched: watched })
     }

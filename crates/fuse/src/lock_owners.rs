@@ -1,0 +1,90 @@
+//! The owners of locks of fcntl(2), by the open files through which they took their locks.
+//!
+//! The kernel tells a server that a process closes a file, by a flush with the owner's number. Then
+//! the locks of that owner end. For two kinds of locks no such flush comes:
+//! - a lock of an open file description (`F_OFD_SETLK`), whose owner is the open file itself;
+//! - a lock that a thread got while another thread of its process closed the descriptor.
+//!
+//! Both must end at the latest when the open file is released. So the server remembers the owners
+//! of each open file until then. It does not for the handle 0, which all files of a back end
+//! without handles share.
+//!
+//! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
+
+use std::collections::HashMap;
+
+use corewalk::{FileLock, LockKind};
+use corewalk_base::Mutex;
+use foldhash::fast::RandomState;
+
+/// The owners of locks.
+#[derive(Debug, Default)]
+pub(crate) struct LockOwners {
+    /// The pairs of each node with locks. Protected by its own mutex, which is held alone.
+    by_node: Mutex<HashMap<u64, Vec<Pair>, RandomState>>,
+}
+
+/// The handle of an open file, and an owner.
+type Pair = (u64, u64);
+
+impl LockOwners {
+    /// Notes that `lock` was taken through the open file `handle`.
+    pub(crate) fn locked(&self, node: u64, handle: u64, lock: &FileLock) {
+        if lock.is_flock || lock.kind == LockKind::Unlock || handle == 0 {
+            return;
+        }
+        let mut by_node = self.by_node.lock();
+        let owners = by_node.entry(node).or_default();
+        let pair = (handle, lock.owner);
+        if !owners.contains(&pair) {
+            owners.push(pair);
+        }
+    }
+
+    /// Forgets an owner whose locks on a file have ended.
+    pub(crate) fn flushed(&self, node: u64, owner: u64) {
+        let mut by_node = self.by_node.lock();
+        if let Some(owners) = by_node.get_mut(&node) {
+            owners.retain(|pair| pair.1 != owner);
+            if owners.is_empty() {
+                by_node.remove(&node);
+            }
+        }
+    }
+
+    /// Returns the owners whose locks end because the open file `handle` is released, and forgets
+    /// them.
+    pub(crate) fn released(&self, node: u64, handle: u64) -> Vec<u64> {
+        let mut by_node = self.by_node.lock();
+        let Some(owners) = by_node.get_mut(&node) else { return Vec::new() };
+        let (ended, kept) = owners.iter().partition::<Vec<_>, _>(|pair| pair.0 == handle);
+        *owners = kept;
+        if owners.is_empty() {
+            by_node.remove(&node);
+        }
+        ended.into_iter().map(|pair| pair.1).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owner_is_known_until_its_flush_or_the_release_of_its_file() {
+        let (owners, lock) = (LockOwners::default(), FileLock::new(7, LockKind::Read));
+        let other = FileLock { owner: 8, ..lock };
+        owners.locked(1, 10, &lock);
+        owners.locked(1, 10, &lock);
+        owners.locked(1, 10, &other);
+        owners.locked(1, 11, &lock);
+        owners.locked(2, 10, &FileLock { is_flock: true, ..lock });
+        owners.locked(2, 10, &FileLock { kind: LockKind::Unlock, ..lock });
+        owners.locked(2, 0, &lock);
+        assert_eq!((owners.released(2, 10), owners.released(2, 0)), (vec![], vec![]));
+        assert_eq!(owners.released(1, 10), [7, 8]);
+        owners.flushed(1, 7);
+        assert_eq!(owners.released(1, 11), [0; 0]);
+        assert!(owners.by_node.lock().is_empty());
+    }
+}
