@@ -88,8 +88,6 @@ struct Held {
 pub(super) struct Kernel {
     rng: Rng,
     held: BTreeMap<u64, Held>,
-    /// A node that the kernel has forgotten.
-    forgotten: u64,
     /// A cookie of an entry that was listed before.
     cookie: u64,
     /// The handle of all open files.
@@ -142,8 +140,7 @@ impl Kernel {
     /// Returns a generator of requests. It plays a kernel that knows no node but the root directory
     /// yet. All open files have the handle `handle`.
     pub(super) fn new(rng: Rng, handle: u64) -> Kernel {
-        let (forgotten, cookie) = (UNKNOWN_NODE, 0);
-        Kernel { rng, held: BTreeMap::new(), forgotten, cookie, handle, pending: None }
+        Kernel { rng, held: BTreeMap::new(), cookie: 0, handle, pending: None }
     }
 
     /// Returns the next request.
@@ -239,9 +236,10 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
+    /// Returns a node that no server has. A node that was forgotten is no such node: a server may
+    /// keep it in its cache for a while, and how long depends on the time of other threads.
     fn wrong_node(&mut self) -> u64 {
-        let forgotten = self.forgotten;
-        *self.rng.pick(&[forgotten, forgotten, UNKNOWN_NODE, 0, u64::MAX])
+        *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
 
     fn file_name(&mut self) -> Vec<u8> {
@@ -344,7 +342,7 @@ impl Kernel {
     }
 
     fn remove(&mut self) -> Request {
-        let opcode = *self.rng.pick(&[Opcode::UNLINK, Opcode::UNLINK, Opcode::RMDIR]);
+        let opcode = *self.rng.pick(&[Opcode::UNLINK, Opcode::RMDIR]);
         Request::new(opcode, self.dir()).name(&self.file_name())
     }
 
@@ -540,7 +538,6 @@ impl Kernel {
         let count = 1 + self.rng.below(lookups);
         if count == lookups {
             self.held.remove(&node);
-            self.forgotten = node;
         } else if let Some(held) = self.held.get_mut(&node) {
             held.lookups -= count;
         }
