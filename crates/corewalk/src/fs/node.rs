@@ -7,8 +7,8 @@ use crate::attr::FileKind;
 /// call is made.
 ///
 /// A back end that finds files by number uses [`Node::ino`]. A back end that finds files by path
-/// says so in [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only if this
-/// method is called.
+/// says so in [`FileSystem::addressing`](super::FileSystem::addressing) and calls [`Node::path`].
+/// The path is built only if this method is called.
 ///
 /// # Examples
 /// ```
