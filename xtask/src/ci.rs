@@ -74,7 +74,9 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         command.current_dir(root).env("COREWALK_STORM_CALLS", "400000");
         // Select the whole workspace, like the step `tests` of this CI run. Cargo then enables the
         // same features in all crates, and need not build them again.
-        command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
+        // The threads of these tests mostly sleep, so more tests than processors may run.
+        command.args(["test", "--workspace", "--test", "by_path", "--"]);
+        command.args(["storm", "--test-threads=4"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
     tally.step("transports", || checks::transports(root));
@@ -135,7 +137,8 @@ pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
     // Select the whole workspace, as the step `tests` does. Then cargo uses the same features of
     // all crates, and need not build them again.
-    command.args(["test", "--workspace", "--test", "hostile"]);
+    // The threads of this test mostly sleep, so more tests than processors may run.
+    command.args(["test", "--workspace", "--test", "hostile", "--", "--test-threads=4"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
 

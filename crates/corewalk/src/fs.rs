@@ -711,8 +711,9 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If a
     /// client waits for events, `waker` is given. The back end keeps it until the file has new
-    /// events, and then wakes it. The default is `ENOSYS`: reads and writes of all files never
-    /// wait. Then the kernel does not ask again. lxcfs is a program that needs this method.
+    /// events, and then wakes it. The default is `ENOSYS`, which says that reads and writes of
+    /// the back end's files never wait. After that answer a server need not call the method again.
+    /// lxcfs is a program that needs it.
     fn poll(
         &self,
         node: Node<'_>,

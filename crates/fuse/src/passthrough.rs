@@ -2,8 +2,9 @@
 //!
 //! A back end names the file of the host that holds the content of an open file
 //! ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). The server registers that
-//! file with the kernel, and the answer to the open has its number. From then on, read(2), write(2)
-//! and mmap(2) go to the file of the host. All other requests still come to the server.
+//! file with the kernel, which gives it a number, and answers the open with this number. From then
+//! on, read(2), write(2) and mmap(2) go to the file of the host. All other requests still come to
+//! the server.
 //!
 //! The kernel demands that all opens of one inode agree: either all have the same registered file,
 //! or none has one. So the server decides at the first open of an inode, and keeps the decision

@@ -232,8 +232,8 @@ impl Pool {
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
 
-    /// Takes a free range, or makes one of cache lines of the pool that were never used. The caller
-    /// holds the pool's lock.
+    /// Takes a free range. If there is none, makes a range from cache lines that were never used.
+    /// The caller holds the pool's lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
         let reused = |class| {
             let line = self.pop(region, class)?;

@@ -81,9 +81,9 @@ mod tests {
     use super::*;
     use corewalk_base::primitives::thread;
 
-    /// Starts a thread that has to wait `waits` times, and returns the number of polls that it
-    /// makes before these waits. `of_use` gets the index of a wait, and returns true if a poll
-    /// before that wait is useful.
+    /// Starts a thread that has to wait `waits` times. Returns how many polls the thread makes
+    /// before these waits. `of_use` gets the index of a wait, and returns true if a poll before
+    /// that wait is useful.
     fn looks(waits: u32, of_use: fn(u32) -> bool) -> u32 {
         let looks = move |wait: &u32| {
             let looks = Spin::Queued.is_worth_it();

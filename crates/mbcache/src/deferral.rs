@@ -177,8 +177,8 @@ mod tests {
     /// wait until the first has de-duplicated its objects. Otherwise a commit after the second call
     /// would lack these changes.
     ///
-    /// Inside `share` the first thread yields many times before it is done. This gives a second
-    /// call that does not wait the time to return too early.
+    /// Inside `share` the first thread yields many times before it is done. So if a second call of
+    /// `share` did not wait for the first one, it would have the time to return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

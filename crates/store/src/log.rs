@@ -261,7 +261,8 @@ impl Entry<'_> {
         log.seal(log.number, payload);
         // End marks (headers that say that the log is empty) are at the start of the log's first
         // two blocks. The first entry overwrites both. By chance, the file data in this entry may
-        // equal the second mark, at the same place. A mount would take these bytes for the mark.
+        // equal the second mark, at the same place. The next mount would then take the log for
+        // empty, and lose the entry.
         //
         // In this case return None, so that the transaction goes to the database instead of the
         // log.

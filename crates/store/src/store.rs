@@ -337,8 +337,8 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Completes the mount of a store that was checked without changing it. `make` is called to
-    /// make those files of the store that are missing.
+    /// Opens a store. `mount` is the result of a check of its files, which has changed nothing.
+    /// `make` is called to make those files of the store that are missing.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,

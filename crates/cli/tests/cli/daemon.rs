@@ -13,8 +13,9 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The environment variable that tells a child process its role: `command` is the command of
-/// `exec`, and `stays` is a process that the command starts and that outlives it.
+/// The environment variable that tells a child process its role. It has one of two values:
+/// `command` for the process that `corewalk ipc exec` starts, and `stays` for a process that this
+/// one starts and that outlives it.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
 /// The environment variable with the path of a file. The test's daemon, a process that outlives the

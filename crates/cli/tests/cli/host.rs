@@ -275,8 +275,8 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Make many other directories. When a client uses them, the server closes its descriptor of the
-    // working directory.
+    // Make many other directories. When a client uses them, the server keeps descriptors of these
+    // directories, and closes its descriptor of the client's working directory for that.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

@@ -106,8 +106,8 @@ struct MoveEntry {
     above: Vec<InodeSlot>,
 }
 
-/// A lock for one call of a back end. It locks an inode and the directories above it, and other
-/// calls can share it.
+/// A shared lock of an inode and of the directories above it, which one call of a back end takes.
+/// Other calls can lock the same inodes at the same time, and renames of these inodes wait.
 #[must_use]
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,

@@ -385,9 +385,9 @@ impl<'v> Rename<'v, '_> {
 /// before it calls the back end, and unregisters them when the cache shows the result.
 ///
 /// A rename that replaces a directory waits for other renames into and out of that directory. It
-/// waits only after the back end has made its own change. At that time the back end has also made
-/// the other renames, or will refuse them, because the directory is gone. So renames never wait in
-/// a circle.
+/// waits only after the back end has made its own change, which removes the directory. By then the
+/// back end has made each of the other renames already, or it will refuse that rename, because the
+/// directory is gone. So no other rename waits for this one, and renames never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }

@@ -15,8 +15,9 @@
 //! In all other cases [`Cursor::slow_step`], which is not inlined, walks the component again from
 //! its beginning.
 //!
-//! For the last component of a path there is a copy of the loop's body. This component may be any
-//! kind of file. While its dentry is loaded, the cache line with the inode number is prefetched.
+//! The last component of a path has its own copy of the loop's body, since it may be any kind of
+//! file. In this copy, the cache line with the inode number is prefetched while the dentry is
+//! loaded.
 //!
 //! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
 //! Each lookup depends on the one before, through a chain of loads.

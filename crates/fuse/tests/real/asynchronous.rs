@@ -130,7 +130,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let Some(site) = Site::with(&with, Options::exclusive(), hangs) else { return };
     fs::write(site.path("f"), "text").expect("write the file");
     fs::write(site.path("other"), "text").expect("write the file");
-    // The kernel reads a page once, so each reader has its own file.
+    // Each reader has its own file. If several read one file, only the first would send a request,
+    // and the others would wait for the same page of the kernel's cache.
     for at in 0..READS {
         fs::write(site.path(&format!("f{at}")), "text").expect("write a file");
     }

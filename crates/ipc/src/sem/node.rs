@@ -180,9 +180,9 @@ impl<'s> Node<'s> {
 
     /// Clears `AWAKE`, since the task is about to sleep.
     pub(super) fn stop_watching(&self) {
-        // ORDERING(ipc-status): Relaxed. The waker stores the outcome in the status word before or
-        // after this change. If it does so after this change, it finds `AWAKE` cleared, and wakes
-        // this task. If it has done so before, futex(2) finds the outcome, and this task does not
+        // ORDERING(ipc-status): Relaxed. This change clears `AWAKE`. If the waker stores the
+        // outcome in the status word after this change, it finds `AWAKE` cleared, and wakes this
+        // task. If it has stored the outcome before, futex(2) finds it, and this task does not
         // sleep.
         self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }

@@ -293,8 +293,8 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
     let lists = [CONST_LIST, ALTER_LIST].map(|list| queue(set, None, list)).into_iter();
     // A hostile process may have linked the nodes of a queue into a ring. So limit the walks over
-    // the queues. All queues together have at most as many nodes as the pool of wait nodes has
-    // lines.
+    // the queues to the size of the pool of wait nodes, in cache lines. Each node takes at least
+    // one cache line.
     let max = set.shared.layout.waits.lines as usize;
     let nodes = lists.chain(zeroes).flat_map(List::iter).take(max);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();

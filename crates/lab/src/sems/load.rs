@@ -5,9 +5,10 @@
 //! (`worker`).
 //!
 //! # Checks
-//! Every call must succeed. The additions and subtractions of a worker cancel out. At its end, each
-//! worker adds one to its own semaphore, without undo. So the final value of each semaphore must be
-//! the number of workers that own it. An operation that was lost would change a value.
+//! Every call must succeed. Each worker is assigned one semaphore, and several workers may share
+//! one. The additions and subtractions of a worker cancel out, and at its end it adds one to its
+//! semaphore, without undo. So the final value of each semaphore must be the number of its workers.
+//! An operation that was lost would change a value.
 
 use std::time::Duration;
 

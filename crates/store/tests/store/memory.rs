@@ -152,8 +152,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the content on disk at once. Otherwise the truncated bytes would come back,
-        // instead of zeros, if the device is extended later.
+        // Truncate the device's content on the simulated disk at once. If the device is extended
+        // later, it must have zeros there, and not the bytes from before the truncation.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -165,8 +165,8 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // A store reserves space for commits on a full host. Allocate less than the requested
-        // space, to save memory. No test reads the content of this reserve.
+        // A store allocates a reserve, so that it can commit when the host's disk is full. Allocate
+        // less than it requests, to save memory. No test reads the content of this reserve.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {

@@ -1,5 +1,5 @@
-//! Tests of shared sets of attributes. They compare the sets with a model, check the counts, and
-//! use the sets in several threads.
+//! Tests of sets of extended attributes that several inodes share. They compare the sets with a
+//! model, check how many inodes use each set, and use the sets in several threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -34,8 +34,9 @@ const MESSAGE_BYTES: usize = 256 << 10;
 const OP_IN_BYTES: usize = 128;
 /// The length of the buffer for answers to requests with names or data, in bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// Node numbers that mean "no node" on all three servers under test. They appear in requests and
-/// answers as they are, without a symbol (a number that stands for a node on all servers).
+/// Node numbers that mean "no node" on all three servers under test. Other node numbers differ
+/// between the servers, so requests and answers name these nodes by symbols. The numbers here
+/// appear as they are.
 const NO_NODES: [u64; 3] = [0, 0xffff_ffff, NO_NODE];
 
 /// A front with its own server.
