@@ -137,8 +137,7 @@ pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
     // Select the whole workspace, as the step `tests` does. Then cargo uses the same features of
     // all crates, and need not build them again.
-    // The threads of this test mostly sleep, so more tests than processors may run.
-    command.args(["test", "--workspace", "--test", "hostile", "--", "--test-threads=4"]);
+    command.args(["test", "--workspace", "--test", "hostile"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
 
