@@ -3,7 +3,7 @@
 //! `cargo xtask ci` runs all steps one after the other, cheap ones first. If a step fails, the
 //! others still run, so that one run reports all failures. The command prints the time and the
 //! processor time of each step. It also prints how many steps passed, failed and were skipped. On
-//! two processors all steps take about 24 minutes.
+//! two processors all steps take about 30 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
 //! `.ci/run`, a skipped step counts as failed.

@@ -27,7 +27,8 @@
 //!   learns of killed clients from [`Request::is_cancelled`].
 //!
 //! # Guarantees
-//! - D.1: every request gets exactly one answer. A forget and a `FUSE_NOTIFY_REPLY` get none.
+//! - D.1: every request gets exactly one answer. A forget, a `FUSE_NOTIFY_REPLY` and an interrupt
+//!   that is served get none.
 //! - D.2: the server counts one lookup for each inode that an answer gives to the kernel, and no
 //!   other lookup. If a listing fails half way, the answer contains the entries before the failure.
 //! - D.3: a request that panics gets `EIO`. A listing that panics after an entry succeeds with its
@@ -362,11 +363,6 @@ impl Interruptible for Killable {
 
     fn cancelled_by(&self) -> CancelledBy {
         CancelledBy::Kill
-    }
-
-    fn is_answered(&self) -> bool {
-        // A request that has ended is dropped, so it is not asked.
-        false
     }
 
     fn cancel(&self) {

@@ -49,8 +49,11 @@ pub(crate) trait Interruptible: Send + Sync {
     /// Returns the signals that cancel the request.
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// Returns true if the request has got its answer.
-    fn is_answered(&self) -> bool;
+    /// Returns true if the request has got its answer. A request that is dropped with its answer
+    /// need not tell.
+    fn is_answered(&self) -> bool {
+        false
+    }
 
     /// Cancels the request.
     fn cancel(&self);

@@ -342,6 +342,7 @@ mod tests {
         assert!(descriptors.get_open(6, handle).is_none());
         assert!(descriptors.get_writable(5).is_none());
         assert_eq!(descriptors.check_open_limit(0), Ok(()));
+        assert_eq!(descriptors.check_open_limit(1), Err(Errno::NFILE), "a file that carries locks");
         let writer = descriptors.add_open(5, OFlags::RDWR, fd().try_clone().unwrap());
         assert!(descriptors.get_writable(5).is_some() && descriptors.get_writable(4).is_none());
         assert_eq!(descriptors.check_open_limit(0), Err(Errno::NFILE));

@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use corewalk::{Atime, Errno, Fallocate, FileKind, InodeFlags, Node, Opened, Seek};
 use rustix::fs::{
-    FallocateFlags, IFlags, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync,
-    ioctl_getflags, ioctl_setflags, seek,
+    FallocateFlags, IFlags, OFlags, SeekFrom, copy_file_range, fallocate, fcntl_getfl, fcntl_setfl,
+    fdatasync, fsync, ioctl_getflags, ioctl_setflags, seek,
 };
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -32,18 +32,20 @@ impl HostFs {
             return Ok(Opened::default());
         }
         let access = access_of(flags);
-        if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
-            return Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)));
-        }
-        self.check_open_limit()?;
-        let at = self.at(node)?;
-        let direct = OFlags::from_bits_retain(flags) & OFlags::DIRECT;
-        if !direct.is_empty() {
+        let file = match self.descriptors.take_fresh(node.ino(), access) {
+            Some(file) => file,
+            None => {
+                self.check_open_limit()?;
+                self.reopen_file(&*self.at(node)?, access)?
+            }
+        };
+        if OFlags::from_bits_retain(flags).contains(OFlags::DIRECT) {
             // The kernel opens a file that is passed through with this flag, too, and reports any
-            // error as `EIO`. So report first that the host does not have it (`EINVAL`).
-            self.reopen_file(&*at, access | direct)?;
+            // error as `EIO`. So report first that the host does not have the flag (`EINVAL`).
+            let own = fcntl_getfl(&file)?;
+            fcntl_setfl(&file, own | OFlags::DIRECT)?;
+            fcntl_setfl(&file, own)?;
         }
-        let file = self.reopen_file(&*at, access)?;
         Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)))
     }
 

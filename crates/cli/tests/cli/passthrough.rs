@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::has_root;
@@ -90,6 +90,29 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         (&here).read_to_string(&mut text).expect("the file is read");
         assert_eq!(text, "xo!end");
         assert_eq!(fs::read(&inside).expect("the file is read"), b"new");
+    });
+}
+
+/// The server must not keep a file open for writing that only a reader has open. Otherwise the host
+/// could not run the file (`ETXTBSY`).
+#[test]
+fn reader_in_the_mount_does_not_keep_a_program_from_running() {
+    if !can_mount() {
+        return;
+    }
+    with_mount("passthrough", |mount, host| {
+        fs::copy("/bin/true", host.join("program")).expect("the program is copied");
+        let writer = File::options().write(true).open(mount.join("program"));
+        let writer = writer.expect("the program is opened");
+        let _reader = File::open(mount.join("program")).expect("the program is opened");
+        drop(writer);
+        // The kernel sends the release of the writer later.
+        let begin = Instant::now();
+        let mut run = std::process::Command::new(host.join("program"));
+        while let Err(error) = run.status() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
     });
 }
 

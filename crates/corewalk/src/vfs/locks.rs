@@ -9,11 +9,6 @@ use crate::Errno;
 use crate::fs::FileLock;
 
 impl Vfs {
-    /// Returns true if the back end of `inode` manages locks. If not, the client manages them.
-    pub fn has_locks(&self, inode: &InodeRef<'_>) -> bool {
-        self.fs(inode.slot).has_locks()
-    }
-
     /// Returns a lock of another owner that conflicts with `lock`, if there is one. `handle` is the
     /// open file of the client.
     ///
@@ -46,7 +41,6 @@ impl Vfs {
     /// # let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
     /// // A tmpfs leaves locks to the client.
     /// let (root, lock) = (vfs.root(), FileLock::new(1, LockKind::Write));
-    /// assert!(!vfs.has_locks(&root));
     /// assert_eq!(vfs.set_lock(&root, 0, &lock), Err(Errno::NOSYS));
     /// # Ok::<(), Errno>(())
     /// ```

@@ -224,11 +224,6 @@ impl Interruptible for Signal {
         CancelledBy::AnySignal
     }
 
-    fn is_answered(&self) -> bool {
-        // Only asked for requests that another signal cancels.
-        false
-    }
-
     fn cancel(&self) {
         // ORDERING: Relaxed. See `has_come`.
         self.has_come.store(true, Ordering::Relaxed);

@@ -15,13 +15,13 @@ use corewalk::{
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{Options, Transport};
-use corewalk_testkit::require::has_root;
+use corewalk_fuse::{Mount, Options, Transport};
+use corewalk_testkit::require::{has_program, has_root};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags};
 
 use crate::locks::{Locks, check_flock, check_posix_lock};
-use crate::site::{Site, mount_options, transport};
+use crate::site::{Folder, Site, mount_options, transport};
 
 /// How long a test waits for something that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -216,7 +216,7 @@ fn lsattr_and_chattr_reach_the_back_end() {
 /// Perl makes the ioctl(2), because the tests of this crate have no unsafe code.
 #[test]
 fn other_ioctls_reach_the_back_end_with_their_argument() {
-    let Some((_fs, site, _)) = mounted() else { return };
+    let Some((_fs, site, _)) = mounted().filter(|_| has_program("perl")) else { return };
     let script = "open(F, '<', $ARGV[0]) or die; my $arg = pack('Q', 21);
         my $result = ioctl(F, hex($ARGV[1]), $arg);
         print defined $result ? $result . ' ' . unpack('Q', $arg) : 'error ' . ($! + 0);";
@@ -320,7 +320,9 @@ fn flush_of_a_killed_client_is_not_cancelled() {
 /// command for 32 bits, which Linux does not check.
 #[test]
 fn inode_flags_are_those_of_the_owner() {
-    let Some((fs, site, _)) = mounted().filter(|_| has_root()) else { return };
+    let Some((fs, site, _)) = mounted().filter(|_| has_root() && has_program("perl")) else {
+        return;
+    };
     let script = "open(F, '<', $ARGV[0]) or die; my $arg = pack('Lx4', 0x80);
         for my $command (0x40086602, 0x40046602) { print ioctl(F, $command, $arg) ? 'set' : 'no'; }";
     let mut perl = Command::new("perl");
@@ -334,7 +336,8 @@ fn inode_flags_are_those_of_the_owner() {
 /// must end it.
 #[test]
 fn lock_of_an_open_file_description_ends_with_its_file() {
-    let Some((fs, site, _)) = mounted().filter(|(fs, ..)| fs.has_locks()) else { return };
+    let with_locks = mounted().filter(|(fs, ..)| fs.has_locks() && has_program("perl"));
+    let Some((fs, site, _)) = with_locks else { return };
     // `F_OFD_SETLK` with `F_RDLCK` for the whole file.
     let script = "open(F, '<', $ARGV[0]) or die; my $lock = pack('s s x4 q q i x4', 0, 0, 0, 0, 0);
         fcntl(F, 37, $lock) or die $!; print 'locked';";
@@ -345,5 +348,21 @@ fn lock_of_an_open_file_description_ends_with_its_file() {
     while !fs.locks.all().is_empty() {
         assert!(begin.elapsed() < PATIENCE, "{:?}", fs.locks.all());
         thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Requests that wait for locks could take all entries of a ring, so a mount with locks refuses
+/// io_uring.
+#[test]
+fn mount_with_locks_refuses_io_uring() {
+    let Some((fs, site, _)) = mounted().filter(|(fs, ..)| fs.has_locks()) else { return };
+    assert_ne!(site.mount().transport(), Transport::Uring);
+    let folder = Folder::new();
+    let options = mount_options().with_transport(Transport::Uring);
+    let mount = Mount::new(Arc::<Slow>::clone(&fs), folder.path(), Options::exclusive(), &options);
+    let error = mount.expect_err("the mount fails").to_string();
+    let offered = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if offered.is_ok_and(|text| text.trim() == "Y") {
+        assert!(error.contains("locks"), "{error}");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fs::{self, File, OpenOptions};
 
-use corewalk::{Cred, Errno, FileLock, InodeFlags, InodeRef, LockKind, May, Vfs};
-use corewalk_hostfs::HostFsOptions;
+use corewalk::{Cred, Errno, FileLock, FileSystem as _, InodeFlags, InodeRef, LockKind, May, Vfs};
+use corewalk_hostfs::{HostFs, HostFsOptions};
 use rustix::fs::{FlockOperation, IFlags, fcntl_lock, flock, ioctl_getflags};
 
 use crate::fixtures::{TempDir, make, over, walk, with_options};
@@ -23,7 +23,6 @@ fn posix_locks_of_the_mount_and_of_the_host_conflict() {
     let vfs = with_options(dir.path(), HostFsOptions::default().with_host_locks(true));
     make(&vfs, "f").unwrap();
     let file = walk(&vfs, "f").unwrap();
-    assert!(vfs.has_locks(&file));
     let set = |owner, kind, (start, end)| {
         vfs.set_lock(&file, 0, &FileLock::new(owner, kind).with_range(start, end))
     };
@@ -76,8 +75,12 @@ fn flock_of_the_mount_and_of_the_host_conflict() {
 #[test]
 fn locks_stay_in_the_client_by_default() {
     let dir = TempDir::new();
-    let vfs = over(dir.path());
-    assert!(!vfs.has_locks(&vfs.root()));
+    for (options, has_locks) in
+        [(HostFsOptions::default(), false), (HostFsOptions::default().with_host_locks(true), true)]
+    {
+        let fs = HostFs::new(dir.path(), options).unwrap();
+        assert_eq!(fs.has_locks(), has_locks);
+    }
 }
 
 /// The inode flags are those of the host. A host file system without flags reports `ENOTTY`.
