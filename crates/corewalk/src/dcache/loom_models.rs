@@ -83,13 +83,24 @@ pub(super) fn file(
     ino: u64,
 ) -> (DentrySlot, DentryInode) {
     let node = enter(dcache, ino, mode::S_IFREG | 0o600);
+    let slot = enter_name(dcache, key, name, node);
+    dcache.put_inode(node.inode, 1);
+    (slot, node)
+}
+
+/// Gives the file `node` a name. Returns the slot of its dentry, to which nothing refers.
+pub(super) fn enter_name(
+    dcache: &Dcache,
+    key: ParentKey,
+    name: &[u8],
+    node: DentryInode,
+) -> DentrySlot {
     let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
     let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
     let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
     drop(in_lookup);
     dcache.put(slot);
-    dcache.put_inode(node.inode, 1);
-    (slot, node)
+    slot
 }
 
 /// Looks a name up without a lock. Returns the number of its inode, or None if the name is missing

@@ -107,13 +107,21 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
     });
 }
 
-/// Evicts the dentry of `A` and adds another name in its slot. Meanwhile a reader calls `count`,
-/// which looks `A` up and takes a reference on its inode. Returns how often `count` missed `A`, and
-/// how often it took the reference.
-fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
-    Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
+/// The slot of an evicted file that another file gets.
+#[derive(Clone, Copy, PartialEq)]
+enum Reuse {
+    Inode,
+    Dentry,
+}
+
+/// Evicts the dentry of `A`. If that succeeds, another file gets the free slot that `reuse` names.
+/// Meanwhile a reader calls `count`, which looks `A` up and takes a reference on its inode. Returns
+/// how often `count` missed `A`, and how often it took the reference.
+fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usize; 2] {
+    Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, first) = file(&dcache, key, A, 7);
+        let second = (reuse == Reuse::Dentry).then(|| enter(&dcache, 8, mode::S_IFREG | 0o600));
         let dcache = Arc::new(dcache);
         let reader = thread::spawn({
             let dcache = Arc::clone(&dcache);
@@ -124,7 +132,15 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
             }
         });
         let is_evicted = dcache.evict_entry(slot) == 1;
-        let inode = if is_evicted { file(&dcache, key, B, 8).1.inode } else { first.inode };
+        let inode = match second {
+            _ if !is_evicted => first.inode,
+            None => enter(&dcache, 8, mode::S_IFREG | 0o600).inode,
+            Some(second) => {
+                enter_name(&dcache, key, B, second);
+                dcache.put_inode(second.inode, 1);
+                second.inode
+            }
+        };
         let is_counted = reader.join().unwrap();
         assert!(!(is_evicted && is_counted), "an inode in use lost its only name");
         let count = dcache.inodes.lockref(inode).count();
@@ -134,10 +150,17 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
 }
 
 /// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none. This must
-/// hold even if the dentry of `A` is evicted and its slot is reused during the lookup.
+/// hold even if the dentry of `A` is evicted and another file gets the slot of its inode during the
+/// lookup.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
-    assert_all_reached(&reuse_against_count(count));
+    assert_all_reached(&reuse_against_count(count, Reuse::Inode));
+}
+
+/// Traps T5, T55, P5: the same if another name gets the slot of the dentry during the lookup.
+#[test]
+fn count_beside_reuse_of_the_dentry_is_of_that_inode_or_none() {
+    assert_all_reached(&reuse_against_count(count, Reuse::Dentry));
 }
 
 /// Trap T55, control (a variant with the bug must fail): the lookup does not validate the dentry
@@ -146,7 +169,8 @@ fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
-    reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
+    let count = |dcache: &Dcache| count_with(dcache, is_child_of_root, |_, _| true);
+    reuse_against_count(count, Reuse::Inode);
 }
 
 /// The amount that one client lookup (a unit of FUSE's `nlookup`) adds to an inode's reference
