@@ -263,7 +263,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
 }
 
 /// Runs the `cargo test` in `command`. Fails if no test has passed.
-fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
+pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let folder = target_folder(root);
     let log = folder.join(format!("{}.log", what.replace(' ', "-")));
     if let Err(error) = fs::create_dir_all(&folder) {

@@ -1,9 +1,9 @@
 //! All checks that must pass before a change is merged.
 //!
-//! `cargo xtask ci` runs all steps one after the other, cheap ones first. If a step fails, the
-//! others still run, so that one run reports all failures. The command prints the time and the
-//! processor time of each step. It also prints how many steps passed, failed and were skipped. On
-//! two processors all steps take about 30 minutes.
+//! `cargo xtask ci` runs the steps, cheap ones first. Steps that use less than one processor run
+//! beside others. If a step fails, the others still run, so that one run reports all failures. The
+//! command prints the time and the processor time of each step. It also prints how many steps
+//! passed, failed and were skipped. On two processors all steps take about 25 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
 //! `.ci/run`, a skipped step counts as failed.
@@ -66,25 +66,21 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
     tally.step("ipc-torture", || torture(root, 5_000));
-    tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // Trap X1: the test calls a back end by path 400,000 times, while other threads rename
-    // directories on these paths. No path may become invalid during a call.
-    tally.step("storm", || {
-        let mut command = Command::new("cargo");
-        command.current_dir(root).env("COREWALK_STORM_CALLS", "400000");
-        // Select the whole workspace, like the step `tests` of this CI run. Cargo then enables the
-        // same features in all crates, and need not build them again.
-        // The threads of these tests mostly sleep, so more tests than processors may run.
-        command.args(["test", "--workspace", "--test", "by_path", "--"]);
-        command.args(["storm", "--test-threads=4"]);
-        process::run(&mut command, STEP_LIMIT).outcome("cargo test")
-    });
     tally.step("transports", || checks::transports(root));
-    tally.step("crash", || checks::crash(root));
-    tally.step("loom", || checks::loom(root));
-    tally.step("shuttle", || checks::shuttle(root));
-    tally.step("tsan", || checks::tsan(root));
-    tally.step("miri", || checks::miri(root));
+    // The steps of the second list use less than one processor.
+    tally.side_by_side(
+        |tally| {
+            tally.step("crash", || checks::crash(root));
+            tally.step("loom", || checks::loom(root));
+            tally.step("shuttle", || checks::shuttle(root));
+            tally.step("tsan", || checks::tsan(root));
+        },
+        |tally| {
+            tally.step("miri", || checks::miri(root));
+            tally.step("storm", || storm(root));
+            tally.step("ipc-hostile", || hostile(root, 1_000_000));
+        },
+    );
     tally.step("aarch64", || checks::aarch64(root));
     if extent == Extent::Full {
         suites_after_build(&mut tally, root);
@@ -107,15 +103,19 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
         is_built = outcome == Outcome::Passed;
         outcome
     });
-    for name in suites::CI {
-        tally.step(&format!("suite {name}"), || {
-            if is_built {
-                suites::run_one(root, name)
-            } else {
-                Outcome::Failed("the release build failed".to_owned())
-            }
-        });
-    }
+    let run = |tally: &mut Tally, names: &[&str]| {
+        for name in names {
+            tally.step(&format!("suite {name}"), || {
+                if is_built {
+                    suites::run_one(root, name)
+                } else {
+                    Outcome::Failed("the release build failed".to_owned())
+                }
+            });
+        }
+    };
+    let [first, second] = suites::CI;
+    tally.side_by_side(|tally| run(tally, first), |tally| run(tally, second));
 }
 
 /// Checks that rustfmt would not change a file.
@@ -133,12 +133,27 @@ pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
 /// Runs the IPC test of damaged memory. It overwrites `words` words of a namespace while other
 /// threads make calls.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
+    let mut command = workspace_test(root, "hostile");
+    command.env("COREWALK_IPC_MUTATIONS", words.to_string());
+    checks::tests_ran(&mut command, root, "ipc-hostile")
+}
+
+/// Runs the test of trap X1: a back end by path is called 400,000 times, while other threads rename
+/// directories on these paths. No path may become invalid during a call.
+fn storm(root: &Path) -> Outcome {
+    let mut command = workspace_test(root, "by_path");
+    // The threads of these tests mostly sleep, so more tests than processors may run.
+    command.env("COREWALK_STORM_CALLS", "400000").args(["--", "storm", "--test-threads=4"]);
+    checks::tests_ran(&mut command, root, "storm")
+}
+
+/// Returns the command that runs the test target `name`. It selects the whole workspace, as the
+/// step `tests` does. Then cargo enables the same features in all crates, and need not build them
+/// again.
+fn workspace_test(root: &Path, name: &str) -> Command {
     let mut command = Command::new("cargo");
-    command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
-    // Select the whole workspace, as the step `tests` does. Then cargo uses the same features of
-    // all crates, and need not build them again.
-    command.args(["test", "--workspace", "--test", "hostile"]);
-    process::run(&mut command, STEP_LIMIT).outcome("cargo test")
+    command.current_dir(root).args(["test", "--workspace", "--test", name]);
+    command
 }
 
 /// Runs cargo with `words`.
@@ -170,6 +185,9 @@ enum Skips {
 pub(crate) struct Tally {
     start: Instant,
     skips: Skips,
+    /// True if steps of another tally run at the same time. Then the processor time of one step is
+    /// unknown, since the kernel counts only that of all children together.
+    is_beside: bool,
     lines: Vec<String>,
     passed: u32,
     failed: u32,
@@ -190,6 +208,7 @@ impl Tally {
         Self {
             start: Instant::now(),
             skips,
+            is_beside: false,
             lines: Vec::new(),
             passed: 0,
             failed: 0,
@@ -215,10 +234,43 @@ impl Tally {
             }
         };
         *count += 1;
-        let (took, cpu) = (start.elapsed().as_secs_f64(), children_cpu().saturating_sub(cpu));
-        let line = format!("{name:<18} {took:>6.1} s  {:>6.1} s CPU  {text}", cpu.as_secs_f64());
+        let cpu = (!self.is_beside).then(|| children_cpu().saturating_sub(cpu));
+        self.print(name, start.elapsed(), cpu, &text);
+    }
+
+    /// Prints a line about a step, and keeps it for the end of the run.
+    fn print(&mut self, name: &str, took: Duration, cpu: Option<Duration>, text: &str) {
+        let cpu = cpu.map_or(" ".repeat(12), |cpu| format!("{:>6.1} s CPU", cpu.as_secs_f64()));
+        let line = format!("{name:<18} {:>6.1} s  {cpu}  {text}", took.as_secs_f64());
         println!("--- {line}");
         self.lines.push(line);
+    }
+
+    /// Runs two lists of steps at the same time.
+    pub(crate) fn side_by_side(
+        &mut self,
+        first: impl FnOnce(&mut Tally) + Send,
+        second: impl FnOnce(&mut Tally),
+    ) {
+        let (start, cpu) = (Instant::now(), children_cpu());
+        let skips = self.skips;
+        let tallies =
+            process::side_by_side(|| Tally::beside(skips, first), || Tally::beside(skips, second));
+        for tally in tallies {
+            self.lines.extend(tally.lines);
+            self.passed += tally.passed;
+            self.failed += tally.failed;
+            self.skipped += tally.skipped;
+            self.left_out.extend(tally.left_out);
+        }
+        let cpu = children_cpu().saturating_sub(cpu);
+        self.print("side by side", start.elapsed(), Some(cpu), "the steps without processor time");
+    }
+
+    fn beside(skips: Skips, steps: impl FnOnce(&mut Tally)) -> Tally {
+        let mut tally = Tally { is_beside: true, ..Tally::with(skips) };
+        steps(&mut tally);
+        tally
     }
 
     /// Prints all steps and the counts. Returns the outcome of the run.
@@ -305,6 +357,21 @@ mod tests {
         let mut tally = Tally::with(Skips::Count);
         tally.step("a", || Outcome::Failed("bad".to_owned()));
         tally.step("b", || Outcome::Passed);
+        assert_eq!(tally.finish(), Outcome::Failed("1 steps failed".to_owned()));
+    }
+
+    #[test]
+    fn outcomes_of_steps_side_by_side_are_counted() {
+        let mut tally = Tally::with(Skips::Count);
+        let failed = |tally: &mut Tally| tally.step("a", || Outcome::Failed("bad".to_owned()));
+        let skipped = |tally: &mut Tally| {
+            tally.step("b", || Outcome::Skipped("no reason".to_owned()));
+            tally.step("c", || Outcome::Passed);
+        };
+        tally.side_by_side(failed, skipped);
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (1, 1, 1));
+        assert_eq!(tally.left_out, ["b"]);
+        assert_eq!(tally.lines.len(), 4);
         assert_eq!(tally.finish(), Outcome::Failed("1 steps failed".to_owned()));
     }
 

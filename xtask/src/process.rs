@@ -90,6 +90,22 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> 
     (ended, String::from_utf8_lossy(&output).into_owned())
 }
 
+/// Runs two tasks at the same time. Returns what they return.
+///
+/// # Panics
+///
+/// Panics if `first` or `second` does.
+pub(crate) fn side_by_side<T: Send>(
+    first: impl FnOnce() -> T + Send,
+    second: impl FnOnce() -> T,
+) -> [T; 2] {
+    thread::scope(|scope| {
+        let first = scope.spawn(first);
+        let second = second();
+        [first.join().expect("a task panicked"), second]
+    })
+}
+
 /// Waits for `child`. Kills its process group after `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     match poll(child, limit) {
