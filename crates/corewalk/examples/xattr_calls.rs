@@ -262,9 +262,8 @@ impl Script {
         say("fremove", fremovexattr(&fd, "user.gone"));
     }
 
-    /// Calls functions for extended attributes on two symbolic links, of which one is dangling. The
-    /// functions with `l` in front (such as lsetxattr) use the link itself. The others use its
-    /// target.
+    /// Uses extended attributes through two symbolic links, one of which is dangling. Functions
+    /// such as lsetxattr use the link itself, the others its target.
     fn links(&self) {
         let (link, dangling) = (self.at("link"), self.at("dangling"));
         say("set through a link", setxattr(&link, "user.through", b"1", SET));
@@ -519,7 +518,6 @@ fn show_list(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
 
 fn text_of(bytes: &[u8]) -> String {
     if bytes.len() > 40 && !bytes.contains(&0) {
-        // An FNV-1a hash is enough to show any difference between long values.
         let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, &byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });

@@ -73,8 +73,8 @@ impl Bench {
         Bench { fs, files, values: (0..load.values).map(value).collect() }
     }
 
-    /// Starts several threads, each of which sets `sets` attributes. Returns the time of setting
-    /// one attribute, in nanoseconds.
+    /// Starts threads that each set `sets` attributes. Returns the time per attribute in
+    /// nanoseconds.
     fn round(&self, round: usize, sets: usize) -> f64 {
         let start = Instant::now();
         thread::scope(|scope| {

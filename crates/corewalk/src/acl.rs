@@ -10,8 +10,8 @@
 //! order. The entries of the owner, the owning group and others mirror the permission bits of the
 //! mode.
 //!
-//! If the ACL has a mask entry, the group bits of the mode mirror the mask instead. The mask limits
-//! the permissions of named users, of the owning group and of named groups.
+//! If the ACL has a mask entry, the group bits of the mode mirror the mask. The mask limits the
+//! permissions of named users, of the owning group and of named groups.
 //!
 //! The stored form of an ACL is version 2 of the `system.posix_acl_*` attributes: a little-endian
 //! `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.

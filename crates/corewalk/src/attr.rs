@@ -1,5 +1,4 @@
-//! Attributes of an inode, as stat(2) reports them and as chmod, chown, truncate and utimensat
-//! change them.
+//! Attributes of an inode, as stat(2) reports them and chmod and chown change them.
 
 mod from_host;
 
@@ -246,17 +245,16 @@ pub struct Attr {
 /// server's own dentry cache keeps names until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// How long a client may use the name under which it found the inode. The field has a meaning
-    /// only in attributes that are reported together with a name (by `lookup`, `make`, `link` and
-    /// `readdir`).
+    /// How long a client may use the name under which it found the inode. Used only with a name: in
+    /// the attributes of `lookup`, `make`, `link` and `readdir`.
     pub entry: Option<Duration>,
     /// For the attributes.
     pub attr: Option<Duration>,
 }
 
 impl Attr {
-    /// Returns the attributes of an empty file. `mode` has its type bits and permission bits. The
-    /// file has one link, belongs to user and group 0, and its times are 0.
+    /// Returns the attributes of an empty file with one link, of user and group 0, with all times
+    /// 0. `mode` has its type and permission bits.
     pub fn new(ino: u64, mode: u32) -> Attr {
         let (generation, nlink, uid, gid, rdev) = (0, 1, 0, 0, 0);
         let (size, blocks, blksize) = (0, 0, BLKSIZE);
@@ -326,8 +324,7 @@ impl Attr {
     }
 
     /// Applies the attribute changes in `set`, at the time `now`. A new size also changes the
-    /// number of blocks and the modification time. A back end that keeps an `Attr` per file calls
-    /// this method in its `setattr`.
+    /// blocks and the modification time. For a back end that keeps an `Attr` per file.
     ///
     /// # Examples
     /// ```
@@ -395,8 +392,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time. A FUSE kernel with a writeback cache keeps change times itself, and sets
-    /// this field. If the field is None, the back end sets the change time.
+    /// New change time, or None if the back end sets it. A FUSE kernel with a writeback cache keeps
+    /// change times itself.
     pub ctime: Option<Timespec>,
 }
 

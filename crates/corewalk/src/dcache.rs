@@ -14,9 +14,8 @@
 //! One increment of the child generation thus invalidates all names in a directory. Their dentries
 //! are stale then, and are evicted later.
 //!
-//! If a thread adds the name of a stale dentry to the cache again, it gives the dentry the current
-//! parent key. It finds the stale dentry by the hash of the name, which does not depend on the
-//! child generation.
+//! A stale dentry is used again if a thread adds its name: it gets the current parent key. It is
+//! found by the hash of the name, which does not depend on the child generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
@@ -59,17 +58,16 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache, called its host. The cache tells the host which inodes it has
-/// dropped. When memory is short, the cache asks the host to drop its references on inodes.
+/// The owner of the dentry cache. The cache tells its host which inodes it has dropped. When memory
+/// is short, it asks the host to drop references on inodes.
 pub(crate) trait Host: Send + Sync {
     /// Tells the host (the owner of the cache) that the cache has dropped an inode. The slot of the
     /// inode is free once this method returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// Asks the host (the owner of the cache) to drop its references on the inode of one name. The
-    /// name is `name` in the directory with the inode number `parent`. The cache asks because it is
-    /// over its memory budget. It cannot evict the name's dentry while the host holds references on
-    /// the inode.
+    /// Asks the host to drop its references on the inode of `name` in the directory `parent` (an
+    /// inode number). The cache is over its memory budget, and these references keep it from
+    /// evicting the name.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
@@ -166,9 +164,8 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the parent key that the children of a directory have now: the directory's slot and
-    /// its child generation. The caller holds a reference on the directory's dentry. When a
-    /// directory is removed, its child generation changes, so no lookup finds its former children.
+    /// Returns the current parent key of a directory's children: the directory's slot and its child
+    /// generation. The caller holds a reference on the directory's dentry.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -223,10 +220,9 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find_plain`], but compares only one dentry: that of the first entry in the
-    /// hash bucket that has the name's tag (16 bits of the hash). The dentry must have the flags in
-    /// `needed`. Calls `before` with the dentry's slot before it loads the dentry, so that the
-    /// caller can prefetch other cache lines in parallel.
+    /// Like [`Dcache::find_plain`], but compares only the first dentry in the bucket that has the
+    /// name's tag (16 bits of the hash). The dentry must have the flags in `needed`. Calls `before`
+    /// with its slot before the load, so that the caller can prefetch other cache lines.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -267,20 +263,18 @@ impl Dcache {
     /// Returns the inode called `name` in the directory with the inode number `ino`, in the
     /// namespace's root file system. Takes a reference on the inode.
     ///
-    /// The caller need not look the directory up before: the function finds the child by its hash,
-    /// and then checks that its parent has the number `ino`. Returns None if the name is not
-    /// cached, is negative, or changes during the call, or if its inode has too many references. In
-    /// these cases the caller looks up the directory, and then the name in it.
+    /// The caller need not look the directory up: the function finds the child by its hash, and
+    /// checks that its parent has the number `ino`. Returns None if the name is not cached, is
+    /// negative, or changes during the call, or if its inode has too many references. The caller
+    /// then looks up the directory and the name.
     ///
-    /// The answer is right for one instant of the call: the instant at which the function loads the
-    /// parent's child generation. (Each invalidation of the directory increments this counter.)
-    /// Before that instant, the function reads the child's dentry. After it, the function takes the
-    /// reference on the inode, and checks that the child's dentry has not changed since.
+    /// The answer is right at the instant at which the function loads the parent's child
+    /// generation, which each invalidation of the directory increments. The child's dentry is read
+    /// before this instant, and validated after it.
     ///
-    /// A processor begins the next lookups while it waits for memory, as long as the instructions
-    /// of all of them fit in its reorder buffer. So this function compares only one dentry: that of
-    /// the first entry with the name's tag in the bucket's first line. `get_by_ino_slow` handles
-    /// long names and further entries.
+    /// This function compares only one dentry: that of the first entry with the name's tag in the
+    /// bucket's first line. With so few instructions, the processor overlaps lookups.
+    /// `get_by_ino_slow` handles long names and further entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         if name.len() <= INLINE_MAX {
             let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -345,8 +339,7 @@ impl Dcache {
     /// generation. The child held a reference on its parent then, so the parent's inode number
     /// could not change (invariants D.3 and D.4).
     ///
-    /// A removal of the directory changes the child generation, so the function need not check for
-    /// it.
+    /// A removal of the directory changes the child generation, too.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
@@ -365,8 +358,8 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the hash under which the table lists the dentry in `slot`. `image` is the dentry's
-    /// content. The caller holds the dentry's lock, or no other thread can find the dentry.
+    /// Returns the hash under which the table lists a dentry with the content `image`. The caller
+    /// has locked the dentry, or no other thread can find it.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
@@ -482,8 +475,7 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of a dentry's parent, and the name of the dentry. The dentry had this
-    /// parent and this name at the same instant.
+    /// Returns the slot of a dentry's parent and the dentry's name, both of the same instant.
     pub(crate) fn name_of(&self, slot: DentrySlot) -> (DentrySlot, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
@@ -519,8 +511,8 @@ impl Dcache {
     }
 }
 
-/// A guard that frees the slot of a dead inode when the guard is dropped. So the slot is freed even
-/// if the back end panics in `forget`.
+/// Frees the slot of a dead inode when it is dropped, so that a panic of the back end in `forget`
+/// does not leak the slot.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,
@@ -537,8 +529,7 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns the body word of a dentry that becomes unhashed: `body` without the flag
-/// [`Flags::HASHED`] and without an inode.
+/// Returns `body` without [`Flags::HASHED`] and without an inode.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
 }

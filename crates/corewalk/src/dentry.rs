@@ -5,8 +5,8 @@
 //! sequence (a seqlock): it tells a reader whether the words that it has read belong together. So a
 //! reader detects a torn name, and needs no lock.
 //!
-//! A dentry's reference count and its state of reclaim are in a second record on another cache line
-//! ([`Cold`]), which a path walk does not touch.
+//! The reference count and the reclaim state of a dentry are on another cache line ([`Cold`]),
+//! which a path walk does not touch.
 //!
 //! ```text
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
@@ -91,7 +91,7 @@ pub(crate) struct Dentries {
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
     large: SlotArena<{ LONG_WORDS[2] }>,
-    /// Number of dentries in use. More slots may be in use, because inodes use slots too.
+    /// Number of dentries in use. Slots with only an inode do not count.
     count: ShardedCounter,
 }
 
@@ -185,8 +185,7 @@ impl Dentries {
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
         let seq = self.stable_seq(slot);
-        // ORDERING: Relaxed. The sequence protects this word: the reader's validation tells whether
-        // the read was torn.
+        // ORDERING: Relaxed. The sequence protects this word: validation detects a torn read.
         let key = ParentKey(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
@@ -227,9 +226,8 @@ impl Dentries {
     }
 
     /// Returns zero if no write section of the dentry has begun since its sequence was `seq`, an
-    /// even number. A reader that validates several dentries calls [`SeqCount::end_of_reads`] once,
-    /// and then this function per dentry. The reader combines the results, so that it branches only
-    /// once.
+    /// even number. To validate several dentries with one branch, a reader calls
+    /// [`SeqCount::end_of_reads`] once and combines the results of this function.
     #[inline(always)]
     pub(crate) fn difference(&self, slot: DentrySlot, seq: Seq) -> u64 {
         self.seq(slot).difference(seq.0)
@@ -269,9 +267,8 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` fills all words of a slot of the smallest size class, even if the name needs
-        // fewer. So for that class compare all words of the slot, because a comparison of a fixed
-        // length is faster.
+        // `store_long` fills all words of a slot of the smallest size class. So compare all of
+        // them, because a comparison of a fixed length is faster.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -301,8 +298,7 @@ impl Dentries {
         }
     }
 
-    /// Copies the name of a dentry into `out`. The caller validates the copy with the dentry's
-    /// sequence.
+    /// Copies the name of a dentry into `out`. The caller validates the copy.
     pub(crate) fn copy_name(&self, slot: DentrySlot, body: Body, out: &mut NameCopy) {
         let words = self.words(slot);
         out.len = body.len();
@@ -322,9 +318,8 @@ impl Dentries {
         let wanted = words_of(out.len);
         (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. The caller validates this word with the dentry's sequence
-            // afterwards. Before that, the word may have any bits, so `rest_of` checks that it
-            // refers to a slot.
+            // ORDERING: Relaxed. The caller validates this word with the dentry's sequence. Before
+            // that it may have any bits, so `rest_of` checks that it refers to a slot.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
             let wanted = wanted.saturating_sub(inline).min(rest.len());
             rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
@@ -332,7 +327,7 @@ impl Dentries {
     }
 
     /// Returns the child generation of the directory in `slot` (a counter of the directory's
-    /// invalidations). The caller validates the dentry's sequence afterwards.
+    /// invalidations). The caller validates the dentry.
     #[inline]
     pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -340,14 +335,13 @@ impl Dentries {
     }
 
     /// Returns the current child generation of the directory in `slot` (a counter of the
-    /// directory's invalidations). It is a single word that cannot be torn, so the caller needs no
-    /// validation. No later load of the caller happens before this load.
+    /// directory's invalidations). A single word cannot be torn, so it needs no validation. Later
+    /// loads of the caller happen after this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Acquire. Pairs with the release fence of the write section that stored this
-        // generation. An invalidation increments the generation because the back end has changed.
-        // If this thread sees the new generation and then asks the back end, the answer contains
-        // that change.
+        // generation. An invalidation increments it after a change of the back end. So a thread
+        // that sees the new generation gets that change from the back end.
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
@@ -359,8 +353,7 @@ impl Dentries {
     }
 
     /// Returns the number of a directory that is mixed into the hashes of its children's names. The
-    /// number does not change while the directory's dentry lives (D.3). For example, a reference
-    /// keeps the dentry alive.
+    /// number does not change while the directory's dentry lives (D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -448,9 +441,8 @@ impl Dentries {
     /// the slot `beside` if it is free, otherwise a half of a new slot of `group`. `beside` is 0 if
     /// the caller has no preferred slot.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // A slot has a half for a dentry and a half for an inode. The caller asks for one half of
-        // the slot `beside` and keeps the other half in use. So this slot is not freed during the
-        // call.
+        // The caller keeps the other half of the slot `beside` in use, so this slot is not freed
+        // during the call.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -469,8 +461,7 @@ impl Dentries {
 
     /// Builds the content of a dentry called `name`. If the name is long, allocates a slot for the
     /// rest of it. If `inode` is `InodeSlot::NONE`, the dentry is negative. The caller stores the
-    /// content in a dentry or passes it to [`Dentries::drop_image`]. Returns None if no slot is
-    /// left for a long name.
+    /// content or passes it to [`Dentries::drop_image`]. Returns None if no slot is left.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
@@ -517,8 +508,7 @@ impl Dentries {
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body word (inode slot, length of the name, superblock and flags) in a dentry.
-    /// The caller is inside the dentry's write section.
+    /// Stores a new body word in a dentry. The caller is inside the dentry's write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
@@ -593,8 +583,8 @@ impl Dentries {
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
-    /// Returns a snapshot without waiting for a writer. If a writer is inside its write section,
-    /// the sequence in the snapshot is odd, and the validation of the snapshot always fails.
+    /// Returns a snapshot without waiting for a writer. During a write section the snapshot's
+    /// sequence is odd, so its validation fails.
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = self.seq();
@@ -623,7 +613,7 @@ impl Line<'_> {
     }
 
     /// Returns true if the dentry is hashed and has the name `lookup_key`. The dentry may change
-    /// during the comparison. So the caller validates the dentry's sequence afterwards.
+    /// meanwhile, so the caller validates it.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -645,8 +635,6 @@ impl Line<'_> {
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Like [`Line::is_named`], but finds only a name that is stored in the dentry itself.
-    /// `lookup_key` has at most [`INLINE_MAX`] bytes.
     #[inline(always)]
     pub(crate) fn is_named_inline(&self, lookup_key: &LookupKey<'_>) -> bool {
         let (pairs, _) = self.0.as_chunks::<2>();
@@ -732,14 +720,12 @@ pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     }
 }
 
-/// Returns the index of the name word that refers to a slot for long names, if the dentry has such
-/// a slot. It is the last name word, which does not hold a part of the name then.
+/// Returns the index of the name word that refers to a slot for long names: the last name word.
 fn long_at(body: Body) -> usize {
     INLINE_WORDS - 1 - if body.is_directory() { DIRECTORY_WORDS } else { 0 }
 }
 
-/// Returns a number that identifies a directory by its superblock and inode number. It is part of
-/// the hashes of the names in the directory.
+/// Returns a number for a directory, which is part of the hashes of the names in it.
 #[inline]
 pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
     ino.wrapping_add(u64::from(superblock) << 48)

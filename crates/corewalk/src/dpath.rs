@@ -5,7 +5,8 @@
 //! no sequence has changed, all names existed together at the instant between the collection and
 //! the validation, so the path existed (traps T1, T8, P8).
 //!
-//! There is no global rename sequence, so a pass fails only if the dentry or an ancestor changes.
+//! There is no global rename sequence. So a translation must retry only if the dentry or one of its
+//! ancestors changes.
 //!
 //! After a few failed passes, the translation takes the lock `topology` shared, which keeps
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
@@ -41,8 +42,7 @@ const OTHER_PATHS_MAX: usize = 8;
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.
     Linked,
-    /// The dentry has been removed. The path consists of the names that led to the dentry before
-    /// its removal.
+    /// The dentry has been removed. The path is its last one.
     Unlinked,
     /// The dentry is not below the root that the caller passed, so the path starts at the root of
     /// the namespace instead.
@@ -56,9 +56,9 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount up to a root, across mount points. The first field holds the mount
-    /// and the dentry. The second field holds the number of the root's mount, and the root's
-    /// dentry. If the second field is None, the route ends at the root of the namespace.
+    /// From a dentry in a mount up to a root, across mount points. The first field is the mount and
+    /// the dentry, the second the number of the root's mount and the root's dentry. None stands for
+    /// the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -161,8 +161,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias (the first of its dentries) is in a removed directory, for
-            // example, and has no path. So try the inode's other aliases.
+            // The inode's first alias has no path: for example, its directory was removed. Try the
+            // others.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -284,8 +284,7 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
 
 /// Returns a path of the inode with the number `ino` in the root file system, without taking a
 /// reference. Returns None if the inode is not cached, or if a name on the path changes meanwhile.
-/// If the result is None, the caller takes a reference on the inode and calls
-/// [`append_inode_path`].
+/// The caller then takes a reference on the inode and calls [`append_inode_path`].
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     // An inode's dentry is usually in the same slot as the inode, so prefetch that dentry.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;
@@ -295,9 +294,8 @@ pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     }
     let mut buffer = PathBuffer::new();
     buffer.prepend(dcache, alias, DentrySlot::NONE, Pass::Optimistic);
-    // A hashed dentry holds a reference on its inode. `is_unchanged` below validates the path's
-    // dentries. If it returns true, the inode was alive when the next two lines read it, and its
-    // number was `ino`.
+    // A hashed dentry holds a reference on its inode. If `is_unchanged` returns true, the dentry
+    // was hashed during both reads, so its inode was alive and had the number `ino`.
     let leaf = dcache.dentries.line(alias).snapshot_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !buffer.is_unchanged(dcache) {

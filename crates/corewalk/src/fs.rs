@@ -41,12 +41,13 @@ pub enum Addressing {
     /// removed, the back end itself must keep the file usable until `forget` (F.4), for example
     /// with an open descriptor.
     Path,
-    /// The back end finds a file only by its path. So a file must keep a name while it is in use.
-    /// If an open file is unlinked, it gets a hidden name in the root directory until it is closed.
-    /// If a rename replaces a file, the file gets a hidden name until it is forgotten. For this,
-    /// the back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
-    /// refuses both `rename` and `link`, the file is removed at once, and later calls for the file
-    /// fail with `ESTALE`.
+    /// The back end finds a file only by its path, so a file keeps a name while it is in use. An
+    /// unlinked open file gets a hidden name in the root directory until it is closed, and a
+    /// replaced file until it is forgotten.
+    ///
+    /// The back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
+    /// refuses both `rename` and `link`, the file is removed at once, and later calls for it fail
+    /// with `ESTALE`.
     PathOnly,
 }
 
@@ -159,10 +160,9 @@ pub struct DirEntry<'a> {
     /// The position in the directory after this entry. It is unique within the directory and never
     /// 0. It stays valid however the directory changes (traps T48, P13).
     pub cookie: u64,
-    /// The attributes that a `lookup` of the name would return. If they are given, a listing that
-    /// needs attributes does not call `lookup`. Most listings need no attributes. So a back end
-    /// reports attributes only if they cost no extra work, for example because they came with the
-    /// names from a server.
+    /// The attributes that a `lookup` of the name would return. With them, a listing that needs
+    /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes
+    /// only if they cost no extra work, for example because a server sent them with the names.
     pub attr: Option<Attr>,
 }
 
@@ -260,10 +260,10 @@ impl Opened {
 
 /// A file system that corewalk serves.
 ///
-/// `open` and `opendir` return a handle of 64 bits. Calls that are made through the open file get
-/// this handle in [`Node::handle`]: `read`, `write`, `fsync`, `flush` and so on. `setattr` gets it
-/// for ftruncate(2), and `getattr` gets it in some cases. For fstat(2) and fchmod(2) Linux passes
-/// no handle. A back end without open state keeps the default `open` and ignores handles.
+/// `open` and `opendir` return a handle of 64 bits. Calls through the open file (`read`, `write`,
+/// `fsync`, `flush` and so on) get it in [`Node::handle`]. `setattr` gets it for ftruncate(2),
+/// `getattr` in some cases, fstat(2) and fchmod(2) not at all on Linux. A back end without open
+/// state keeps the default `open` and ignores handles.
 ///
 /// # What a back end may rely on
 /// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
@@ -441,11 +441,9 @@ pub trait FileSystem: Send + Sync + 'static {
     /// checked that the rename makes no loop of directories, that the kinds of files fit, and that
     /// no name is `.` or `..`. `ENOTEMPTY` for a target directory that is not empty.
     ///
-    /// For a rename with [`RenameMode::Replace`], the caller may not know from the cache whether
-    /// `to` exists. Then it calls `rename` with [`RenameMode::NoReplace`] first. If that call fails
-    /// with `EEXIST`, the caller looks `to` up and calls `rename` with [`RenameMode::Replace`]. It
-    /// does the same after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`]
-    /// returns.
+    /// If the cache does not know the target, the caller first uses [`RenameMode::NoReplace`].
+    /// After `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. It does the
+    /// same after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`] returns.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),
@@ -480,12 +478,12 @@ pub trait FileSystem: Send + Sync + 'static {
     /// written. `end` is the end of the file as far as the client knows. May fail with `ENOSPC` or
     /// `EFBIG`.
     ///
-    /// A server calls this method only if other programs may change the files too. The default
-    /// writes at `end`, which is right if only this client changes the file, because the client
-    /// serializes its appends. A back end whose files others change must find the end and write
-    /// there in one step. Appending is a property of the call and not of the open file. fcntl(2)
-    /// can change `O_APPEND` of an open file, and the client's writeback through the same handle
-    /// has its own offsets.
+    /// A server calls this method only if other programs may change the files. Such a back end must
+    /// find the end and write there in one step. The default writes at `end`, which is right if
+    /// only this client changes the file, because the client serializes its appends.
+    ///
+    /// Appending is a property of the call, not of the open file. fcntl(2) can change `O_APPEND`,
+    /// and the client's writeback through the same handle has its own offsets.
     fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.write(node, end, bytes)
     }
@@ -643,8 +641,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns the access ACL or the default ACL of `node`. None if there is no such ACL, or if the
-    /// mode alone expresses it. The caller uses this method to answer reads of the
-    /// `system.posix_acl_*` attributes.
+    /// mode alone expresses it. Reads of the `system.posix_acl_*` attributes use this method.
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         Ok(None)
     }
@@ -709,11 +706,11 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOTTY)
     }
 
-    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If a
-    /// client waits for events, `waker` is given. The back end keeps it until the file has new
-    /// events, and then wakes it. The default is `ENOSYS`, which says that reads and writes of
-    /// the back end's files never wait. After that answer a server need not call the method again.
-    /// lxcfs is a program that needs it.
+    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If
+    /// `waker` is given, the back end keeps it until the file has new events, and then wakes it.
+    ///
+    /// The default is `ENOSYS`: reads and writes of this back end's files never wait. The server
+    /// then need not ask again. lxcfs is a program that needs this method.
     fn poll(
         &self,
         node: Node<'_>,
@@ -728,8 +725,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn forget(&self, ino: u64, generation: u64) {}
 
     /// Does deferred work of the back end. A server calls this method about once per second, from a
-    /// thread that serves no requests. A server need not call it at all. So a back end must also
-    /// work without the calls, but may use more memory then.
+    /// thread that serves no requests. A back end must also work without these calls, but may then
+    /// use more memory.
     fn maintain(&self) {}
 
     /// Calls `sink` with each counter of the back end: its name and its value.

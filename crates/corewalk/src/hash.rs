@@ -3,9 +3,9 @@
 //! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose hash buckets
 //! (trap T54). With a fixed seed, runs are repeatable.
 //!
-//! The hash of a name alone has two words ([`NameHash`]). One multiplication then mixes these words
-//! with the number of the directory. So a walk can hash a component before it knows the component's
-//! directory, and the processor overlaps the hash with the lookup of that directory.
+//! The hash of a name alone has two words ([`NameHash`]). One multiplication mixes them with the
+//! number of the directory. So a walk can hash a component while it still looks up the component's
+//! directory.
 //!
 //! The mixing follows the folded multiply of wyhash and foldhash. Its input is the words of a name,
 //! in the same form in which dentries store them. Each factor of a product contains a secret.
@@ -99,7 +99,6 @@ impl HashKeys {
         NameHash { first: hash, ..start }
     }
 
-    /// Returns `hash` mixed with the four words of the name that begin at byte `at`.
     #[inline(always)]
     fn four(&self, hash: u64, name: &[u8], at: usize) -> u64 {
         let [k0, k1, k2, k3, k4] = self.rests;
@@ -116,8 +115,7 @@ impl HashKeys {
 }
 
 impl NameHash {
-    /// Returns the hash of the name in one directory: the hash of the name alone, mixed with `id`,
-    /// the number of the directory.
+    /// Returns the hash of the name in the directory with the number `id`.
     #[inline(always)]
     pub(crate) fn child(self, id: u64) -> u64 {
         fold(id.wrapping_add(self.first), self.second)

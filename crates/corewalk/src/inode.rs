@@ -9,15 +9,15 @@
 //! Because of the two records, taking a reference does not disturb path walks. The reference record
 //! is small, so that many of them fit the processor's caches.
 //!
-//! Inodes have no slots of their own. Each slot has two halves: one for a dentry, and one for an
-//! inode (module `dentry`). The two records of an inode belong to the second half.
+//! A slot has two halves: one for a dentry, and one for an inode (module `dentry`). The two records
+//! of an inode are part of its half.
 //!
 //! The back end owns the attributes, and the permission record is a copy of them. A thread that
 //! changes attributes marks the record as unknown before it calls the back end.
 //!
-//! A thread that finds the record unknown takes a ticket (the record's version), asks the back end
-//! for the attributes, and stores them in the record. It stores them only if no change has begun
-//! since it took the ticket, and none is in progress.
+//! A thread that finds the permission record unknown takes a ticket (the record's version) and asks
+//! the back end for the attributes. It stores them only if no change has begun since it took the
+//! ticket, and none is in progress.
 //!
 //! # Invariants
 //! - I.1: the table lists at most one live inode for each inode number of a superblock.
@@ -131,8 +131,8 @@ pub(crate) struct Inodes {
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
-    /// The inode that the inode in `slot` has replaced in the table, if there was one. It has the
-    /// same number and another generation. The caller gets a reference on it.
+    /// The inode that `slot` has replaced in the table: it has the same number and another
+    /// generation. The caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
@@ -190,9 +190,9 @@ impl Inodes {
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. If the caller holds a reference on the inode, the inode number cannot
-        // change. If the caller holds none, it validates the dentry that led to the inode. The
-        // validation fails if the slot has another inode now.
+        // ORDERING: Relaxed. The inode number cannot change while the caller holds a reference. A
+        // caller without one validates the dentry that led to the inode, which fails if the slot
+        // has been reused.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
@@ -244,9 +244,8 @@ impl Inodes {
     }
 
     /// Looks an inode up by its number, and returns its slot with a reference. Returns None if the
-    /// inode is not cached. If the slot is reused just before the reference is taken, the reference
-    /// is on a wrong inode. Then `stray` is called with the slot, to drop that reference, and the
-    /// lookup is repeated.
+    /// inode is not cached. If the slot was reused before the reference was taken, calls `stray`
+    /// with the slot, to drop the wrong reference, and tries again.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -288,10 +287,10 @@ impl Inodes {
         self.stale_generations.alone(work)
     }
 
-    /// Returns the slot of the inode with the number `ino`, without a reference. When the caller
-    /// has read what it needs through the slot, it checks with [`Inodes::is`] that the slot still
-    /// holds that inode. `before` is called with the slot of each candidate before the candidate is
-    /// read. None does not prove that the inode is not cached.
+    /// Returns the slot of the inode with the number `ino`, without a reference. After its last
+    /// read, the caller checks with [`Inodes::is`] that the slot still holds that inode. Calls
+    /// `before` with each candidate's slot before reading it. None does not prove that the inode is
+    /// not cached.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -312,9 +311,9 @@ impl Inodes {
         !slot.is_none() && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns the inode that `attr` describes, with a reference for the caller. If the cache does
-    /// not have the inode, adds it, if possible in the slot of the dentry `beside`. `beside` is
-    /// none, or a dentry on which the caller holds a reference.
+    /// Returns the inode that `attr` describes, with a reference for the caller. Adds a missing
+    /// inode to the cache, if possible in the slot of `beside`, a dentry on which the caller holds
+    /// a reference.
     ///
     /// `changes_before` is the value that [`Inodes::changes`] had before the back end was asked. If
     /// that value has changed, `attr` may be out of date, and the permissions of a new inode count
@@ -405,9 +404,8 @@ impl Inodes {
         true
     }
 
-    /// Frees the slot of a dead inode. The caller has already told the back end that the inode was
-    /// dropped. Until this call, an inode with the same number cannot enter the table. So the back
-    /// end learns of the end of one inode before the number appears again.
+    /// Frees the slot of a dead inode, after the back end has been told of its end. Until then, no
+    /// inode with the same number can enter the table.
     pub(crate) fn free(&self, slot: InodeSlot, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
@@ -483,8 +481,8 @@ impl Inodes {
         !dentries.cold(dentry).next_alias().is_none()
     }
 
-    /// Returns true if `dentry` is the only alias of the inode, and the inode has references
-    /// besides that of the dentry.
+    /// Returns true if `dentry` is the inode's only alias, and the inode has other references than
+    /// the dentry's.
     pub(crate) fn is_only_alias_in_use(
         &self,
         slot: InodeSlot,
@@ -531,8 +529,8 @@ impl Inodes {
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// Removes `dentry` from the aliases of an inode whose lock the caller holds. Returns false if
-    /// `dentry` is not an alias of the inode.
+    /// Removes `dentry` from the aliases of an inode, whose lock the caller holds. Returns false if
+    /// it is no alias of the inode.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -572,8 +570,8 @@ impl Inodes {
 
     // Permissions.
 
-    /// Returns the permissions of an inode, or None if they are unknown. If the caller holds no
-    /// reference on the inode, it validates the dentry that led to the inode.
+    /// Returns the permissions of an inode, or None if they are unknown. A caller without a
+    /// reference on the inode validates the dentry that led to it.
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
@@ -584,8 +582,8 @@ impl Inodes {
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
         // ORDERING(perm-unknown): Acquire fence. Pairs with the fence in `mark_unknown`. A writer
-        // makes the record's version odd before it stores a new owner. So if the load of `owner`
-        // has seen a new owner, the load of `again` sees another version than `first`.
+        // makes the record's version odd before it stores a new owner. So after a new `owner`, the
+        // load of `again` differs from `first`.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
         let again = words[MODE].load(Ordering::Relaxed);
@@ -687,8 +685,8 @@ impl Inodes {
         self.perm_words(slot)[MODE].load(Ordering::Relaxed) & LACKS_CAPABILITY != 0
     }
 
-    /// Notes that the inode has no file capabilities, as the back end has answered. Notes nothing
-    /// if a change has begun since `ticket` was taken, which was before the back end was asked.
+    /// Notes that the inode has no file capabilities, unless a change has begun since `ticket` was
+    /// taken. The caller took it before it asked the back end.
     pub(crate) fn note_no_capability(&self, slot: InodeSlot, ticket: Ticket) {
         let _guard = self.lockref(slot).lock();
         let word = &self.perm_words(slot)[MODE];
@@ -702,7 +700,7 @@ impl Inodes {
     }
 
     /// Returns true if the permissions of a directory are known and let every caller search it. The
-    /// caller holds the inode's lock.
+    /// inode's lock is held.
     pub(crate) fn is_searchable(&self, slot: InodeSlot, _guard: &LockrefGuard<'_>) -> bool {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
     }
@@ -737,8 +735,8 @@ impl Inodes {
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Stores the permissions of a new inode. The version of the permission record continues from
-    /// that of the slot's last inode. So a slot never has the same version twice.
+    /// Stores the permissions of a new inode. Continues the version of the slot's last permission
+    /// record, so that a slot never has the same version twice.
     fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));

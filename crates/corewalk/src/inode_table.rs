@@ -1,9 +1,9 @@
 //! A table of inode numbers and names, for a server that stores and finds its files itself.
 //!
-//! Each server in user space whose files have no inode numbers keeps a table: inode numbers, the
-//! names of each directory, the lookups that its kernel holds, and often a `HashMap<u64, PathBuf>`.
-//! An [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads.
-//! The server makes a change in its storage first, and then tells the table.
+//! Each server whose files have no inode numbers keeps a table: inode numbers, the names of each
+//! directory, and the lookups that its kernel holds. An [`InodeTable`] is such a table. It checks
+//! no permissions, does no I/O and starts no threads. The server makes a change in its storage
+//! first, and then tells the table.
 //!
 //! # How to use it
 //! - The server lists a directory from its storage. The table may lack a name that exists.
@@ -113,9 +113,9 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
-    /// The table keeps the node that has the name only if `is_same` accepts the user data of that
-    /// node. Otherwise the name belongs to another file now, and a new node replaces the old one.
-    /// After mkdir(2) the server passes `|_| false`, because the directory is new.
+    /// If `is_same` refuses the user data of the node that has the name, the name belongs to
+    /// another file now. Then a new node replaces the old one. After mkdir(2) the server passes
+    /// `|_| false`, because the directory is new.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered`].
@@ -239,8 +239,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             let _found = self.data.find(parent.ino(), name, attr);
             self.vfs.invalidate(&parent.inode, name)?;
             match self.vfs.lookup(&self.cred, &parent.inode, name) {
-                // The move may have to wait for another thread that changes the old name. `ENOENT`
-                // means that another thread has entered the name at the same time.
+                // Another thread changes the old name of this directory, or has entered the name at
+                // the same time (`ENOENT`). Try again.
                 Ok(_) | Err(Errno::NOENT) => thread::yield_now(),
                 Err(error) => return Err(error),
             }
@@ -447,8 +447,8 @@ impl<T> InodeTable<T> {
         self.vfs.set_pressure(pressure)
     }
 
-    /// Evicts unused entries, as [`Vfs::reclaim`] does. Passes to `pinned` each entry that it
-    /// cannot evict before the client forgets its lookups.
+    /// Evicts unused entries, as [`Vfs::reclaim`] does. Passes to `pinned` each entry that only the
+    /// client's lookups keep.
     pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
         self.vfs.reclaim(want, pinned)
     }

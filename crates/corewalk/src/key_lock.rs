@@ -4,13 +4,12 @@
 //! the name up for the cache, or creates, removes or renames the name. It holds the in-lookup lock
 //! of the name, and other threads that need the back end's answer wait for this lock.
 //!
-//! Lookups of cached names do not use in-lookup locks, and other names are not affected. A guard
-//! releases the lock when its holder returns, fails or panics, so no holder can end without a
-//! release (trap T24).
+//! A guard releases the lock when its holder returns, fails or panics (trap T24). Lookups of cached
+//! names use no in-lookup locks.
 //!
-//! An invalidation of a name may arrive while the holder of its in-lookup lock waits for the back
-//! end. The invalidation must not wait too. Instead it cancels the fill: it forbids the lock's
-//! holder to cache the back end's answer, which may be stale (trap T25).
+//! An invalidation of a name may arrive while a fill waits for the back end: a thread holds the
+//! name's in-lookup lock, and has asked for the name. The invalidation does not wait. Instead it
+//! cancels the fill: the thread may not cache the answer, which may be stale (trap T25).
 //!
 //! # How it works
 //! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. If a
@@ -18,9 +17,9 @@
 //! and another one releases it.
 //!
 //! Three operations need the shard's list: locking a second key, waiting for a locked key, and
-//! cancelling a fill. They move the key from the word to the list, and set the word to [`LISTED`].
-//! From then on everything happens under the mutex, until the list is empty and the word is 0
-//! again.
+//! cancelling a fill. They move the one locked key from the shard's word to the list, and set the
+//! word to [`LISTED`]. From then on all changes are made under the mutex, until the list is empty
+//! and the word is 0.
 //!
 //! # Invariants
 //! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
@@ -32,9 +31,9 @@
 //!   compare-exchange.
 //!
 //! # Locks
-//! While a thread holds the mutex of a shard, it takes no other lock. In-lookup locks are taken
-//! before any dentry lock. A rename takes two in-lookup locks in the order of their keys, so
-//! renames do not deadlock (trap P9).
+//! Under the mutex of a shard no other lock is taken. In-lookup locks are taken before any dentry
+//! lock. A rename takes two in-lookup locks in the order of their keys, so renames do not deadlock
+//! (trap P9).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -181,9 +180,8 @@ impl Shard {
     /// Takes the lock of `key` if the shard holds no lock.
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
-        // ORDERING(key-lock): Acquire. Pairs with the release of the lock. The new holder sees
-        // everything that the last holder did.
-        // ORDERING: Relaxed if the compare-exchange fails, because the caller then takes the
+        // ORDERING(key-lock): Acquire. Pairs with the release of the lock: the new holder sees
+        // everything that the last one did. ORDERING: Relaxed on failure. The caller then takes the
         // shard's mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -233,13 +231,13 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Sets the word of this shard to [`LISTED`]. If the word contained the key of a held lock,
-    /// adds this key to the list `held`.
+    /// Sets the word of this shard to [`LISTED`]. Adds the key that was in the word, if any, to
+    /// `held`.
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that other
-        // threads did under locks of this shard that they have released. Also pairs with the
-        // compare-exchange in `is_fill_cancelled`. If the word contains the key of a held lock,
-        // this thread sees what its holder did before that compare-exchange (K.2).
+        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that was
+        // done under released locks of this shard. Also pairs with the compare-exchange in
+        // `is_fill_cancelled`: this thread sees what the holder of a listed key did before it
+        // (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -261,13 +259,12 @@ impl KeyGuard<'_> {
     /// Returns true if an invalidation has forbidden this lock's holder to cache the back end's
     /// answer (has cancelled its fill).
     ///
-    /// The lock's holder calls this function inside the critical section in which it changes the
-    /// name in the cache. This section is under the lock of the hash table's stripe, or is a
-    /// dentry's write section.
+    /// Call this function inside the critical section that changes the name in the cache: under the
+    /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// Suppose that the function returns false, and that an invalidation cancels the fill
-    /// afterwards. The invalidation then looks the name up. Its lookup waits until the critical
-    /// section has ended, and so finds the holder's change.
+    /// If an invalidation cancels the fill after this function has returned false, it then looks
+    /// the name up. Its lookup waits until the critical section has ended, and finds the holder's
+    /// change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

@@ -1,8 +1,8 @@
 //! A dentry cache and path walk for user space, with an interface for the file systems below.
 //!
-//! A file server in user space keeps a table of names and inodes, and lookup, forget and rename
-//! must be right under concurrency. This crate is that table. Lookups take no lock, renames block
-//! no reader, memory is bounded, and a back end implements one trait.
+//! A file server keeps a table of names and inodes. Lookup, forget and rename must be right under
+//! concurrency. This crate is that table. Lookups take no lock, renames block no reader, memory is
+//! bounded, and a back end implements one trait.
 //!
 //! - A back end implements [`FileSystem`]. [`tmpfs`] is a back end in memory.
 //! - A back end that knows files only by path implements [`PathFileSystem`] instead.

@@ -31,10 +31,11 @@
 //!
 //! # What it refuses
 //!
-//! A second mount on the same directory of the same mount is refused. So is the unmount of a mount
-//! in use, because there is no lazy unmount. After an unmount, the file system and the dentry of
-//! its root stay until the namespace is dropped, because inodes of the file system may be in use.
-//! So a namespace accepts at most 1024 file systems during its life.
+//! Three operations are refused or limited:
+//! - A second mount on the same directory of the same mount is refused.
+//! - The unmount of a mount in use is refused, because there is no lazy unmount.
+//! - A namespace accepts at most 1024 file systems during its life. After an unmount, a file system
+//!   stays until the namespace is dropped, because its inodes may be in use.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
 //! `propagate_mount_busy`, `legitimize_mnt`).
@@ -167,8 +168,8 @@ impl Mounts {
     /// Mounts a file system. `root` is the dentry of its root. The mount point is the dentry
     /// `point` in the mount `parent`. The new mount takes over the caller's reference on `root`.
     ///
-    /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` takes the
-    /// mount's reference on `point`, and marks that dentry as a mount point.
+    /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` marks `point`
+    /// as a mount point, and takes the mount's reference on it.
     ///
     /// # Errors
     /// `EBUSY` if something is mounted on `point` already. Then nothing changes.
@@ -181,8 +182,8 @@ impl Mounts {
     ) -> Result<(), Errno> {
         let mut last = self.change.lock();
         if self.is_taken(parent, point) {
-            // If `point` is a root, the caller holds no in-lookup lock, because a root has no name.
-            // So another thread may have mounted on `point` before this thread took `change`.
+            // A root has no name and so no in-lookup lock. So another thread may have mounted on
+            // `point` before this thread took `change`.
             return Err(Errno::BUSY);
         }
         *last += 1;
@@ -198,10 +199,9 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts `mount`. The caller holds the only [`MountRef`] of it. Calls `unmark` under the
-    /// mutex `change`, once the mount has left the table. `unmark` removes the mark of the mount
-    /// point. The caller then drops the references that the mount held on its mount point and on
-    /// its root.
+    /// Unmounts `mount`. The caller holds the only [`MountRef`] of it. Once the mount has left the
+    /// table, calls `unmark` under the mutex `change`, to remove the mark of the mount point. The
+    /// caller then drops the mount's references on its mount point and its root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or if something is mounted in it. `EINVAL` for the

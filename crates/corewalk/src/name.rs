@@ -128,19 +128,17 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
 }
 
 /// Returns the first `N` words of a name, of eight bytes each. If the name is shorter than eight
-/// bytes, each of these words is the whole name, padded with zeroes. Branches on the length of a
-/// name are often mispredicted. So this function has only one, which tests for names shorter than
-/// eight bytes.
+/// bytes, each word is the whole name, padded with zeroes. The only branch tests for such short
+/// names, because branches on lengths are often mispredicted.
 #[inline(always)]
 pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// Returns true if `bytes` contains a `/` or a NUL. Tests words of eight bytes. Branches on the
-/// length of a name are often mispredicted. So the function tests a fixed number of words, which
-/// suffices for names of usual length. If a name has fewer words, its last eight bytes are tested
-/// several times.
+/// Returns true if `bytes` contains a `/` or a NUL. Tests a fixed number of words, enough for names
+/// of usual length, because branches on the length are often mispredicted. In a shorter name, the
+/// last eight bytes are tested several times.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));

@@ -148,7 +148,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
     fn getattr(&self, path: &Path) -> Result<Attr, Errno>;
 
     /// Returns the attributes of an open file. The default calls [`PathFileSystem::getattr`]. Linux
-    /// passes the open file for an lseek(2) to the end, and not for an fstat(2).
+    /// passes the open file for lseek(2) to the end, but not for fstat(2).
     #[doc(alias = "fgetattr")]
     fn getattr_open(&self, path: &Path, file: &Self::File) -> Result<Attr, Errno> {
         self.getattr(path)
@@ -161,8 +161,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
     /// Opens the regular file at `path`. `flags` are those of open(2) without the
     /// creation flags, `O_APPEND` and `O_DIRECT`.
     ///
-    /// A call may be about a file that is not open, for example when the kernel writes pages back
-    /// after the last close. Then the file is opened for this call alone.
+    /// For a call about a file that is not open, the file is opened for this call alone. For
+    /// example, the kernel writes pages back after the last close.
     fn open(&self, path: &Path, flags: u32) -> Result<Self::File, Errno>;
 
     /// Returns how a server treats a file that was just opened.
@@ -357,8 +357,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Sets an ACL of the file. If `acl` is None, removes the ACL. With an access ACL, `mode` is
-    /// the mode that the ACL implies. The back end changes both in one step.
+    /// Sets an ACL of the file. If `acl` is None, removes the ACL. `mode` is the mode that an
+    /// access ACL implies. The back end changes both in one step.
     fn set_acl(
         &self,
         path: &Path,

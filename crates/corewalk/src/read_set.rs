@@ -21,8 +21,8 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// A read set has an inline array of steps: the dentries of a path with their sequences. This value
-/// tells whether the read set may allocate memory for more steps.
+/// Tells whether a read set may allocate memory when its inline array of steps (dentries with
+/// sequences) is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// It may.
@@ -70,8 +70,8 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if the read set had no room for some of the dentries. Then its validation does
-    /// not cover everything that the reader has used.
+    /// Returns true if the read set had no room for all dentries that the reader has used. Its
+    /// validation is then incomplete.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -95,9 +95,9 @@ impl<const N: usize> ReadSet<N> {
     /// Returns true if no dentry in this set has changed since it was added to the set.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // `difference` compares a dentry's sequence now with its sequence in the set. Nearly always
-        // all are equal, so combine the results for all dentries and branch once. An odd sequence
-        // means that the dentry was read during a write section. In that case the result is false.
+        // Nearly always no sequence has changed, so combine the differences of all dentries and
+        // branch once. An odd sequence makes the result false: the dentry was read during a write
+        // section.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);

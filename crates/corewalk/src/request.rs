@@ -97,8 +97,8 @@ impl Request {
         serve()
     }
 
-    /// Returns the request that the calling thread serves. `None` if it serves none: a back end is
-    /// also called without a request, for example to forget an inode.
+    /// Returns the request that the calling thread serves. `None` without a request: for example,
+    /// when the back end is called to forget an inode.
     ///
     /// If several requests wait for one answer of the back end, the back end is called once, for
     /// the first of them.

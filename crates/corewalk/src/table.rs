@@ -15,17 +15,16 @@
 //! word 7     link: the next overflow line; 0 is none
 //! ```
 //!
-//! The table grows by linear hashing: it splits one bucket at a time, in order. So an insertion
-//! never has to move the entries of the whole table, and no reader looks in two tables.
+//! The table grows by linear hashing: it splits one bucket at a time, in order. So no insertion
+//! moves all entries, and no reader looks in two tables.
 //!
 //! A split reads only the cache lines of the bucket, and not the dentries or inodes in the slots.
 //! Buckets live in a [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` has returned, and ends before `remove` is called,
-//!   sees the entry, with two exceptions. It may miss the entry if the bucket is split during the
-//!   lookup, or if an overflow line of the bucket is reused. So a miss proves nothing, unless the
-//!   lookup was made under the stripe's lock (in a `Stripe`).
+//!   sees the entry. It may miss the entry if the bucket is split, or an overflow line of the
+//!   bucket is reused, during the lookup. So a miss proves nothing without the stripe's lock.
 //! - T.2: a lookup under the stripe's lock finds every entry of the stripe, even if the stripe's
 //!   buckets were split.
 //!
@@ -72,12 +71,12 @@ pub(crate) struct Table<K> {
     size: Size,
     /// The buckets. Written under the lock of their stripe.
     buckets: SlotArena<WORDS>,
-    /// The overflow lines: cache lines that continue a full bucket. A line is written under the
-    /// lock of the stripe whose bucket uses it.
+    /// The overflow lines: cache lines that continue a full bucket. The lock of the bucket's stripe
+    /// protects them.
     overflow: SlotArena<WORDS>,
     /// Maximum average number of entries per bucket in a stripe (a group of buckets with one lock).
-    /// If one stripe has more, the table grows. The fullest stripe decides, so the average of the
-    /// whole table is then lower, by about one entry per bucket.
+    /// The table grows when one stripe exceeds it. So the average of the whole table stays about
+    /// one lower.
     load: u32,
     /// Each lock protects the state of its stripe, and the entries in all buckets of the stripe.
     /// The numbers of these buckets end in the bits of the stripe's number.
@@ -88,16 +87,15 @@ pub(crate) struct Table<K> {
 }
 
 /// The size of a table when a reader loaded it. If the table grows meanwhile, the reader may miss
-/// an entry. That does no harm, because a miss without a lock proves nothing.
+/// an entry. A miss without a lock proves nothing anyway.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
     mask: u32,
 }
 
-/// The size of the table in one word, so that a reader finds the bucket of a hash with a single
-/// load. The lower half is the number of buckets. The upper half is a mask: the smallest power of
-/// two that is at least the number of buckets, minus 1.
+/// The size of the table in one word, for a single load. The lower half is the number of buckets.
+/// The upper half is a mask: the smallest power of two that is at least that number, minus 1.
 struct Size(AtomicU64);
 
 /// The state of a stripe. It is protected by the stripe's lock, like the stripe's buckets.
@@ -107,7 +105,6 @@ struct StripeState {
 }
 
 /// A locked stripe (a group of buckets that share one lock). A lookup in it misses no entry.
-/// Entries can be inserted and removed.
 pub(crate) struct Stripe<'a, K> {
     table: &'a Table<K>,
     hash: u32,
@@ -116,8 +113,7 @@ pub(crate) struct Stripe<'a, K> {
 
 impl<K: Copy> Table<K> {
     /// Returns an empty table for at most `entries_max` entries. It grows when it has `load`
-    /// entries per bucket. A load of 7 takes the least memory, and a load of 6 or less avoids
-    /// overflow lines.
+    /// entries per bucket. A `load` of 7 takes the least memory; at most 6 avoids overflow lines.
     pub(crate) fn new(
         name: &'static str,
         entries_max: u32,
@@ -149,8 +145,8 @@ impl<K: Copy> Table<K> {
     }
 
     /// Calls `probe` with each slot that the table may have for `hash`, until `probe` returns Some.
-    /// Only the tag of an entry is compared, so `probe` must check that the slot holds what the
-    /// caller wants. `probe` may be called with [`Slot::NONE`].
+    /// `probe` must check the slot's content, because only tags are compared. It may be called with
+    /// [`Slot::NONE`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -194,7 +190,7 @@ impl<K: Copy> Table<K> {
     }
 
     /// Inserts `slot` under `hash` if `look` returns Some. `look` runs under the stripe's lock,
-    /// before a lookup can find the new entry.
+    /// before the insertion.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -311,10 +307,9 @@ impl<K: Copy> Stripe<'_, K> {
         if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
-            // The overflow line `line` is freed while readers may still follow a link to it. Such a
-            // reader finds it empty, or in use for another bucket. The entries of another bucket do
-            // not match the reader's hash.
-            // ORDERING: Relaxed. Links change only under the lock of the bucket's stripe.
+            // Readers may still follow a link to the freed overflow line. They find it empty, or
+            // with entries of another bucket, which do not match their hash. ORDERING: Relaxed.
+            // Links change only under the lock of the bucket's stripe.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
         }
@@ -328,8 +323,7 @@ impl<K: Copy> Stripe<'_, K> {
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
-    /// Returns the number of the bucket for the hash `self.hash`. This number does not change while
-    /// the stripe (group of buckets) is locked.
+    /// Returns the bucket of `self.hash`. It stays the same while the stripe is locked.
     fn bucket(&self) -> u32 {
         // ORDERING: Relaxed. A split of a bucket of this stripe needs the stripe's lock, which this
         // thread holds. Splits of other buckets change the size, but not the bucket of this hash.
@@ -357,8 +351,8 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Allocates an overflow line (a further cache line of a bucket) and stores one entry in it.
-    /// Then links it to `line`, the last cache line that the bucket had so far.
+    /// Stores an entry in a new overflow line, and links that line to `line`, the last cache line
+    /// of the bucket.
     fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
@@ -369,13 +363,12 @@ impl<K: Copy> Stripe<'_, K> {
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
-        // ORDERING(table-link): Release. Pairs with `Table::find`. A reader that follows the link
-        // also sees the entry that was stored in the new overflow line.
+        // ORDERING(table-link): Release. Pairs with `Table::find`. A reader of the link also sees
+        // the entry in the new overflow line.
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
-    /// Calls `each` for each entry of `bucket`, with the cache line of the entry and the entry's
-    /// index in it.
+    /// Calls `each` for each entry of `bucket`: with its cache line, and its index in that line.
     fn each_entry(&self, bucket: u32, each: impl Fn(&Line, usize)) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -429,13 +422,12 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Threads without the
-        // mutex use it only as a hint.
+        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Without it, the size is
+        // only a hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
 
-/// Returns the number of the bucket of `hash`, in a table of the size `size`.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
     Extent::of(size).bucket_of(hash)

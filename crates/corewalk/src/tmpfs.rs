@@ -1,28 +1,32 @@
 //! A file system in memory, the reference back end.
 //!
 //! [`Tmpfs`] keeps directories, files, links, device nodes, extended attributes and ACLs in the
-//! memory of the process. It behaves like the kernel's tmpfs. Servers are tested against it, and
-//! can mount it. It is also an example of a [`FileSystem`]: each call gets one name, and makes no
-//! path walk and no permission check.
+//! memory of the process. It behaves like the kernel's tmpfs. It is also an example of a
+//! [`FileSystem`]: each call gets one name, and makes no path walk and no permission check.
 //!
 //! # Mechanism
 //! There is no global lock, and changes in different directories write no common memory. An inode
 //! number leads without a lock to a slot of an array (`table`). Each slot has one inode with one
 //! lock, which protects all but the bytes of a file (`inode`).
 //!
-//! A directory (`dir`) gives each entry a cookie that stays valid while the directory changes. A
-//! file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly. Operations on names
-//! (`names`) lock directories in the order of their slots. Equal sets of extended attributes and
-//! ACLs are stored once (`xattr`). Two budgets (`budget`) limit bytes and inodes; without limits
-//! each thread has counters of its own.
+//! - A directory (`dir`) gives each entry a cookie that stays valid while the directory changes.
+//! - A file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly.
+//! - Operations on names (`names`) lock directories in the order of their slots.
+//! - Equal sets of extended attributes and ACLs are stored once (`xattr`).
+//! - Two budgets (`budget`) limit bytes and inodes. Without limits each thread has its own
+//!   counters.
 //!
 //! # Lock order
-//! A thread takes locks in this order, which prevents deadlock (see `names`): (1) the lock that
-//! lets one thread at a time de-duplicate the queued sets of attributes; (2) the bytes of one file;
-//! (3) directories, in ascending order of their slots; (4) one inode that is not a directory; (5)
-//! the slot of a shared set of attributes; (6) a free list of slots, or the queue of sets that wait
-//! for de-duplication. `readdir` holds no lock while the caller's sink runs. It holds the lock of
-//! the directory only while it copies one batch of entries.
+//! A thread takes locks in this order, which prevents deadlock (see `names`):
+//! 1. the lock for de-duplicating the queued sets of attributes
+//! 2. the bytes of one file
+//! 3. directories, in ascending order of their slots
+//! 4. one inode that is not a directory
+//! 5. the slot of a shared set of attributes
+//! 6. a free list of slots, or the queue of sets that wait for de-duplication
+//!
+//! `readdir` holds the lock of the directory only while it copies a batch of entries, and no lock
+//! while the caller's sink runs.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
@@ -140,9 +144,8 @@ pub struct TmpfsOptions {
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
     /// Store equal sets of extended attributes and ACLs once (mount options `mbcache`,
-    /// `no_mbcache`). A shared set is charged once. A change of a shared set may need a copy, even
-    /// to remove an attribute or to chmod a file with an ACL. Without space for the copy, the
-    /// change fails with `ENOSPC`.
+    /// `no_mbcache`). A shared set is charged once. Its change may need a copy, even to remove an
+    /// attribute or to chmod a file with an ACL, and then fails with `ENOSPC` without space.
     pub share_xattrs: bool,
     /// The rule by which a read updates the access time (mount options `relatime`, `noatime`,
     /// `strictatime`, `nodiratime`).
@@ -648,8 +651,7 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// De-duplicates the queued sets of attributes (those that changed repeatedly since the last
-    /// `maintain`), and returns freed memory to the system.
+    /// De-duplicates the queued sets of attributes, and returns freed memory to the system.
     fn maintain(&self) {
         self.trim();
         self.share_xattrs();

@@ -13,9 +13,13 @@
 //! - V.2: a lookup that the cache answers takes no lock.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
-//!   inode. There are two exceptions. First, before an operation fails because its file is gone, it
-//!   waits for operations on the name of that file. Second, a back end may find files by path. Then
-//!   a call and a rename on the call's path wait for each other (rule F.6 of `FileSystem`).
+//!   inode.
+//!
+//! V.3 has two exceptions:
+//! - An operation that fails because its file is gone first waits for operations on the name of
+//!   that file.
+//! - With a back end by path, a call and a rename on the call's path wait for each other (rule F.6
+//!   of `FileSystem`).
 
 mod attributes;
 mod by_number;
@@ -199,8 +203,8 @@ pub(crate) struct Superblock {
     numbers: Option<Numbers>,
 }
 
-/// All file systems of a namespace. A file system is added and never removed, so the superblock
-/// index in an inode stays valid.
+/// All file systems of a namespace. None is removed, so the superblock index in an inode stays
+/// valid.
 pub(crate) struct Supers {
     /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
@@ -302,7 +306,7 @@ impl Vfs {
     }
 
     /// Adds a file system whose root has the attributes `attr`. Returns its root dentry with a
-    /// reference for the caller. The caller holds no lock.
+    /// reference for the caller.
     ///
     /// # Errors
     /// `ENFILE` after 1024 file systems; `ENOMEM`.
@@ -360,8 +364,8 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
-        // A back end that finds files only by path keeps an unlinked file under a hidden name until
-        // the client forgets the file. Remove these hidden names.
+        // A back end by path keeps an unlinked file under a hidden name until the client forgets
+        // the file. Remove these names.
         for superblock in self.supers.list.iter().map_while(OnceLock::get) {
             let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
             hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
@@ -465,8 +469,7 @@ impl<'v> InodeRef<'v> {
         ino
     }
 
-    /// Returns this reference unchanged, unless the inode has too many references. In that case
-    /// drops this reference and fails.
+    /// Returns this reference. Fails, and drops the reference, if the inode has too many.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.
@@ -584,9 +587,8 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
-    /// A new directory must get a slot on pages that only directories use, even if the cache had a
-    /// negative dentry of its name. The directory's dentry and inode must have the same slot
-    /// number.
+    /// A directory must get a slot on pages that only directories use, even if a negative dentry of
+    /// its name exists. Its dentry and its inode must share the slot.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -609,8 +611,8 @@ mod tests {
     }
 
     /// Trap T15: after another file has taken over a name, the name must lead to this file only. In
-    /// this test a new file is entered under the name `old`, as if the cache had no dentry of this
-    /// name. The earlier dentry must not be found any more.
+    /// the test a new file is entered as if the cache had no dentry of the name. The earlier dentry
+    /// must not be found any more.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();

@@ -150,8 +150,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries that the walk has passed, with their sequences. The read set is borrowed
-    /// because it is large, and a `Walk` is moved.
+    /// The dentries that the walk has passed, with their sequences. Borrowed, because a read set is
+    /// large and a `Walk` is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
@@ -314,8 +314,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // The start directory has been removed, so its dentry is negative. A walk may still
-            // start there. Take the inode from `start`, which holds a reference on it (trap T17).
+            // A walk may start in a removed directory, whose dentry is negative. Take the inode
+            // from `start`, which holds a reference on it (trap T17).
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {

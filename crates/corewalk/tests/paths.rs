@@ -21,8 +21,7 @@ use corewalk_testkit::alloc::{Counting, thread_allocations};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// The number of nested directories in a path. It is larger than the number of directories that a
-/// path translation can check without a lock.
+/// The depth of nested directories. A path translation without a lock can check fewer.
 const DEPTH: usize = 1_500;
 
 fn tmpfs() -> Arc<Tmpfs> {

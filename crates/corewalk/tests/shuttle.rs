@@ -1,8 +1,7 @@
-//! Random schedules of programs that use a whole namespace. The programs are too large for loom.
-//! But they are so small that random schedules run all pairs of steps of two threads in both
-//! orders.
+//! Random schedules of programs that use a whole namespace. They are too large for loom, but so
+//! small that random schedules run all pairs of steps of two threads in both orders.
 //!
-//! Shuttle runs only sequentially consistent schedules. So it finds bugs in the order of steps.
+//! Shuttle runs only sequentially consistent schedules, so it finds bugs in the order of steps.
 //! Bugs of weak memory orderings are loom's task.
 //!
 //! Each program runs under two schedulers. The first is PCT, which has a known probability of
@@ -529,8 +528,6 @@ fn read(vfs: &Vfs) -> Vec<(Vec<u8>, Attr)> {
     entries
 }
 
-/// Lists the root with `list`. Meanwhile another thread renames `f` to `g`, removes `g`, and makes
-/// another file.
 fn list_against_changes(list: fn(&Vfs)) {
     let vfs = over(Arc::new(HookedTmpfs::new(|_: &Tmpfs, _| Ok(()))));
     let start = vfs.stats();
@@ -566,8 +563,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: the entries are read before the listing begins. So the listing does not
-/// notice changes that were made between the read and its beginning. The test must catch that.
+/// Control for trap T25: the entries are read before the listing begins, so the listing misses a
+/// change between the two. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -755,8 +752,6 @@ impl Hook for Twice {
     }
 }
 
-/// If a directory is looked up under two names concurrently, it must have only one dentry, which
-/// moves between the names.
 #[test]
 fn directory_under_two_names_has_one_dentry() {
     check(|| {

@@ -114,9 +114,9 @@ fn control_path_snapshot_is_caught() {
     check(|| move_beside_calls(From::Snapshot));
 }
 
-/// Three operations must not block each other for ever. One rename moves `x` into `y`, another
-/// moves `y` into `x`, and a link gives a file below `x` a name in `y`. Each needs the paths of
-/// both directories. If one rename succeeds, the other would make a loop, so one of them must fail.
+/// Three operations must not block each other for ever. One rename moves `x` into `y`, another `y`
+/// into `x`, and a link gives a file below `x` a name in `y`. Each needs the paths of both
+/// directories. One rename must fail, because both together would make a loop.
 #[test]
 fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);

@@ -495,8 +495,7 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// A caller may pass an old and the current inode number of one slot as the two directories of a
-/// rename. The call must not deadlock.
+/// A rename may get an old and the current inode number of one slot as its two directories.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -520,9 +519,9 @@ fn old_and_new_number_of_a_slot_do_not_deadlock() {
     assert_eq!(list(&fs, new.ino()).len(), 1);
 }
 
-/// Checks the link counts of all inodes. A file must have one link per entry in the directories
-/// `dirs`. A directory in `dirs` must have two links, and one more per subdirectory. Another
-/// directory is empty, and must have two links if it has an entry, otherwise none.
+/// Checks the link counts of all inodes. A file must have one link per entry in `dirs`. A directory
+/// in `dirs` must have two links, and one more per subdirectory. Another directory is empty, and
+/// must have two links, or none if it was removed.
 fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     for &parent in dirs {

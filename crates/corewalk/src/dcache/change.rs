@@ -71,8 +71,8 @@ impl Dcache {
         // change, for example become a mount point. Then the loop repeats the lookup. If it did
         // not, this thread would add a second dentry for the name.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Adding a name requires its in-lookup lock, which the caller holds. So if the name is
-        // missing now, it stays missing until this thread adds it.
+        // The caller holds the name's in-lookup lock. So if the name is missing now, it stays
+        // missing until this thread adds it.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -163,13 +163,11 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // An invalidation may cancel the fill, that is, forbid caching this answer. Check for that
-        // under the lock of the table's stripe (a group of buckets), and insert the entry under the
-        // same lock.
+        // Check for a cancelled fill (an invalidation forbids caching this answer) and insert the
+        // entry under the same stripe lock.
         //
-        // An invalidation that arrives after the check takes the stripe's lock to look the name up.
-        // So it waits for the insertion, finds the entry, and makes it stale. No stale answer stays
-        // in the cache (C.1).
+        // A later invalidation looks the name up under the stripe's lock. So it waits for the
+        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -229,9 +227,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name whose parent key is not `key`. If `key` is the current parent
-    /// key, these are the stale dentries, which remain from before an invalidation. If `key` is a
-    /// stale key, returns all dentries of the name.
+    /// Returns the dentries of a name whose parent key is not `key`: the stale dentries, if `key`
+    /// is the current parent key, or all, if `key` is stale.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -264,8 +261,8 @@ impl Dcache {
         parent: DentrySlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
-        // If the dentry changes during the read, read it again. If this function returned None
-        // instead, the caller would miss the dentry, and the name would get a second one.
+        // If the dentry changes during the read, read it again. Otherwise the caller would miss it
+        // and make a second dentry of the name.
         loop {
             let seen = self.dentries.snapshot(slot);
             let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
@@ -307,8 +304,8 @@ impl Dcache {
         node: DentryInode,
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
-        // An invalidation takes no in-lookup lock. So it may have unhashed the dentry since the
-        // lookup, and the slot may already hold the dentry of another name (trap T55).
+        // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since the
+        // lookup. The slot may then hold the dentry of another name (trap T55).
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
@@ -329,8 +326,7 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Takes a reference on the inode for the dentry in `slot`, and makes the dentry an alias of
-    /// the inode.
+    /// Makes the dentry in `slot` an alias of the inode, with a reference on the inode.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
@@ -401,10 +397,9 @@ impl Dcache {
         }
     }
 
-    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. The dentry
-    /// itself stays, so that users of the inode can still find the inode's last name and, for a
-    /// directory, its children. The caller holds a reference on the dentry, and this function drops
-    /// that reference.
+    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. Users of the
+    /// inode still find the dentry as the inode's last name, and as the parent of its children.
+    /// Drops the caller's reference on the dentry.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -424,13 +419,12 @@ impl Dcache {
     }
 
     /// Moves the dentry `moved` from the name `from` to the new name, given by `to` and
-    /// `lookup_key`. If `target` is given, replaces that dentry. Otherwise replaces the negative
-    /// dentry of the new name, if there is one. If the move changes the parent, returns the old
-    /// parent, on which the caller drops a reference. Otherwise returns `DentrySlot::NONE`.
+    /// `lookup_key`. It replaces `target`, or else the negative dentry of the new name, if there is
+    /// one. Returns the old parent if the parent changes, and the caller drops a reference on it.
     ///
-    /// The caller holds the in-lookup locks of both names, and references on both dentries. If the
-    /// parent changes, the caller also holds a reference on the new parent, which the moved dentry
-    /// takes over. To move a directory the caller holds `topology` for writing.
+    /// The caller holds the in-lookup locks of both names, and references on both dentries. The
+    /// moved dentry takes over the caller's reference on a new parent. To move a directory, the
+    /// caller holds `topology` for writing.
     ///
     /// # Errors
     /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile. In
@@ -484,9 +478,8 @@ impl Dcache {
                 }
             }
             // The bucket may contain more dentries of the new name, so search again. The search
-            // skips `other` if it is stale now, or if it is stored in `negative`. It may find
-            // `other` again if `get` has failed, because another thread changed `other` after the
-            // last search.
+            // skips a stale dentry, and the one in `negative`. It may find `other` again if `get`
+            // failed because `other` changed.
             found = another(&self.table.lock(hash), negative);
         }
         negative
@@ -674,9 +667,9 @@ impl Dcache {
         });
     }
 
-    /// Marks a dentry without references as dead. Afterwards the caller removes its entry from the
-    /// hash table, calls [`Dcache::end_life`], and drops the references that the dentry held on its
-    /// parent and its inode.
+    /// Marks a dentry without references as dead. The caller then removes its entry from the hash
+    /// table, calls [`Dcache::end_life`], and drops the dentry's references on its parent and its
+    /// inode.
     pub(super) fn kill(&self, slot: DentrySlot, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);

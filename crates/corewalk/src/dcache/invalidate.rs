@@ -105,9 +105,9 @@ impl Dcache {
     }
 }
 
-/// Returns the next child generation of a directory, a counter that each invalidation of its names
-/// increments. The parent keys of its children contain the low 32 bits of this counter. In a parent
-/// key, 0 marks a stale dentry. So the function skips generations whose low 32 bits are 0.
+/// Returns the next child generation of a directory, which each invalidation of its names
+/// increments. Parent keys contain its low 32 bits, where 0 marks a stale dentry. So the function
+/// skips generations whose low 32 bits are 0.
 pub(super) fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

@@ -1,8 +1,8 @@
 //! Directory listings in progress. For each of them, this module can tell whether a name in the
 //! directory may have changed since the listing began.
 //!
-//! A listing may report entries with attributes, which are then added to the cache. The names are
-//! not known before the listing, so the back end reads the entries while no in-lookup lock is held.
+//! A listing may report entries with attributes, which are added to the cache. The names are not
+//! known beforehand, so no in-lookup lock is held while the back end reads the entries.
 //!
 //! During a listing, a rename or a removal may change one of the names in the back end and in the
 //! cache. Then the entry that the listing has read is out of date, and it must not enter the cache
@@ -25,7 +25,8 @@
 //!   cancels the fill: it forbids the thread that holds the name's in-lookup lock to cache the back
 //!   end's answer. (The invalidation itself does not take this lock.)
 //!
-//! If a name changes during a listing, the listing does not add the name's old entry to the cache:
+//! If a name changes during a listing, the listing must not cache its old entry for the name. There
+//! are two cases:
 //!
 //! - If the listing reads the name's entry after the change in the back end, the entry is not old.
 //! - Otherwise the changing thread sees a listing in progress, and increments the count of changes.
@@ -93,8 +94,8 @@ impl Listings {
         ListingMark { word, changes: before / CHANGE }
     }
 
-    /// Begins a change of names in the directory in the slot `directory`. The caller holds the
-    /// in-lookup locks of these names. It drops the returned value before it releases the locks.
+    /// Begins a change of names in `directory`. The caller holds the in-lookup locks of these names
+    /// until it has dropped the returned value.
     #[inline]
     pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
@@ -142,14 +143,13 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Cancels all fills of a name. A fill is an answer of the back end that a thread is about to
-    /// cache. Any answer from before this call is either not cached, or already in the cache when
-    /// this call returns. So a later lookup by the caller finds it, and the caller can remove it.
+    /// Cancels all fills of a name: no thread may cache an answer of the back end from before this
+    /// call. An answer that is already cached when this call returns is found by the caller's next
+    /// lookup, and the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Increment the directory's count of changes first, and then cancel the fill (L.2). A
-        // listing compares this count before it caches an entry. If it compares after the
-        // increment, it does not cache its old entry. If it has compared before, the cancellation
-        // is still to come.
+        // The order matters (L.2): increment the count of changes, then cancel the fill. A listing
+        // that compares the count after the increment does not cache its old entry. A listing that
+        // has compared it before meets the cancellation.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

@@ -7,9 +7,8 @@
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
 //! hand evicts a deep tree (trap T44).
 //!
-//! All threads share the hand, so in one round each slot is scanned by one thread only. If each
-//! thread had its own hand, they would scan the same slots and skip each other's entries again and
-//! again (trap T45). Evictions share no list and no lock.
+//! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
+//! per thread, all threads would scan the same slots (trap T45).
 //!
 //! A dentry is not evicted while it has references or children. It also stays while it is the only
 //! name of an inode in use, because some back ends find their files by name. A dentry that stays
@@ -58,11 +57,11 @@ const ORPHAN_SCAN: u64 = 32;
 /// Minimum number of slots that the removal of a directory scans, if it leaves negative entries in
 /// the cache. The scan of this number of slots takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Maximum number of slots that one removal of a directory scans. If more slots are due, later
-/// removals of directories scan the others.
+/// Each removal of a directory scans at most this many slots for negative entries below removed
+/// directories. If more slots are due, later removals scan them.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// When a thread adds an entry to a cache over its budget, the cache may ask its owner (the host)
-/// to drop inodes. It asks for at most this number of inodes each time.
+/// The cache may ask its host to drop inodes when a thread adds an entry over the budget. It asks
+/// for at most this many.
 const ASK_MAX: u32 = 16;
 /// Negative entries may use the budget divided by this number.
 const NEGATIVE_SHARE: u64 = 8;
@@ -116,9 +115,9 @@ pub(super) enum Outcome {
 }
 
 impl Dcache {
-    /// A thread that adds an entry to the cache checks the budget only if the entry's slot number
-    /// is a multiple of this constant. A growing cache uses every slot number, so the check happens
-    /// regularly. All other additions skip its cost.
+    /// The budget is checked when the slot number of a new entry is a multiple of this constant. A
+    /// growing cache uses every slot number, so the check happens regularly, and most additions
+    /// skip its cost.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
@@ -155,9 +154,8 @@ impl Dcache {
     }
 
     /// Evicts negative entries until their number is within the limit. Then evicts unused entries,
-    /// and calls `pinned` for each pinned entry (an entry that stays only because its inode is in
-    /// use). Stops when evictions and pinned entries together are at least `want`, or after one
-    /// scan of all slots.
+    /// and calls `pinned` for each pinned entry (its inode is in use). Stops after `want` evicted
+    /// and pinned entries, or after one scan of all slots.
     ///
     /// `pinned` gets the entry's slot, its inode, its parent's inode and its name. Returns the
     /// number of evictions.
@@ -187,10 +185,9 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the entry in `slot`, unless it is in use, and then its parents that have no other
-    /// children. The host calls this method after it has dropped a pinned entry at the cache's
-    /// request. So the entry gets no second chance for a recent use. Returns the number of
-    /// evictions.
+    /// Evicts the entry in `slot`, and then its parents that have no other children, unless they
+    /// are in use. The host calls this after it has dropped a pinned entry. So the entry gets no
+    /// second chance for a recent use. Returns the number of evictions.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -214,17 +211,16 @@ impl Dcache {
         }
     }
 
-    /// Scans for negative entries below removed directories, and evicts them. The caller has just
-    /// removed a directory that leaves at most `children` negative entries in the cache. It holds
-    /// no lock.
+    /// Evicts negative entries below removed directories. The caller has just removed a directory
+    /// that leaves at most `children` such entries. It holds no lock.
     pub(crate) fn sweep_orphans(&self, children: u64) {
         if children == 0 {
             return;
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. `orphans_owed` is only the number of slots that the scans for orphans
-        // still have to visit. The thread that swaps it to 0 scans these slots itself.
+        // ORDERING: Relaxed. `orphans_owed` is a number of slots that are due for a scan. The
+        // thread that swaps it to 0 scans them.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -258,9 +254,8 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`, unless it is in use. If its parent directory then has no other
-    /// child and no user, evicts the parent too, and so on upwards. Returns the number of
-    /// evictions.
+    /// Evicts the dentry in `slot`, unless it is in use, and then each parent that has no other
+    /// child and no user. Returns the number of evictions.
     fn evict_upwards(
         &self,
         slot: DentrySlot,
@@ -318,9 +313,8 @@ impl Dcache {
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // During the eviction, lookups do not find the name. So the evicting thread holds the
-        // name's in-lookup lock. A lookup that misses the name waits for this lock, and then sees
-        // whether the eviction succeeded.
+        // While a dentry is being evicted, lookups do not find it. They wait for the name's
+        // in-lookup lock, which the evicting thread therefore holds.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -363,10 +357,9 @@ impl Dcache {
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // The inode is in use, so undo the eviction: make the hidden dentry visible again.
-                // If an invalidation of the name came while the dentry was hidden, it did not find
-                // the dentry, but it has cancelled the fill (forbidden to cache the name). In that
-                // case store a stale parent key, so that lookups miss the dentry.
+                // The inode is in use, so make the hidden dentry visible again. If the name was
+                // invalidated meanwhile, the invalidation has cancelled the fill of the name. Then
+                // store a stale parent key, for which no lookup searches.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

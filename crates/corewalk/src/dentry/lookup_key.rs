@@ -1,17 +1,15 @@
 //! The lookup key: a name, its hash, and its words in the form in which dentries store names.
 //!
-//! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
-//! If the name ends before the last of these bytes, the word holds the last eight bytes of the name
-//! instead ([`name_word_at`]). These overlap the word before.
+//! Analogous to Linux's `struct qstr`. Word i of a name holds its bytes from 8 * i on. If fewer
+//! than eight bytes remain, the word holds the last eight bytes of the name instead, which overlap
+//! the word before ([`name_word_at`]).
 //!
 //! Reading the words of a name thus needs no shift and no mask, and two names of equal length are
 //! equal if their words are equal. The number of words is fixed. If a name is shorter than eight
 //! bytes, each word is the whole name, padded with zeroes.
 //!
-//! Processors often mispredict branches on the length of a name, so this code avoids such branches.
-//! It compares names two words at a time. The comparison includes the dentry's body word, which
-//! contains the length. A comparison waits until the dentry's cache line arrives. If it has few
-//! instructions, the processor can begin more lookups during the wait.
+//! Branches on the length of a name are often mispredicted, so this code avoids them. It compares
+//! names two words at a time, together with the dentry's body word, which contains the length.
 
 use corewalk_base::WordPair;
 
@@ -68,8 +66,8 @@ impl ShortLookupKey {
     }
 
     /// Compares a dentry's body word with this key. Returns true if the dentry is hashed, is
-    /// neither a symbolic link nor a mount point, and has the flags in `needed`. Its name must also
-    /// have the same length as the key's name.
+    /// neither a symbolic link nor a mount point, has the flags in `needed`, and its name has the
+    /// key's length.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -88,7 +86,7 @@ pub(crate) struct LookupKey<'a> {
     /// The words that the dentry of a file called `name` contains, as pairs of adjacent words. The
     /// body word is the first one, and the words of the name follow.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask for the last pair in `pairs`. Only the bits that are set in the mask are compared.
+    /// Selects the bits of the last pair in `pairs` that are compared.
     pub(super) last: WordPair,
 }
 
@@ -110,10 +108,9 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // The last pair of a dentry's words belongs to the name, but not in a directory. There it
-        // is the inode number and the child generation. So compare the last pair only if the name
-        // is long enough to reach into it. A directory stores the rest of such a long name in
-        // another slot.
+        // The last pair of words belongs to the name, except in a directory, where it is the inode
+        // number and the child generation. So it is compared only for names too long for a
+        // directory's dentry, which keeps the rest of such a name in another slot.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,

@@ -11,8 +11,7 @@ use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns an arena in which one slot is in use, with both its dentry half and its inode half. Also
-/// returns the number of that slot.
+/// Returns an arena with one slot, whose two halves are in use, and the slot's number.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
@@ -107,8 +106,8 @@ fn control_generation_that_is_stored_is_caught() {
             // ORDERING: Acquire. The order is strong enough. This control test fails because the
             // load and the store are two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. The order is strong enough. This control test fails because the
-            // word is loaded and stored in two separate steps.
+            // ORDERING: Release. The order is strong enough. The bug is that the word is loaded and
+            // stored in two separate steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
@@ -163,9 +162,8 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: a slot has a dentry half and an inode half, and the inode half is in use. A thread
-/// frees the dentry half, and another thread allocates it. The new owner of the dentry half must
-/// see the last stores of the old owner.
+/// Trap T7: one thread frees the dentry half of a slot, whose inode half stays in use. Another
+/// thread allocates the dentry half. It must see the last stores of the old owner.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -228,8 +226,8 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // The main thread reuses the slot, not the renaming thread. If one thread did both, the
-        // order of its own stores would hide the bug of the control test.
+        // The main thread reuses the slot. If the renaming thread did, the order of its own stores
+        // would hide the bug of the control test.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
@@ -247,8 +245,8 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
 }
 
 /// Trap T5, control (a variant with the bug must fail): the slot of an old long name is reused, but
-/// no fence precedes the stores to it. A reader that still copies the old name may read the new
-/// words. It may still not see that the dentry's sequence has changed, and accept the mixed name.
+/// no fence precedes the stores to it. A reader of the old name may read new words without seeing
+/// the dentry's new sequence, and accept the mixed name.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

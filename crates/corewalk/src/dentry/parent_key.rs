@@ -15,9 +15,8 @@ impl ParentKey {
         ParentKey((u64::from(parent.get()) << 32) | (child_generation & 0xffff_ffff))
     }
 
-    /// Returns a stale parent key: a lookup never finds a dentry that has it. Its child generation
-    /// is 0, and a lookup never searches for 0. The reason is that the low 32 bits of a directory's
-    /// child generation start at 1, and skip 0 when they wrap around.
+    /// Returns a parent key that no lookup has, because its child generation is 0. (The low 32 bits
+    /// of a directory's child generation start at 1 and skip 0 when they wrap around.)
     pub(crate) fn stale(parent: DentrySlot) -> ParentKey {
         ParentKey::new(parent, 0)
     }

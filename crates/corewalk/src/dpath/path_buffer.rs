@@ -36,7 +36,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index in the buffer at which the path begins. The path ends where the buffer ends.
+    /// The index in the buffer at which the path begins. It ends at the buffer's end.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -108,8 +108,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     /// Prepends the names from the dentry `slot` in `mount` up to `root`, across mount points.
-    /// `root` is the number of a mount and a dentry in it. If `root` is None, or is not above the
-    /// dentry, continues up to the root of the namespace.
+    /// `root` is a mount number and a dentry. If it is None or not above the dentry, continues up
+    /// to the root of the namespace.
     ///
     /// Adds all dentries on the way to one read set, so one validation covers the whole path.
     pub(crate) fn prepend_mounts(
@@ -160,18 +160,16 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // With the locks of `Pass::Locked`, no dentry gets another name or parent. But the
-                // flags of a dentry can change, for example when it becomes a mount point. If the
-                // dentry has changed, remove its name from the path buffer and read the dentry
-                // again.
+                // Under the locks of `Pass::Locked`, no dentry gets another name or parent, but its
+                // flags may change: for example, it becomes a mount point. If the dentry has
+                // changed, remove its name from the buffer and read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
             }
             common &= flags;
-            // This loop goes from each dentry to its parent. It may have read the parents at
-            // different instants, so they may form a cycle. In a cycle, the loop ends when a
-            // dentry's sequence has changed, or when the buffer is full.
+            // The parents may have been read at different instants, and so may form a cycle. The
+            // loop then ends when a sequence has changed, or the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {
@@ -228,8 +226,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes room for at least `wanted` more bytes in front of the path. Returns false if the path
-    /// is in a buffer that the caller has lent, and this buffer is too small.
+    /// Makes room for at least `wanted` more bytes in front of the path. Returns false if a lent
+    /// buffer is too small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -289,8 +287,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The path is in the caller's buffer already, because it was too long for the stack
-            // buffer `first`. So the path is not empty. (Only an empty path is replaced by `/`.)
+            // The path is in the caller's buffer because it was too long for `first`. So it is not
+            // empty; an empty path would become `/`.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;

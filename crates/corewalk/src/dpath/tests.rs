@@ -19,8 +19,8 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with a chain of [`DEPTH`] nested directories, `/d0/d1` and so on, and a file
-/// `f` in the innermost one. Each directory of the chain also has a sibling, which is a file.
+/// Returns a namespace with [`DEPTH`] nested directories, `/d0/d1` and so on. The innermost
+/// contains a file `f`, and each directory has a sibling, which is a file.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -64,12 +64,12 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
-/// of an earlier pass.
+/// Trap T8: a translation may read the dentries of a path several times (in passes). A pass must
+/// not use state of an earlier pass.
 ///
-/// The test renames one name of the path after another. Each time the pass must fail, and the next
-/// pass must give the same result as a fresh buffer. The rename of a name that is not on the path
-/// must not make the pass fail.
+/// The test renames one name of the path after another. The pass must fail each time, and the next
+/// pass must give the same result as a fresh buffer. A rename beside the path must not make the
+/// pass fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -256,9 +256,9 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// Checks a path translation that holds the lock against moves of directories. It reads a dentry
-/// twice, because the dentry's flags changed during the first read. The name from the second read
-/// must replace the name from the first, even if the buffer grew in between.
+/// Checks a path translation under the lock `topology`, which stops moves of directories. When the
+/// flags of a dentry change during the read of its name, the translation reads the name again. The
+/// second copy must replace the first.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

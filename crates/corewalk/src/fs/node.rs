@@ -6,9 +6,9 @@ use crate::attr::FileKind;
 /// The file that a call to the back end is about: its inode, and the open file through which the
 /// call is made.
 ///
-/// A back end that finds files by number uses [`Node::ino`]. A back end that finds files by path
-/// says so in [`FileSystem::addressing`](super::FileSystem::addressing) and calls [`Node::path`].
-/// The path is built only if this method is called.
+/// A back end that finds files by number uses [`Node::ino`]. A back end by path says so in
+/// [`FileSystem::addressing`](super::FileSystem::addressing) and calls [`Node::path`], which builds
+/// the path.
 ///
 /// # Examples
 /// ```
@@ -81,8 +81,8 @@ impl<'a> Node<'a> {
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
     /// below it. The path stays valid until the back end's call returns (F.6). Until then, renames
-    /// of this file and of the directories above it wait. If such a rename is already in progress,
-    /// this method waits for it.
+    /// of this file and of the directories above it wait. This method waits for such a rename that
+    /// is already in progress.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].

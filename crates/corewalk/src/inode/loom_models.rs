@@ -1,6 +1,6 @@
-//! Models of an inode's permission record, the cached copy of its mode and owner. A reader reads
-//! the record while another thread changes it. Or a thread stores a back end's answer in the record
-//! while another thread changes the permissions.
+//! Models of an inode's permission record, the cached copy of its mode and owner. While another
+//! thread changes the permissions, a reader reads the record, or a thread stores a back end's
+//! answer in it.
 //!
 //! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
 //! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
@@ -80,16 +80,16 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. The word `store` stands for a back end. A real back end orders
-                // its calls with a lock, so the order of this word must not be weaker.
+                // ORDERING: SeqCst. The word `store` stands for a back end, whose calls a lock
+                // orders. So this word must not be weaker.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. The word `store` stands for a back end. A real back end orders its
-        // calls with a lock, so the order of this word must not be weaker.
+        // ORDERING: SeqCst. The word `store` stands for a back end, whose calls a lock orders. So
+        // this word must not be weaker.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -107,9 +107,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the variant stores the back end's answer
-/// even if the permissions have begun to change since the back end was asked. So permissions from
-/// before the change may stay in the cache.
+/// Trap T25, control (a variant with the bug must fail): the back end's answer is stored even if a
+/// change of permissions has begun since the question. So old permissions may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {

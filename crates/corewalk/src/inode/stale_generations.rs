@@ -49,8 +49,8 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Calls `get` with each slot in the list whose inode has the number `ino`. Returns the slots
-    /// for which `get` returned true. During these calls no slot can leave the list.
+    /// Calls `get` with the slot of each listed inode that has the number `ino`. Returns the slots
+    /// for which `get` returned true. Meanwhile no slot leaves the list.
     #[inline]
     pub(super) fn get(
         &self,

@@ -25,8 +25,8 @@ fn name_entered_twice_is_one_node() {
     assert_eq!(table.child(77, b"g").err(), Some(Errno::STALE));
 }
 
-/// A name that is entered again with another kind of file must be a new node, because the storage
-/// has replaced the file.
+/// A name that is entered with another kind of file must be a new node, because the storage has
+/// replaced the file.
 #[test]
 fn name_of_another_kind_is_a_new_node() {
     let table = new();
@@ -154,7 +154,6 @@ fn data_lives_as_long_as_the_node() {
     assert_eq!(living(), 0);
 }
 
-/// Entries that the server and its client do not use must be evicted, so that memory stays bounded.
 #[test]
 fn unused_entries_are_evicted() {
     let options = VfsOptions::default().with_cache_bytes(1 << 20);
@@ -207,8 +206,7 @@ fn threads_find_their_own_changes() {
 }
 
 /// Two threads may find at the same time that the storage has replaced a file. Both must get the
-/// same new node. If each thread made a node, the second node would replace the first. The client
-/// with the first node would then have a node without a path.
+/// same new node. If each made a node, the first client's node would lose its path.
 #[test]
 fn threads_that_replace_a_node_agree_on_the_new_one() {
     let table = InodeTable::new(0_u64, VfsOptions::default()).unwrap();
@@ -250,7 +248,6 @@ fn moved_directory_keeps_its_node_and_its_files() {
     assert_eq!(file.path().unwrap(), b"/x/e/f");
 }
 
-/// A lookup that finds a known file at another name adds that name.
 #[test]
 fn moved_file_keeps_its_other_names() {
     let table = InodeTable::new(0, VfsOptions::default()).unwrap();

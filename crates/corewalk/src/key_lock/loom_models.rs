@@ -1,8 +1,8 @@
-//! Models of locks by key. They check that a lock has one holder at a time, and that an
-//! invalidation can forbid the holder to cache the back end's answer.
+//! Models of locks by key: a lock has one holder at a time, and an invalidation can forbid the
+//! holder to cache the back end's answer.
 //!
-//! In each model, the thread whose first step is a load is spawned. If the roles were swapped, a
-//! known bug of loom would make it skip schedules (see `tally` in the crate `corewalk_base`).
+//! In each model, the spawned thread is the one whose first step is a load. With the roles swapped,
+//! a bug of loom would skip schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -27,7 +27,7 @@ impl Shared {
     /// Adds one in two steps.
     fn add(&self) -> u64 {
         // ORDERING: Relaxed. Two threads call this function under the lock of a key. The model
-        // checks that the lock makes the store of one thread visible to the load of the other.
+        // checks that the lock makes their stores visible to each other.
         let before = self.word.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.word.store(before + 1, Ordering::Relaxed);
@@ -64,16 +64,15 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     })
 }
 
-/// Trap T24: checks that a lock has one holder at a time, and that it is free at the end. If only
-/// one lock of a shard is held, its key is in the shard's word. A third thread takes a second lock
-/// of the shard meanwhile, so the key may move to the shard's list.
+/// Trap T24: a lock has one holder at a time, and is free at the end. A third thread takes another
+/// lock of the shard meanwhile, so the held key may move from the shard's word to its list.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: checks that a lock has one holder at a time, and that it is free at the end. A third
-/// thread cancels the fill of the holder (forbids it to cache an answer) meanwhile.
+/// Trap T24: a lock has one holder at a time, and is free at the end. A third thread cancels the
+/// holder's fill (forbids it to cache an answer) meanwhile.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
@@ -120,8 +119,8 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
 fn control_load_instead_of_an_exchange_is_caught() {
     change_against_cancel(|guard| {
         let shard = guard.locks.shard(KEY);
-        // ORDERING: SeqCst. The variant's bug is that it uses a load instead of a compare-exchange.
-        // Even with the strongest order of a load, the model fails.
+        // ORDERING: SeqCst. The bug is the load instead of a compare-exchange. The model fails even
+        // with the strongest order.
         shard.word.load(Ordering::SeqCst) == LISTED
     });
 }

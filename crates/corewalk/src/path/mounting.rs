@@ -81,7 +81,7 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // Before the lock was taken, the mount point may have been renamed or removed. So
+            // The mount point may have been renamed or removed before the lock was taken. So
             // compare its name again.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));

@@ -7,10 +7,9 @@
 //! An entry that exists during a whole listing, from the first page to the last, is listed exactly
 //! once (traps T48, P13).
 //!
-//! The back end lists a directory only as a whole. If each page needed a new listing, reading a
-//! directory would take quadratic time. So this module keeps a few large listings for the next
-//! pages of clients. A client never gets a page from a listing that is older than the listing of
-//! its first page.
+//! A back end by path lists a directory only as a whole. To list it again for each page would take
+//! quadratic time. So this module keeps a few large listings for the next pages of clients. A
+//! client never gets a page from a listing that is older than that of its first page.
 //!
 //! # Limits
 //! Two names in one directory may have the same hash. Then the second name gets the next free
@@ -39,8 +38,8 @@ const KEPT: usize = 8;
 /// Only listings with at least this number of entries are kept. Listing a smaller directory again
 /// is cheap, and many small listings must not evict a large one.
 const KEPT_ENTRIES_MIN: usize = 256;
-/// A kept listing that no client reads is dropped after this number of calls of [`Listings::age`].
-/// A server calls `age` about once per second.
+/// A listing is dropped if no client reads it during this many calls of [`Listings::age`], which a
+/// server calls about once per second.
 const IDLE_MAX: u32 = 30;
 /// The number of low bits of a name's hash that are dropped to make a cookie. Without them a cookie
 /// is below 2^63 - 2, as a FUSE server needs.
@@ -56,8 +55,8 @@ pub(super) struct Listings {
 /// The kept listings.
 #[derive(Default)]
 struct Kept {
-    /// The listings that are kept for the next pages of clients, ordered by their last read, the
-    /// oldest read first. A directory has at most one: the newest.
+    /// Listings for the next pages of clients, the least recently read first. A directory has at
+    /// most one: the newest.
     queue: VecDeque<Listing>,
     /// The number of listings that have begun.
     begun: u64,
@@ -71,7 +70,7 @@ struct Kept {
 #[derive(Clone)]
 struct Listing {
     path: PathBuf,
-    /// The number of this listing. Listings are numbered in the order in which they begin.
+    /// The number of this listing, in the order in which listings begin.
     number: u64,
     /// The number of calls of [`Listings::age`] since a client last read from this listing.
     idle: u32,
@@ -125,9 +124,8 @@ impl Listings {
         };
         let start = entries.partition_point(|entry| entry.cookie <= cookie);
         for entry in &entries[start..] {
-            // If the listing was kept from an earlier call, report no attributes. They are from the
-            // time of that call, and a client may have changed the file since. The cache would take
-            // them for current.
+            // The attributes in a kept listing are old: a client may have changed the file since.
+            // So do not report them, because the cache would take them for current.
             if sink(entry.as_dir_entry(is_new)).is_break() {
                 break;
             }
@@ -151,8 +149,8 @@ impl Listings {
         Some(entries)
     }
 
-    /// Keeps a listing for the next pages of its readers, and drops an older listing of the same
-    /// directory. If a newer listing of the directory is kept, does nothing.
+    /// Keeps a listing for the next pages of its readers, unless a newer listing of the directory
+    /// is kept. Drops an older one.
     fn keep(&self, listing: Listing) {
         let mut kept = self.kept.lock();
         let other = kept.queue.iter().position(|other| other.path == listing.path);
@@ -201,8 +199,8 @@ impl Collector<'_> {
 
     fn into_entries(self) -> Arc<[Listed]> {
         let mut entries = self.entries;
-        // A back end may report a name twice, for example if it shows the union of two directories.
-        // The sort is stable, so of two entries with the same name the first one is kept.
+        // A back end may report a name twice, for example in the union of two directories. The sort
+        // is stable, so the first entry is kept.
         entries.sort_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name)));
         entries.dedup_by(|a, b| a.name == b.name);
         for i in 1..entries.len() {

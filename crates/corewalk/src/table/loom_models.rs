@@ -14,7 +14,7 @@ use crate::slot::{DentrySlot, OfDentry};
 type Table = super::Table<OfDentry>;
 
 /// Two hashes in the same bucket, with different tags (the upper 16 bits). The tag of the first is
-/// 0, which is also the tag of an empty position.
+/// 0, like that of an empty position.
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
@@ -34,8 +34,8 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             let shared = Arc::clone(&shared);
             move || {
                 let found = shared.table.find(hash, |slot| {
-                    // ORDERING: Relaxed. The model checks that the entry in the table makes the
-                    // store of the content visible to this load.
+                    // ORDERING: Relaxed. The model checks that the table's entry makes the stored
+                    // content visible to this load.
                     (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
@@ -67,9 +67,8 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Trap T3, control (a variant with the bug must fail): the variant stores an entry, a tag of the
-/// hash and a slot number, with `Relaxed`. So a reader may find the slot before the slot's content
-/// is visible.
+/// Trap T3, control (a variant with the bug must fail): an entry is stored with `Relaxed`. So a
+/// reader may find the slot before the slot's content is visible.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -146,8 +145,8 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
 }
 
 /// Trap T12: a link must not lead a reader to the chain of another bucket. A bucket is a chain of
-/// cache lines. Checks that a freed cache line keeps its link to the next one. So a reader that is
-/// still at the freed line reaches the rest of the chain.
+/// cache lines, and a freed line keeps its link. So a reader at a freed line reaches the rest of
+/// the chain.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
@@ -243,8 +242,8 @@ fn control_split_without_the_lock_is_caught() {
 }
 
 /// Runs `change`, which moves an entry from the second cache line of its bucket to the first.
-/// Meanwhile another thread looks the entry up under the lock. Returns how often it found the entry
-/// in the second line, and how often in the first.
+/// Meanwhile another thread looks the entry up under the lock. Counts in which line it found the
+/// entry.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();
@@ -268,8 +267,8 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a test moves an entry from the second cache line of its bucket to the first.
-/// Meanwhile, a lookup that holds the bucket's lock must find the entry in one of the two lines.
+/// Trap T12: a lookup under the bucket's lock must find an entry that moves from the bucket's
+/// second cache line to the first.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));

@@ -431,7 +431,6 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // The test's hash has only three bits, so that many names have equal hashes.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }

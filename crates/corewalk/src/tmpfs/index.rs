@@ -1,7 +1,7 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A hash table that doubles its size moves every entry at once. The directory whose entries it
-//! holds cannot be used during that time. A tree of hashes has a cache miss per level.
+//! A hash table that doubles its size moves every entry at once, and blocks its directory
+//! meanwhile. A tree of hashes has a cache miss per level.
 //!
 //! Linear hashing adds one bucket at a time, and moves some entries of one existing bucket to the
 //! new one. A search finds the bucket by its number, and then looks through the bucket's few

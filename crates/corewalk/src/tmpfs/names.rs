@@ -21,9 +21,9 @@
 //! directory that is not locked yet, the operation releases all locks. It takes them again together
 //! with the lock of that directory, and searches the entries again.
 //!
-//! In the second search the entries may have other inodes, but only if another caller breaks rule
-//! F.1 of `FileSystem`: calls for one name do not overlap. Then the operation tries again, or fails
-//! with `ESTALE` if the directory was forgotten.
+//! After the entries were searched a second time, they may lead to other inodes than before. That
+//! happens only if another caller breaks rule F.1 of `FileSystem`: calls for one name do not
+//! overlap. Then the operation tries again, or fails with `ESTALE` if the directory was forgotten.
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So while
@@ -381,7 +381,7 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Locks directories. Some of them may be the same directory. The errors are those of `pair`.
+    /// Locks directories, some of which may be the same. Has the errors of `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));
@@ -418,9 +418,9 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// Changes the inode to which `link`, an entry of a locked directory, leads. A subdirectory is
-/// already locked; this function locks any other inode. The closure `change` must read the clock
-/// itself, so that it reads the time under the inode's lock.
+/// Changes the inode to which `link`, an entry of a locked directory, leads. The caller has locked
+/// a subdirectory; this function locks any other inode. `change` reads the clock itself, under the
+/// inode's lock.
 #[inline]
 fn change(
     table: &Entered<'_>,

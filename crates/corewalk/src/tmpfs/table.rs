@@ -17,12 +17,12 @@
 //! of free slots for all shards (`depot`). New slots are made only if the depot is empty.
 //!
 //! # Returning memory
-//! A segment is freed when the depot has all its slots; a few spare segments are kept. A caller
-//! that holds the number of a removed inode finds no segment, or a vacant slot, and gets `ESTALE`.
-//! The table keeps the highest use count of each segment. If the segment is allocated again, its
+//! A segment is freed when all its slots are free; a few spare segments are kept. A caller that
+//! holds the number of a removed inode finds no segment, or a vacant slot, and gets `ESTALE`.
+//!
+//! The table keeps the highest use count of each segment. When the segment is allocated again, its
 //! slots continue from that count, so no inode number repeats. Callers use slots in an RCU read
-//! section ([`Entered`]), which lasts as long as they hold inode locks. The memory of a segment is
-//! freed after a grace period.
+//! section ([`Entered`]), so the memory of a segment is freed after a grace period.
 //!
 //! # Locks
 //! - The lock of a slot protects the inode in the slot. For the order of several slot locks see the
@@ -92,9 +92,8 @@ pub(super) struct InodeTable {
     /// The free slots, with a list for each shard of threads. Each list is protected by its own
     /// mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// The depot: a pool for the free slots that are in no list of `free`. The depot is protected
-    /// by its own mutex. A thread that locks both a list in `free` and the depot locks the list
-    /// first.
+    /// A pool of the free slots that are in no list of `free`. A thread that locks both a list in
+    /// `free` and the depot locks the list first.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
@@ -121,8 +120,8 @@ impl InodeTable {
         table
     }
 
-    /// Begins an RCU read section for one call. The section must end before the call runs a
-    /// callback of its caller, because the callback could block.
+    /// Begins an RCU read section for one call. It ends before a callback of the caller runs,
+    /// because a callback may block.
     #[inline]
     pub(super) fn enter(&self) -> Entered<'_> {
         Entered { table: self, section: rcu::read_lock() }

@@ -11,8 +11,8 @@
 //!   equal shared set. An epoch ends when space runs out, and at `FileSystem::maintain` (called
 //!   once per second) and `Tmpfs::share_xattrs`.
 //! - Further changes in the epoch: the inode gets a private set, a copy if others use the old one.
-//!   The set is changed in place and de-duplicated when the epoch ends, because it may soon change
-//!   again. At most [`QUEUED_MAX`] inodes wait for that.
+//!   That set is changed in place, and de-duplicated when the epoch ends. At most [`QUEUED_MAX`]
+//!   inodes wait for that.
 //! - Sets over [`SHARED_BYTES_MAX`] are not shared, which bounds the cost of a copy. With
 //!   `share_xattrs` off no set is shared.
 //!
@@ -34,8 +34,8 @@
 //! - X.3: an inode without attributes has no set.
 //!
 //! # Limits
-//! Names of an unknown class and names without a suffix are refused. So are `user` attributes of
-//! anything but a regular file or a directory (xattr(7)). Reading takes only the inode's lock.
+//! Attribute names of an unknown class, and without a suffix, are refused. So are `user` attributes
+//! of anything but a regular file or a directory (xattr(7)).
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); Linux `fs/ext4/xattr.c`.
 
@@ -103,8 +103,8 @@ impl Xattrs {
         }
     }
 
-    /// Changes an extended attribute or ACL in the set `own` of the inode `ino`. The caller has
-    /// locked the inode. `changed` is the time of the inode's last change.
+    /// Changes an extended attribute or ACL in `own`, the set of the inode `ino`, which the caller
+    /// has locked. `changed` is the time of the inode's last change.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the kind of change requires;
@@ -150,9 +150,9 @@ impl Xattrs {
         result
     }
 
-    /// Changes an inode's set of extended attributes in place if the inode is the only user of that
-    /// set. Otherwise replaces the set by a private, changed copy. The set has `before` bytes now,
-    /// and `after` bytes after the change.
+    /// Changes an inode's set of extended attributes. If other inodes share the set, the inode gets
+    /// a private, changed copy. The size of the set is `before` bytes, and `after` bytes after the
+    /// change.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space for the change. Then the attributes are unchanged, but other
@@ -376,8 +376,7 @@ pub(super) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// Checks the name of an attribute that is to be read. Works like [`check_name`], but returns
-/// `ENODATA` instead of `EPERM`.
+/// Like [`check_name`], for an attribute that is to be read: returns `ENODATA` instead of `EPERM`.
 pub(super) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }

@@ -6,19 +6,20 @@
 //! acl(5).
 //!
 //! # Changes
-//! A change reads the permissions, decides, and then calls the back end. If two changes overlapped,
-//! one could be lost. An example is a chmod between a write's check of the set-user-ID bit and the
-//! removal of the bit. So a change of an inode first takes its attribute lock, and so does a write
-//! that must clear set-user-ID or set-group-ID. The attribute lock is a lock by key (`key_lock`),
-//! which a panic releases. Linux holds the inode's lock (`i_rwsem`) in these cases, and during
-//! every write.
+//! A change reads the permissions, decides, and then calls the back end. Two overlapping changes
+//! could lose one, for example a chmod between a write's check of the set-user-ID bit and its
+//! removal. So a change of an inode first takes its attribute lock, and so does a write that must
+//! clear set-user-ID or set-group-ID.
+//!
+//! The attribute lock is a lock by key (`key_lock`), which a panic releases. Linux holds the
+//! inode's lock (`i_rwsem`) in these cases, and during every write.
 //!
 //! # Invariants
 //! - P.1: a thread that changes the attributes of an inode holds the attribute lock from its check
-//!   of the old attributes to its change. Readers do not take the attribute lock.
-//! - P.2: a permission check uses a mode and an ACL that the inode had at the same time. It reads
-//!   the two separately, and repeats the reads if a change came in between. After a few repetitions
-//!   it takes the attribute lock.
+//!   of the old attributes to its change. Readers do not take this lock.
+//! - P.2: a permission check uses a mode and an ACL that the inode had at the same time. The check
+//!   reads both again if a change came in between. After a few repetitions it takes the attribute
+//!   lock.
 //!
 //! # Locks
 //! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
@@ -45,9 +46,8 @@ use crate::slot::InodeSlot;
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
-/// A permission check reads the mode and the ACL of an inode one after the other. If the attributes
-/// change between the two reads, it reads both again. After this number of attempts, it takes the
-/// attribute lock.
+/// A permission check reads the mode and then the ACL of an inode, and reads both again if they
+/// changed in between. After this many attempts, it takes the attribute lock.
 const ACL_TRIES: u32 = 4;
 
 /// The result of a check that does not block.
@@ -170,8 +170,7 @@ impl Vfs {
         self.setattr_through(cred, inode, 0, set)
     }
 
-    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle`, as
-    /// ftruncate(2) does.
+    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle` (ftruncate(2)).
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].
@@ -188,8 +187,8 @@ impl Vfs {
         })
     }
 
-    /// Makes a chown(2) that gives neither an owner nor a group, and returns the attributes. Like
-    /// every chown, it clears set-user-ID and set-group-ID of anything but a directory.
+    /// Makes a chown(2) with neither an owner nor a group. Like every chown, it clears set-user-ID
+    /// and set-group-ID of anything but a directory.
     ///
     /// # Errors
     /// `EPERM` if it clears a bit, and `cred` is neither the owner nor has `CAP_FOWNER`; the errors
@@ -207,10 +206,10 @@ impl Vfs {
         })
     }
 
-    /// Changes the size of a file and returns its attributes. It is meant for a server that looks
-    /// up the caller's groups and capabilities only if needed. Calls `load_cred` for them only if
-    /// the file has the set-user-ID or the set-group-ID bit. The loaded groups and `CAP_FSETID`
-    /// decide whether the file keeps these bits. Everything else is checked with `cred`.
+    /// Changes the size of a file and returns its attributes. Meant for a server that looks up the
+    /// caller's groups and capabilities only if needed: with `load_cred`, and only if the file has
+    /// the set-user-ID or the set-group-ID bit. The groups and `CAP_FSETID` decide whether the file
+    /// keeps these bits. `cred` decides everything else.
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].
@@ -340,10 +339,10 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Clears the set-user-ID and set-group-ID bits that the writer may not keep, before a write.
-    /// `load_cred` returns the writer's credentials; it is called only if the file has such a bit.
-    /// No thread can set the bits again while the returned lock is held, so hold it until the
-    /// content has changed.
+    /// Clears the set-user-ID and set-group-ID bits that the writer may not keep. `load_cred`
+    /// returns the writer's credentials; it is called only if the file has such a bit. The caller
+    /// holds the returned lock until the content has changed, because no thread can set the bits
+    /// meanwhile.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
@@ -430,8 +429,8 @@ impl Vfs {
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
-    /// Checks a permission without blocking and without writing. Trap T58 is a check that blocks
-    /// inside rcu-walk.
+    /// Checks a permission without blocking and without writing (trap T58: a check that blocks
+    /// inside rcu-walk).
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows every access to a directory, whatever its mode.

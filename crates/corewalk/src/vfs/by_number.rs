@@ -94,8 +94,8 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode in the cache even if it is not the wanted one. The back end has reported
-        // the inode and may keep state for it, so the cache must later send a `forget`.
+        // Cache the inode even if it is not the wanted one. The back end may keep state for it
+        // until the cache calls `forget`.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
             true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),
@@ -146,8 +146,6 @@ impl Vfs {
         }
     }
 
-    /// Returns the name of the directory `child` in `parent`. `ENOENT` if `parent` does not contain
-    /// it.
     fn name_of_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         let (mut name, mut cookie, ino) = (Vec::new(), 0, child.ino());
         loop {

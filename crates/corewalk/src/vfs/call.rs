@@ -20,8 +20,8 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
-    /// The path locks that this call of the back end has taken. Protected by its own mutex, since a
-    /// back end may ask for paths on several threads.
+    /// The path locks that this call of the back end has taken. The mutex is needed because a back
+    /// end may ask for paths on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 

@@ -7,8 +7,8 @@ impl Vfs {
     /// [`InodeRef::into_lookups`] has given these lookups to a client.
     ///
     /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
-    /// one client must not free an inode that others use (trap P5). At 2^32 lookups the count is
-    /// saturated, and no forget drops any.
+    /// one client must not free an inode that others use (trap P5). At 2^32 lookups no forget drops
+    /// any.
     ///
     /// The back end may have deleted a file and given its inode number to a new file, with another
     /// generation. If the client has lookups of both files, their `forget` calls have the same
@@ -46,16 +46,14 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup by number that hits the cache does not mark the inode as recently used. So this
-        // `forget` marks it.
+        // A lookup by number does not mark a cached inode as recently used, so `forget` does.
         self.dcache.inodes.touch(inode.slot);
         true
     }
 
-    /// Drops all lookups (references that clients hold) of an inode, given its number in the file
-    /// system that is mounted at the root. This includes the lookups of older inodes that had the
-    /// same number. Returns the number of dropped lookups. A server calls this when its only client
-    /// has gone.
+    /// Drops all lookups (references of clients) of the inode with this number in the root file
+    /// system, and those of older inodes that had the same number. Returns the number of dropped
+    /// lookups. A server calls this when its only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);

@@ -5,8 +5,7 @@ use crate::dcache::Directory;
 use crate::dentry::ParentKey;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// A directory dentry with a reference. The slot of the dentry is not reused while the reference is
-/// held.
+/// A directory dentry with a reference. Its slot is not reused meanwhile.
 pub(crate) struct Dir<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) now: Directory,
@@ -26,8 +25,8 @@ pub(crate) struct FoundName<'v> {
 /// The reason why an inode that was found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// The inode is a directory that already has a dentry under another name. Another operation is
-    /// changing that name, and will end soon. Then the caller can try again.
+    /// The inode is a directory whose dentry has another name, and another operation is changing
+    /// that name. The caller can try again.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,

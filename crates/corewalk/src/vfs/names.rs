@@ -134,7 +134,7 @@ impl Vfs {
     /// Returns the dentry of a directory inode with a reference.
     ///
     /// # Errors
-    /// `ENOENT` if the directory was removed, `ENOTDIR` if the inode is not a directory.
+    /// `ENOENT` for a removed directory, `ENOTDIR` for another kind.
     pub(crate) fn dir(&self, inode: InodeSlot) -> Result<Dir<'_>, Errno> {
         if !self.dcache.inodes.is_directory(inode) {
             return Err(Errno::NOTDIR);
@@ -154,7 +154,7 @@ impl Vfs {
     }
 
     /// Looks `lookup_key` up in the cache, then in the back end, and caches the answer. Returns
-    /// None if there is no such name. The caller holds the in-lookup lock of the name.
+    /// None for a missing name. The caller holds the name's in-lookup lock.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
@@ -172,9 +172,8 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
     ) -> Result<Option<FoundName<'_>>, Errno> {
-        // `cached` searches the hash table of dentries without a lock. If the name's dentry is
-        // changing at this moment, `cached` may miss it. Then `fill` asks the back end, and finds
-        // the dentry when it enters the answer.
+        // `cached` searches without a lock, and may miss a dentry that is changing. `fill` then
+        // asks the back end, and finds the dentry when it enters the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
             Cached::Unknown => {
@@ -199,8 +198,8 @@ impl Vfs {
         Cached::Unknown
     }
 
-    /// Takes references on the dentry in `slot` and on its inode. `seen` is a snapshot of that
-    /// dentry. Returns None if the dentry has changed since the snapshot, or is negative.
+    /// Takes references on the dentry in `slot` and on its inode. Returns None if the dentry has
+    /// changed since the snapshot `seen`, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -295,10 +294,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the inode that `attr` describes, with a reference. If the cache does not have the
-    /// inode, enters it. Its file system is that of the inode `near`. `beside` is the negative
-    /// dentry of the new inode's name, if there is one. If possible, the new inode gets the slot
-    /// number of that dentry.
+    /// Returns the inode that `attr` describes, with a reference. Enters a missing inode in the
+    /// cache, for the file system of the inode `near`. If `beside` (a negative dentry of its name)
+    /// is given, the inode gets its slot number if possible.
     pub(super) fn enter(
         &self,
         near: InodeSlot,
@@ -321,9 +319,9 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // The back end has reused an inode number. If the earlier inode was a directory, the
-            // cache may still have names below it. Invalidate them, so that a lookup by this number
-            // (`get_by_ino`) does not find them.
+            // The back end has reused the inode number of a directory. The cache may still have
+            // names below the earlier directory. Invalidate them, so that `get_by_ino` does not
+            // find them.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -333,9 +331,8 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Makes a dentry of `inode` with the name `lookup_key` in the directory `dir`, and returns it.
-    /// `key` is the directory's parent key (its slot and child generation). If the directory was
-    /// invalidated and `key` is stale, no lookup finds the dentry.
+    /// Makes a dentry of `inode` with the name `lookup_key` in `dir`, under the parent key `key`.
+    /// If `key` is stale because the directory was invalidated, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -366,8 +363,8 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // Publishing with `key` fails if the directory was invalidated since `key` was read. Then
-        // use a stale parent key (child generation 0). No lookup finds the dentry under it.
+        // `publish` fails if the directory was invalidated since `key` was read. Then use a stale
+        // parent key, under which no lookup finds the dentry.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -385,13 +382,12 @@ impl Vfs {
         Ok(DentryHold { vfs: self, slot })
     }
 
-    /// Moves the dentry of a directory to the name under which the back end has now reported the
-    /// directory. A directory has only one dentry, so the cached one moves, with everything below
-    /// it. The old and the new name may be equal, if the old one was invalidated. Returns a
-    /// reference on the old parent, which the caller drops.
+    /// Moves the dentry of a directory, with everything below it, to the name under which the back
+    /// end has now reported the directory. Both names are equal if the old one was invalidated.
+    /// Returns a reference on the old parent, which the caller drops.
     ///
-    /// The move needs the in-lookup lock of the dentry's old name. If another operation holds this
-    /// lock, the dentry stays and the back end's answer is not cached. This is no error (trap T28).
+    /// The move needs the in-lookup lock of the dentry's old name. If another operation holds it,
+    /// the dentry stays, and the back end's answer is not cached. This is no error (trap T28).
     fn splice(
         &self,
         dir: &Dir<'_>,
@@ -414,9 +410,8 @@ impl Vfs {
         let _change = self.dcache.listings.change(old_parent);
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // Another thread moved the dentry before this thread took the in-lookup lock. So the
-            // lock does not cover the dentry's current name. To go on without this check would be
-            // trap T21.
+            // Another thread has moved the dentry, so the in-lookup lock does not cover its current
+            // name (trap T21).
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -434,9 +429,8 @@ impl Vfs {
     /// for the operation that removes the inode. `operation` must contain each question to the back
     /// end, including the permission check.
     ///
-    /// The operation that removes an inode may need an in-lookup lock. So this method must hold
-    /// none while it waits. `operation` releases its in-lookup locks before it returns, and the
-    /// caller holds none.
+    /// `operation` removes an inode, which may need an in-lookup lock. So neither `operation` nor
+    /// the caller holds one while this method waits.
     #[inline]
     pub(crate) fn awaiting_removal<T>(
         &self,
@@ -692,10 +686,9 @@ impl Vfs {
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
-        // `find` looks up the new name without a lock, so it may miss a dentry that is changing at
-        // this moment. That does no harm. After a missed positive dentry, the back end refuses to
-        // make the file, because the name exists. A missed negative dentry is found later by
-        // `attach`, which enters the new file in the cache.
+        // A lookup without a lock may miss a dentry that is changing. If it misses a positive one,
+        // the back end refuses to make the file. If it misses a negative one, `attach` finds it
+        // later.
         match self.dcache.find(dir.key(), lookup_key) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
@@ -760,11 +753,12 @@ impl Vfs {
     /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
     /// the directory is not empty, invalidates all names in the directory.
     ///
-    /// Another thread may just be making an entry in the directory. The back end then has the
-    /// entry, but the cache may still have a negative dentry. After the invalidation, a lookup of
-    /// the entry needs the in-lookup lock of the name, which the other thread holds until the cache
-    /// has the entry. Rejected: a list of names that are being made, because it would cost a store
-    /// in every creation.
+    /// Another thread may be making an entry in the directory: the back end has it already, and the
+    /// cache still has a negative dentry. After the invalidation, a lookup of that entry misses the
+    /// cache and waits for the in-lookup lock of the other thread.
+    ///
+    /// Rejected: a list of names that are being made, because every creation would have to write
+    /// it.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

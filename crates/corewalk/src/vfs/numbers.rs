@@ -7,13 +7,11 @@
 //! holds a lookup of it. A file that was evicted gets another number at its next lookup. No number
 //! is given out twice.
 //!
-//! If a back end reports no inode numbers, the cache cannot tell whether another program has
-//! replaced a file. So it assumes that a cached name still leads to the same file, unless the kind
-//! of the file has changed. This holds even after the name was invalidated. Otherwise a client that
-//! has the file open would lose it.
+//! Without inode numbers from the back end, the cache cannot tell whether another program has
+//! replaced a file. It assumes that a name still leads to the same file while the kind of file is
+//! the same, even after an invalidation. Otherwise a client would lose the file that it has open.
 //!
-//! If a file in a back end without inode numbers has two names, the cache treats them as two files.
-//! It cannot tell that they are one.
+//! A file with two names counts as two files if its back end has no inode numbers.
 //!
 //! Source: libfuse. Without its option `use_ino`, its node table also gives inode numbers to files.
 
@@ -46,9 +44,8 @@ impl Numbers {
     }
 }
 
-/// Returns the attributes of a root directory, with an inode number. If the back end has no
-/// numbers, the number is `ROOT`, and the second result is the generator for the numbers of all
-/// other files.
+/// Returns the attributes of a root directory. If the back end has no inode numbers, the root gets
+/// `ROOT`, and the second result generates the numbers of all other files.
 pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
     match attr.ino {
         UNNUMBERED => {

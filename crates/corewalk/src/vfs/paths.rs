@@ -25,11 +25,12 @@
 //!   ended. For a second path lock, it overtakes waiting renames, as they may wait for its first.
 //!
 //! # Why no deadlock
-//! A rename that has its path locks takes no other lock of this kind, so it ends. A call that has a
-//! path lock waits only for renames that have theirs, so it ends too. All other waits are for a
-//! call or rename that arrived earlier (its ticket is lower). In-lookup and attribute locks are
-//! taken before a path lock, never after it. Two renames could wait for each other if each moves a
-//! directory above the other's target. `InFlightMoves` (in `rename`) admits only one of them.
+//! - A rename with path locks takes no further path lock, so it ends.
+//! - A call with a path lock waits only for renames that have theirs, so it ends too.
+//! - All other waits are for a call or rename with a lower ticket (that arrived earlier).
+//! - In-lookup and attribute locks are taken before a path lock, never after it.
+//! - Two renames would deadlock if each moved a directory above the other's target. `InFlightMoves`
+//!   (in `rename`) admits only one of them.
 //!
 //! # Locks
 //! The mutex of the table of path locks is taken after in-lookup locks and before the lock
@@ -138,9 +139,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds the path lock of another inode, and a waiting rename may wait for
-    /// this lock. So the call must not wait for a waiting rename. It waits only for renames that
-    /// have their path locks.
+    /// The call already holds another path lock, for which a waiting rename may wait. So it must
+    /// not wait for that rename, only for renames that have their path locks.
     Further,
 }
 
@@ -313,8 +313,7 @@ impl Paths {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
-    /// Forgets the hidden name of `inode`, and returns it. The caller removes that name from the
-    /// back end.
+    /// Forgets the hidden name of `inode`, and returns it. The caller removes it from the back end.
     pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -338,8 +337,7 @@ impl Paths {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns the path of an inode whose only name is a hidden name, that is, of an unlinked open
-    /// file.
+    /// Returns the path of an unlinked open file, whose only name is a hidden name.
     fn hidden_chain(&self, table: &Table, inode: InodeSlot) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })

@@ -8,9 +8,9 @@
 //! other changes of the old or the new name, and lookups of either name if it is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
-//! announces its new parent before it calls the back end. Then it checks the path to the root, over
-//! current and announced parents. If the move would close a loop with an announced move, it waits
-//! for that move.
+//! announces its new parent before it calls the back end, and checks all paths to the root over
+//! current and announced parents. A move that would close a loop with an announced one waits for
+//! it.
 //!
 //! The lock of the announced moves is not held while the back end runs, and no reader takes it
 //! (traps T26, T27, P9).
@@ -128,8 +128,8 @@ impl Vfs {
     /// The result shows a caller whether `victim` is empty. Without the wait, the caller could
     /// learn that before the cache shows the renames that made it so.
     ///
-    /// If the caller's own rename failed, that rename is no longer in `in_flight_renames`, and its
-    /// in-lookup locks are released. So the caller does not wait for itself.
+    /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
+    /// are released. So the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
@@ -188,9 +188,9 @@ enum Failed {
 
 impl<'v> Rename<'v, '_> {
     /// Renames to a name that is not cached. Except for an exchange, first asks the back end to
-    /// rename without replacing a file. If that succeeds, returns None: the rename is complete.
-    /// Otherwise looks up the target (the file that has the new name) and returns `Some(target)`,
-    /// or `Some(None)` if there is no target. The caller must then rename again.
+    /// rename without replacing a file. Returns None if that succeeds: the rename is complete.
+    /// Otherwise returns the file that now has the new name, or `Some(None)` if there is none, and
+    /// the caller renames again.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -293,7 +293,7 @@ impl<'v> Rename<'v, '_> {
             _ => {}
         }
         if self.changes_parent() {
-            // If a directory gets another parent, its `..` changes, which needs write permission
+            // A directory that gets another parent changes its `..`, which needs write permission
             // for the directory.
             for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
                 vfs.permission(cred, moved.inode, May::WRITE)?;
@@ -331,9 +331,9 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// Updates the cache after the back end's rename. If the old or the new name was invalidated
-    /// meanwhile, the dentry still gets the new name, but under a stale parent key. This key has
-    /// the child generation 0, for which lookups never search. So no lookup finds the dentry.
+    /// Updates the cache after the back end's rename. If one of the names was invalidated
+    /// meanwhile, the dentry gets the new name with a stale parent key (child generation 0), for
+    /// which no lookup searches.
     fn commit(
         &self,
         source: &FoundName<'_>,
@@ -343,8 +343,8 @@ impl<'v> Rename<'v, '_> {
     ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
-        // Hold the inode of the replaced file until `topology` and the dentry locks are released,
-        // because dropping its last reference calls the back end.
+        // Dropping the last reference calls the back end. So hold the replaced file's inode until
+        // `topology` and the dentry locks are released.
         let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
@@ -527,9 +527,8 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Searches for `moved` among the ancestors of `parent`. For each directory, follows its present
-/// parent and the new parents of running renames (`announced`). The caller makes sure that no
-/// directory moves meanwhile.
+/// Returns true if `moved` is among the ancestors of `parent`, now or after the running renames
+/// (`announced`). The caller keeps directories from moving.
 fn would_loop(
     dcache: &Dcache,
     announced: &[(DentrySlot, DentrySlot)],

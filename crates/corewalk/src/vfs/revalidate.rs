@@ -18,9 +18,8 @@ impl Vfs {
     /// has the same inode under it. A server whose back end is also changed by other programs calls
     /// this before it uses a name. For a name that is not cached, the back end is not called.
     ///
-    /// If the back end still has the same inode under the name, the inode's permission record (its
-    /// cached mode and owner) is invalidated. If the inode is a directory, the entries below it
-    /// stay cached.
+    /// If the back end still has the same inode under the name, only its cached mode and owner are
+    /// dropped. The entries below a directory stay cached.
     ///
     /// # Errors
     /// `ENOTDIR`; `ENOENT` if `dir` was removed.

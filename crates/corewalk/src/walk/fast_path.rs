@@ -12,8 +12,8 @@
 //! component's name is inline in its dentry. Among the entries in the name's bucket, the dentry's
 //! entry is the first one with its tag (16 bits of the hash).
 //!
-//! In all other cases [`Cursor::slow_step`], which is not inlined, walks the component again from
-//! its beginning.
+//! A component to which these rules do not apply is walked again from its beginning by
+//! [`Cursor::slow_step`], which is not inlined.
 //!
 //! The last component of a path has its own copy of the loop's body, since it may be any kind of
 //! file. In this copy, the cache line with the inode number is prefetched while the dentry is
@@ -22,9 +22,9 @@
 //! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
 //! Each lookup depends on the one before, through a chain of loads.
 //!
-//! The hash of a name contains the number of its directory. The hash selects a bucket, and the tags
-//! of the bucket lead to an entry. The entry leads to the slot of a dentry, and that dentry has the
-//! number of the next directory.
+//! One component takes these dependent loads: the name's hash, which contains the number of the
+//! directory; the bucket of that hash; the slot in the bucket's entry; the dentry in that slot,
+//! which has the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -68,8 +68,8 @@ impl Walk<'_, '_> {
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// The hash of a name includes a number of its directory: the sum of this value, which depends
-    /// on the file system, and the directory's inode number.
+    /// The hash of a name includes a number of its directory: this value, which the file system
+    /// determines, plus the directory's inode number.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,

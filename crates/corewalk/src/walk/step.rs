@@ -13,8 +13,8 @@ use crate::slot::DentrySlot;
 use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
-    /// Walks one component. If the component is a symbolic link that must be followed, returns its
-    /// target. The walk is then at the directory at which the target starts.
+    /// Walks one component. If it is a symbolic link that must be followed, returns the link's
+    /// target; the walk is then at the directory at which the target starts.
     pub(super) fn step(
         &mut self,
         component: &[u8],
@@ -120,8 +120,8 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // The back end has reported that the name is missing. While this thread holds the in-lookup
-        // lock, it stays missing. So the answer `ENOENT` is still true here.
+        // The back end has reported that the name is missing. This thread still holds the name's
+        // in-lookup lock, so `ENOENT` is still true.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -172,8 +172,8 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.validated(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
-            // If the mount `left` is dead, it does not keep its mount point `point` any more. The
-            // slot of `point` may then hold another dentry. So check that the mount is alive (M.1).
+            // A dead mount does not keep its mount point, so the slot of `point` may hold another
+            // dentry by now. Check that `left` is alive (M.1).
             self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());

@@ -85,8 +85,8 @@ impl Memory {
         names.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
-    /// Makes an empty file or directory at `path` without a call of the namespace, as another
-    /// program does. Replaces a file that exists there.
+    /// Makes an empty file or directory at `path` as another program does: without a call of the
+    /// namespace. Replaces an existing file.
     pub(crate) fn make_outside(&self, name: &str, mode: u32) {
         self.root.lock().names.insert(name.into(), File::new(mode));
     }

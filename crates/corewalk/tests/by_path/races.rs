@@ -86,9 +86,9 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// A name must not be evicted while a call of the back end uses a path that ends in this name. In
-/// an earlier version of the cache, the name's directory was evicted too. It was then loaded as
-/// another inode, for which the call had no path lock.
+/// A name must not be evicted while a call of the back end uses a path that ends in this name.
+/// Otherwise its directory could be evicted too, and loaded again as an inode for which the call
+/// has no path lock.
 #[test]
 fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
@@ -175,7 +175,6 @@ fn waiting_call_precedes_a_later_rename() {
     }
 }
 
-/// Checks that the path locks of a call or a rename are released if the back end panics in it.
 #[test]
 fn path_locks_end_with_a_panic() {
     let _watchdog = Watchdog::start("a call after a panic", LIMIT);

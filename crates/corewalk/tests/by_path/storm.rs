@@ -124,8 +124,8 @@ impl<'v> Storm<'v> {
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the file that holds the current version. It must be at least the version that was
-    /// published before the read began.
+    /// Reads the file that holds the current version. The version must be at least the one that was
+    /// published before the read.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. A stale number only makes the check weaker.
@@ -255,8 +255,6 @@ fn storm_with_numbers(links: Links, [call, rename]: [Duration; 2], threads: usiz
     println!("{calls} calls of the back end");
 }
 
-/// Runs a stress test of moves, writes and reads over a back end that has no inode numbers
-/// ([`Memory`]).
 fn storm_without_numbers([call, rename]: [Duration; 2], threads: usize, calls: u64) {
     let fs = Arc::new(Memory::new(call, rename));
     let memory = fs.get_ref();

@@ -105,7 +105,7 @@ impl PathTree {
         Some(state.files[&ino].bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`. Reads the back end directly.
+    /// Returns the names in the directory at `path`, from the back end.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).expect("a directory");

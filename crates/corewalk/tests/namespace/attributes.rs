@@ -258,8 +258,8 @@ fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
 }
 
 /// A permission check must not mix the old owner with the new ACL. User 2 owns a file whose ACL
-/// denies the owner. First the owner becomes root, and only then does the ACL allow the owner to
-/// read. So user 2 must never be allowed to read the file.
+/// denies the owner. First the owner becomes root, then the ACL allows the owner to read. So user 2
+/// may never read the file.
 #[test]
 fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));
@@ -286,7 +286,6 @@ fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     assert_eq!(may_read(), Err(Errno::ACCESS), "after");
 }
 
-/// A permission check must end even if the attributes change during each of its reads.
 #[test]
 fn permission_check_ends_despite_constant_changes() {
     let _watchdog = Watchdog::start("a check under a storm", Duration::from_secs(60));

@@ -14,8 +14,8 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// The call that a [`HookedTmpfs`] is about to pass to its tmpfs, or has passed to it. The inode
-/// numbers are those that the namespace sees.
+/// A call of the tmpfs below a [`HookedTmpfs`]. The inode numbers are those that the namespace
+/// sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.

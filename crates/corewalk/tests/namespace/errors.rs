@@ -31,8 +31,6 @@ fn chmod(vfs: &Vfs, path: &str, mode: u32) {
     vfs.setattr(&Cred::root(), &walk(vfs, path).unwrap(), &set).unwrap();
 }
 
-/// If a directory is linked to an existing name, the link must fail with `EEXIST` before any other
-/// error, whether or not the cache has the name.
 #[test]
 fn link_of_a_directory_onto_an_existing_name_is_eexist() {
     let vfs = strict();
@@ -91,8 +89,6 @@ fn existing_name_on_a_full_file_system_is_eexist() {
     }
 }
 
-/// Each operation on a name below a regular file must fail with `ENOTDIR`, whatever the caller's
-/// credentials.
 #[test]
 fn name_in_a_file_is_enotdir() {
     let vfs = new();
@@ -281,8 +277,6 @@ fn directory_is_made_with_set_group_id_of_its_parent_only() {
     }
 }
 
-/// For invalid arguments, and for other kinds than regular files, fallocate(2) and lseek(2) must
-/// fail as on Linux.
 #[test]
 fn fallocate_and_seek_have_the_errors_of_linux() {
     use Fallocate as F;

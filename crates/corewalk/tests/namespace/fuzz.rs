@@ -1,8 +1,9 @@
 //! Fuzz tests of paths, ACLs and extended attributes.
 //!
-//! Three properties are checked. A path must lead to the same entry in the namespace and on the
-//! host, where openat2(2) with `RESOLVE_IN_ROOT` resolves it in an equal tree. An ACL value must
-//! either be refused, or be read back as it was stored.
+//! Three properties are checked:
+//! - A path leads to the same entry in the namespace and on the host, where openat2(2) with
+//!   `RESOLVE_IN_ROOT` resolves it in an equal tree.
+//! - An ACL value is either refused, or read back as it was stored.
 //!
 //! After a sequence of changes, the extended attributes must equal the model's. The model is a map
 //! in which the test makes the same changes.

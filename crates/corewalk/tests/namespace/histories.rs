@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns a random operation on a certain directory, on the directory's name, or on a file in the
-/// directory. A fifth of the operations remove the directory.
+/// Returns a random operation on one directory or on a file in it. A fifth of the operations remove
+/// the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {

@@ -136,9 +136,9 @@ fn forget_drops_lookups_of_the_older_inode_first() {
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// Two inodes have the same inode number. In the first part of the test, the client holds two
-/// lookups of the older inode only, and `forget` must drop one of them. In the second part, the
-/// client holds one lookup of each inode, and a single `forget` must drop both.
+/// Two inodes have the same number. First the client holds two lookups of the older inode, and
+/// `forget` must drop one of them. Then it holds one lookup of each inode, and one `forget` must
+/// drop both.
 #[test]
 fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     let reused = Reused::new();

@@ -116,7 +116,7 @@ fn change_behind(vfs: &Vfs) {
 }
 
 /// Returns a namespace over a tmpfs. The first call of [`change_behind`] runs `change` in that
-/// tmpfs, and the namespace does not learn of the change.
+/// tmpfs, unknown to the namespace.
 fn over_changing(change: fn(&Tmpfs) -> Result<(), Errno>) -> Arc<Vfs> {
     let changed = AtomicU64::new(0);
     over(HookedTmpfs::new(move |fs, call| {

@@ -1,5 +1,4 @@
-//! The reference model of a namespace: a map of names, which gives the expected answer of each
-//! operation.
+//! The reference model: a map of names, which gives the expected answer of each operation.
 //!
 //! The checker of recorded histories uses the model as the sequential specification. Property tests
 //! make the same random operations on the model and on a namespace, and compare the answers.
@@ -192,8 +191,6 @@ impl Model {
         }
     }
 
-    /// Checks that the directory `dir` exists. Returns `ENOENT` if it was removed or replaced,
-    /// because such a directory accepts no new names.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }

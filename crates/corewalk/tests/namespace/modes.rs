@@ -41,7 +41,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user that makes the calls if the tests run as root. On most systems it is `nobody`.
+/// The user that makes the calls if the tests run as root, usually called `nobody`.
 const USER: u32 = 65534;
 /// A supplementary group of one of the callers.
 const GROUP: u32 = 7;
@@ -84,7 +84,7 @@ impl Op {
         matches!(self, Op::Get(_) | Op::List | Op::Set(..) | Op::Remove(_))
     }
 
-    /// Returns true if the result of the call does not depend on set-user-ID and set-group-ID.
+    /// Returns true if the call has the same result without set-user-ID and set-group-ID.
     fn is_plain(self) -> bool {
         self.is_about_attributes() || matches!(self, Op::Utimes(..))
     }
@@ -401,8 +401,7 @@ fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>)
     }
 }
 
-/// Returns the umask of the process. The function does not call umask(2), because that call would
-/// change it.
+/// Returns the umask of the process. umask(2) would change it.
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
@@ -448,8 +447,7 @@ fn answers_and_modes_are_those_of_the_host() {
     assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every pair of a file and a call on it that must be tested for a caller with
-/// the capabilities `caps`.
+/// Calls `each` with every pair of a file and a call on it, for a caller with `caps`.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

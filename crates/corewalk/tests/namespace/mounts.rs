@@ -154,8 +154,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. Pairs with the load in the walking thread. A thread
-            // that loads this number of umounts also sees that this umount is complete.
+            // ORDERING(unmounted): Release. Pairs with the load in the walking thread, which then
+            // sees this umount as complete.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),
@@ -176,7 +176,6 @@ impl Drop for Done<'_> {
     }
 }
 
-/// If a directory is being removed, a mount on it must wait for the removal and then fail.
 #[test]
 fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     let _watchdog = Watchdog::start("a mount beside rmdir", Duration::from_secs(60));
@@ -211,7 +210,7 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// If a new file system answers the call `root` slowly, its mount must delay no other operation.
+/// A mount of a file system that answers the call `root` slowly must delay no other operation.
 #[test]
 fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));

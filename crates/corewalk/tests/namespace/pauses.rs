@@ -15,8 +15,8 @@ pub(crate) struct Stop {
     pub(crate) go_on: Sender<Result<(), Errno>>,
 }
 
-/// Returns a function that stops the first thread that calls it, and the [`Stop`] with which the
-/// test continues that thread.
+/// Returns a function that stops its first caller, and the [`Stop`] with which the test lets that
+/// thread continue.
 pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel();

@@ -4,9 +4,9 @@
 //! The back end has made a change, for example removed a directory, but the cache still has the old
 //! names.
 //!
-//! While the cache has the old names, no other caller may get an error such as `ENOENT`, which
-//! tells that the directory is gone. Otherwise the caller could get the error and then find the
-//! directory by its name. So such a call must wait until the cache shows the change.
+//! While the cache shows the old names, no caller may get an error such as `ENOENT`, which tells
+//! that the directory is gone. A later lookup would find the directory again. So the call that
+//! meets this error waits until the cache shows the change.
 //!
 //! The back end of each test makes a change, reports to the test that it has made it, and returns
 //! only when the test says so. The tests do not depend on timing. Before they let the change
@@ -107,8 +107,8 @@ fn rename_into(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Er
 const CREATES: [(&str, Create); 4] =
     [("make", make), ("tmpfile", tmpfile), ("link", link), ("rename", rename_into)];
 
-/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. If such an
-/// operation fails with ENOENT, the name `d` must not lead to the removed directory any more.
+/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. After
+/// ENOENT, the name `d` must not lead to the removed directory any more.
 fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
         let namespace = slow_back_end(slow);

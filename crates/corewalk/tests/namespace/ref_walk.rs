@@ -141,15 +141,14 @@ fn walk_does_not_go_up_to_a_reused_slot() {
     assert_eq!(resolve(&vfs, "q/d/.."), Ok(walk(&vfs, "q").unwrap().ino()));
 }
 
-/// If a directory is moved during a ref-walk, its `..` must lead to the new parent.
 #[test]
 fn moved_directory_leads_up_to_its_new_parent() {
     let (vfs, _) = disturbed(|vfs| rename(vfs, "p/d", "q/d", RenameMode::Replace).unwrap());
     assert_eq!(resolve(&vfs, "p/d/.."), Err(Errno::NOENT));
 }
 
-/// If a ref-walk goes up to a removed directory, it must end there and take no reference, because
-/// such a directory has no inode.
+/// A ref-walk up to a removed directory must take no reference, because such a directory has no
+/// inode.
 #[test]
 fn removed_parent_is_enoent_and_nothing_is_counted() {
     let (vfs, disturber) = disturbed(|vfs| {

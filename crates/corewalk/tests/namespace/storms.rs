@@ -98,9 +98,9 @@ fn renamed_file_is_never_without_a_name() {
         100_000,
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            // ORDERING(moves): SeqCst. The test compares two lookups with the renames that have
-            // begun and ended. So it needs one order of all operations on the counters `begun` and
-            // `ended` and on the names `a/f` and `b/f`.
+            // ORDERING(moves): SeqCst. The test compares lookups with the renames that have begun
+            // and ended. That needs one order of all accesses to `begun`, `ended`, and the names
+            // `a/f` and `b/f`.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -283,8 +283,8 @@ fn parent_is_one_that_the_directory_had() {
 /// The renames alternate, so only six of the nine pairs of names ever exist. A path with one of the
 /// other three pairs combines names of different instants.
 ///
-/// During the renames, two threads call `translate`, each of them `each` times. `translate` returns
-/// the path of a file in the mount.
+/// Two threads call `translate`, `each` times each, during the renames. `translate` returns the
+/// path of a file in the mount.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,

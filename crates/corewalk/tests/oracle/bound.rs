@@ -65,8 +65,8 @@ fn processors() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
 }
 
-/// Binds the calling thread to a CPU. Without that, a busy machine may run both threads of the test
-/// on one CPU for a long time.
+/// Binds the calling thread to a CPU. Otherwise a busy machine may run both threads of the test on
+/// one.
 fn stay_on(cpu: usize) {
     let mut only = CpuSet::new();
     only.set(cpu);

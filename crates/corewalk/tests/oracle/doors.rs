@@ -15,10 +15,9 @@ use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 /// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// The claim that an answer makes about the tree. The state of the tree is a few variables, for
-/// example the name of a directory that is renamed. For each variable, the claim has the set of
-/// values with which the answer can be true. If no state of the tree can give the answer, the claim
-/// is an error text.
+/// The claim that an answer makes about the tree. A state of the tree is the values of a few
+/// variables, such as the name of a renamed directory. The claim has, for each variable, the values
+/// with which the answer is true. It is an error text if there are none.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
@@ -143,8 +142,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The reported kind of the path (inside or outside of the root) must be true at the
-            // same instant as its text.
+            // The kind of the path (inside or outside of the root) must be true at the same instant
+            // as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)

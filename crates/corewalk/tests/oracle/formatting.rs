@@ -10,7 +10,7 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// A part of a path that depends on a variable, for example on a directory that is renamed.
+    /// A part of a path that depends on a variable: a file or directory that is renamed.
     ///
     /// The first field is the index of the variable. The second field has each possible form of the
     /// part, for example each name of the directory. With each form it has the values of the
@@ -30,10 +30,9 @@ pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Compares `path` with the pattern `parts`. The names in the path show which names and places the
-/// renamed files and directories (the variables) had. Removes all other values from the sets in
-/// `seen`, and returns `seen`. Returns None if `path` does not match the pattern. Such a path can
-/// never have existed.
+/// Matches `path` against the pattern `parts`. Each variable of the pattern is a directory or file
+/// that is renamed, and its name in `path` tells its state. Removes all other states from `seen`
+/// and returns it. Returns None if `path` does not match, because such a path never existed.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)

@@ -3,9 +3,9 @@
 //! The state of the tree is a few *variables*, each with a few values. A variable is, for example,
 //! the name of a directory, or the parent of a file.
 //!
-//! Only one thread changes a variable, by one rename each time. A rename is recorded with the ticks
-//! of the clock before and after it. An answer is recorded with the clock before and after the
-//! call, and with its claim: the values that some variables must have had.
+//! One thread changes a variable, by one rename each time. A rename is recorded with the clock's
+//! ticks before and after it. An answer is recorded with the clock before and after the call, and
+//! with its claim: the values that some variables must have had.
 //!
 //! # Instants
 //! The clock counts ticks. Instant `k` is the time between tick `k - 1` and tick `k`. An answer
@@ -29,9 +29,9 @@
 //! A thread gives its answers one after the other. So if an answer shows a rename of a variable, a
 //! later answer must not show the variable's older value.
 //!
-//! [`Judge`] assumes that each answer was given as early as possible: in the first instant in which
-//! it can be true. It does not go back before the instant that it chose for the answer before. So
-//! its choice is never later than the true instant, and it never refuses a true answer.
+//! [`Judge`] assumes that each answer was given in the first instant in which it can be true, but
+//! not before the instant chosen for the last answer. So its choice is never later than the true
+//! instant, and it never refuses a true answer.
 //!
 //! [`Judge`] checks the answers of one thread. It does not check whether answers of different
 //! threads are consistent with each other.
@@ -108,9 +108,8 @@ impl Life {
         }
     }
 
-    /// Returns the instants (ticks of the clock) in which `answer` can be true, as far as this
-    /// variable is concerned. During the call of `answer`, these are the instants in which the
-    /// variable may have had one of the values in `seen`. The result consists of ranges.
+    /// Returns the ranges of instants in which the variable may have had a value in `seen`, during
+    /// the call of `answer`.
     fn instants(&self, answer: &Answer, seen: u8) -> impl Iterator<Item = (u64, u64)> {
         let (before, after) = (answer.before, answer.after);
         let within = move |state: &State| (state.first.max(before), state.last.min(after));
@@ -193,9 +192,8 @@ mod tests {
     #[test]
     fn answer_is_accepted_exactly_in_its_instants() {
         assert_eq!(first(0, 5, [0, 0]), Some(0));
-        // In these answers, only the first variable of `lives` matters. Because of its renames, it
-        // can be 0 up to instant 12, and again from instant 14 on. It can be 1 in the instants 11
-        // to 15.
+        // Only the first variable of `lives` matters here. It is 0 up to instant 12 and from 14 on,
+        // and 1 from 11 to 15 (the instant of a rename is known only as a range).
         assert_eq!(first(12, 12, [0, 0]), Some(12));
         assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
         assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that returned in instant 14");

@@ -20,8 +20,7 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// The test fails if a read takes longer than this while a rename hangs in the back end. A read
-/// that does not wait for the rename is faster, even on a busy machine.
+/// The longest time that a read may take while a rename hangs in the back end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -150,8 +149,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
     }
 }
 
-/// A hanging rename must not delay changes of other names in its two directories, even while
-/// another directory is moved. Later readers of the new names must not wait either.
+/// A hanging rename must not delay changes of other names in its directories, nor their readers.
+/// That holds even while another directory is moved.
 #[test]
 fn changes_during_a_hanging_rename_succeed() {
     let _watchdog = Watchdog::start("changes beside a hanging rename", Duration::from_secs(300));
@@ -171,9 +170,8 @@ fn changes_during_a_hanging_rename_succeed() {
     }
 }
 
-/// After too many failed lock-free attempts, a path translation takes the lock that blocks moves of
-/// directories. It must not wait for a move that hangs in the back end. So a move must not hold
-/// that lock while it calls the back end.
+/// A path translation that has failed too often takes the lock that blocks moves of directories. A
+/// move that hangs in the back end must not hold that lock.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;

@@ -159,8 +159,8 @@ impl<'v> Tree<'v> {
         drawn + u8::from(drawn >= now)
     }
 
-    /// Prepares a rename of the file [`LEAF`] to its place number `to`: sometimes makes a file
-    /// there, which the rename then replaces. Does nothing if `variable` is not `LEAF`.
+    /// Prepares a rename of the file [`LEAF`] to place `to`: sometimes makes a file there, which
+    /// the rename replaces.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];

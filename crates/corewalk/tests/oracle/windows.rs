@@ -194,9 +194,8 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // All threads read the same values of `windows`, `disturbed` and `wrong`. A thread changes
-        // these only when all threads have again reached the barrier `ends`, at the end of the next
-        // window (period of the test).
+        // `windows`, `disturbed` and `wrong` change only after the barrier `ends` of the next
+        // window (period of the test), so all threads read the same values.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;

@@ -1,8 +1,7 @@
 //! Models of names that are added to the cache again after an invalidation, and of exchanged names.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -15,12 +14,11 @@ use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// At first the name `A` refers to the file with the inode number 7, which is in use all the time.
-/// The function invalidates the name's directory. Then it calls `publish`, which adds the name
-/// again, for the file with the inode number `says`.
+/// At first the name `A` refers to the file with the inode number 7, which is in use. The function
+/// invalidates the name's directory. Then it adds the name again with `publish`, for the file
+/// `says`.
 ///
-/// During that, a reader looks the name up with `look`. Returns how often the reader missed the
-/// name, and how often it found the name.
+/// Meanwhile a reader looks the name up with `look`. Counts how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -59,8 +57,8 @@ fn put_back_against_lookup(
 fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The first dentry of a file has the same slot number as the file's inode. A second dentry of
-    // the file, which `publish` must not make, would have another number.
+    // The first dentry of a file shares the inode's slot number. A second dentry, which `publish`
+    // must not make, would have another.
     assert_eq!(
         slot,
         node.inode.dentry_half(),
@@ -155,8 +153,8 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
 }
 
 /// Trap T55: `publish` looks a dentry up and then locks it. In between, another thread may mark the
-/// dentry as a mount point. In this test the dentry is that of a directory in use, whose name was
-/// invalidated and is added again. The directory must keep this dentry.
+/// dentry as a mount point. The dentry is that of a directory in use, whose name was invalidated
+/// and is added again. The directory must keep it.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
@@ -321,9 +319,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the variant checks too early whether an
-/// invalidation has cancelled its fill (the caching of the answer). The variant checks before the
-/// write section that makes the name valid.
+/// Trap T25, control (a variant with the bug must fail): `publish` checks before its write section
+/// whether an invalidation has cancelled the fill (the caching of the answer). That is too early.
 ///
 /// An invalidation after the check does not find the name, because it is not valid yet. So a stale
 /// answer may stay in the cache.

@@ -64,8 +64,8 @@ fn list_against(change: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Changes the name in the back end and in the cache, under the name's in-lookup lock. Calls
-/// `counts` at the end to count the change.
+/// Changes the name in the back end and in the cache, under the name's in-lookup lock, and counts
+/// the change with `counts`.
 fn change_with(shared: &Shared, counts: fn(&Listings)) {
     let _in_lookup = shared.locks.lock(KEY);
     *shared.backend.lock() = NEW;
@@ -105,9 +105,6 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// One thread lists a directory while another changes a name in it. The back end is an atomic word,
-/// and so has no locks.
-///
 /// The listing calls `begin` before it reads from the back end. The changing thread calls `counts`
 /// after its change, to increment the directory's count of changes. Returns how often the listing
 /// added nothing to the cache, how often the old file, and how often the new file.

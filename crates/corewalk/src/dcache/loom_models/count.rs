@@ -64,8 +64,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If the reader loads
-                // 1, the main thread's invalidation happened before the reader's lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `told`: after a 1, the
+                // invalidation happened before the reader's lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -75,8 +75,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. Pairs with the reader's load of `told`. If the reader loads 1, this
-        // invalidation happened before its lookup.
+        // ORDERING: Release. Pairs with the reader's load of `told`: after a 1, this invalidation
+        // happened before its lookup.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -232,10 +232,9 @@ fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Trap P5, control (a variant with the bug must fail): the lookup adds the client's whole
-/// [`LOOKUP`] to the inode's reference count before it validates the dentry. So a faulty client can
-/// subtract this amount too early. If the validation then fails, the lookup subtracts it a second
-/// time.
+/// Trap P5, control (a variant with the bug must fail): the lookup counts the client's reference
+/// ([`LOOKUP`]) before it validates the dentry. A faulty client can then drop this reference too
+/// early. If the validation fails, the lookup drops it again.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

@@ -85,25 +85,22 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // In some schedules both the eviction and the reader fail. The eviction sees the reader's
-        // reference and is undone. The reader sees that the dentry's sequence has changed, and
-        // gives the reference back.
+        // Both may fail: the eviction sees the reader's reference and is undone, and the reader
+        // sees a changed sequence and drops its reference.
         tally.hit(usize::from(is_in_use));
     })
 }
 
-/// Checks that an eviction spares the only name of an inode in use. The evicting thread changes the
-/// dentry and then reads the inode's reference count. The reader increments that count and then
-/// reads the dentry. Both use the inode's lock. So the evicting thread sees the new reference, or
-/// the reader sees the changed dentry.
+/// An eviction must spare the only name of an inode in use. It changes the dentry and then reads
+/// the inode's reference count. The reader increments that count and then reads the dentry. Both
+/// use the inode's lock, so at least one of them sees the other's step.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// Control (a variant with the bug must fail): the eviction reads the inode's reference count
-/// without the inode's lock. So it may miss the reader's reference, and evict the only name of an
-/// inode in use.
+/// Control (a variant with the bug must fail): the eviction reads the reference count without the
+/// inode's lock. So it may miss a reference and evict the only name of an inode in use.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
@@ -143,8 +140,6 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// Checks that two threads cannot evict both names of an inode in use. The second thread finds that
-/// its name is the only one left, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));

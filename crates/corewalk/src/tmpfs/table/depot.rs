@@ -18,8 +18,8 @@ const ALL: u64 = u64::MAX;
 pub(super) struct Depot {
     /// A bitmap of free slots per segment.
     free: Vec<u64>,
-    /// The segments (of 64 inode slots) of which the depot may have free slots. A segment may be in
-    /// this list twice, or although the depot has none of its slots any more.
+    /// The segments (of 64 inode slots) of which the depot may have free slots. May contain a
+    /// segment twice, or one without free slots.
     partial: Vec<u32>,
     /// The number of fully free segments.
     whole: u32,

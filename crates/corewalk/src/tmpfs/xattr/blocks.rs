@@ -10,8 +10,7 @@
 //!
 //! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
 //! cache, locks its slot, compares the sets, and increments the user count. The last user removes
-//! the entry before it frees the block. Trap T34 is a block that is found while its last user frees
-//! it.
+//! the entry before it frees the block (trap T34).
 //!
 //! A block does not change while it is in a slot. To change its attributes, the last user first
 //! takes the block out of the slot and the cache. After the change it searches for an equal block.
@@ -27,8 +26,8 @@
 //! The lock of a block's slot is taken after that of the inode. No thread holds two slot locks. The
 //! locks of the cache and of the list of free block numbers are taken inside a slot lock.
 //!
-//! The last user of a block may wait, with its inode's lock held, for a thread that uses the
-//! block's cache entry. Such a thread waits only for slot locks, so there is no deadlock.
+//! The last user of a block may wait for a thread that uses the block's cache entry, while it holds
+//! the lock of its inode. That thread waits only for slot locks, so there is no deadlock.
 //!
 //! # Limits
 //! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If their
@@ -64,8 +63,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True if this is the private attribute set of an inode in the queue `Xattrs::queued`, which
-    /// waits for de-duplication.
+    /// True if the set belongs to one inode, which waits in `Xattrs::queued` for de-duplication.
     pub(super) is_queued: bool,
 }
 
@@ -182,8 +180,8 @@ impl Blocks {
         if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
-    /// Turns a private set of attributes into a shared one, whose only user is the caller. If all
-    /// block numbers are in use, the set stays private. Returns the set.
+    /// Turns a private set of attributes into a shared one, whose only user is the caller. Without
+    /// a free block number, the set stays private.
     pub(super) fn enter(&self, key: u64, mut block: Block) -> Arc<Block> {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);

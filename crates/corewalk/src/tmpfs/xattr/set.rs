@@ -8,9 +8,8 @@
 //! The key of a set of attributes (a hash) is the sum of the hashes of its attributes and ACLs.
 //! Each attribute keeps its hash, so after a change only new attributes and the ACLs are hashed.
 //!
-//! If an attribute is over 256 bytes, only its beginning, its end and a few samples in between are
-//! hashed. Sets with equal keys are compared anyway, and a full hash would cost more than the
-//! comparison.
+//! Of an attribute over 256 bytes, only the beginning, the end and a few samples are hashed. Sets
+//! with equal keys are compared anyway, and a full hash would cost more than the comparison.
 //!
 //! # Invariants
 //! - X.1: the limits of xattr(7) hold. A name is at most 255 bytes, a value at most 64 KiB, and all
@@ -29,8 +28,8 @@ pub(super) const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65536;
 /// The limit for all names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// The limit for all names and values of one inode's attributes, in bytes. It bounds the cost of
-/// copying a set of attributes that several inodes share.
+/// The limit for all names and values of one inode, in bytes. It bounds the cost of copying a
+/// shared set.
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
@@ -40,8 +39,7 @@ const HEAD_BYTES: usize = 128;
 /// Number of bytes that are hashed at the end of an attribute that is too long to be hashed
 /// completely.
 const TAIL_BYTES: usize = 64;
-/// An attribute that is too long to be hashed completely is sampled between its beginning and its
-/// end. This is the number of samples, words of eight bytes.
+/// Number of samples (words of eight bytes) that are hashed from the middle of a long attribute.
 const MIDDLE_WORDS: usize = 8;
 /// The bytes that are charged for each attribute besides its name and value. They cover about the
 /// overhead of the list and the allocator. So the charge for many short attributes is about the
@@ -288,8 +286,7 @@ impl Attrs {
         }
     }
 
-    /// Returns the index of an attribute. If the set does not have the attribute, returns the index
-    /// at which to insert it.
+    /// Returns the index of an attribute, or as an error the index at which to insert it.
     #[inline]
     fn find(&self, name: &[u8]) -> Result<usize, usize> {
         self.all().binary_search_by(|attr| attr.name().cmp(name))

@@ -1,5 +1,5 @@
-//! Tests of sets of extended attributes that several inodes share. They compare the sets with a
-//! model, check how many inodes use each set, and use the sets in several threads.
+//! Tests of sets of extended attributes that several inodes share: against a model, with counts of
+//! their users, and in several threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -108,9 +108,8 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back, so that the next change is the first one
-    /// for a long time. After such a change, the inode's set of attributes is de-duplicated at
-    /// once.
+    /// Sets the time of the inode's last change far back. After the next change, the inode's set of
+    /// attributes is then de-duplicated at once.
     Rest(usize),
     Share,
 }
@@ -395,8 +394,8 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // The files `a` and `b` share one set of attributes. So a change of `a` needs a copy of the
-    // set, for which there is no space.
+    // The files `a` and `b` share one set of attributes. A change of `a` needs a copy, for which
+    // there is no space.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));

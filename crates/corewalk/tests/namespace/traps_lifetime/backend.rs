@@ -57,8 +57,7 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes files, under names that the sleeping call of the back end does not
-/// use.
+/// Makes, renames and removes files, under other names than the sleeping call of the back end.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -288,8 +287,8 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     owner
 }
 
-/// Traps P12, T25: if a name is invalidated while a lookup asks the back end for it, the answer
-/// must not be cached.
+/// Traps P12, T25: an answer of the back end must not be cached if its name was invalidated during
+/// the lookup.
 #[test]
 fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);

@@ -180,8 +180,8 @@ fn forget_of_too_many_lookups_drops_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: an inode may have very many references. `forget` must not mistake them for lookups of
-/// a client, and must drop none of them.
+/// Trap T51: `forget` must not mistake an inode's many references for lookups of a client, and must
+/// drop none of them.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();

@@ -39,8 +39,8 @@ fn read_reply(
     is_full.then_some(next)
 }
 
-/// Minimum number of times that a reader lists the whole directory. It continues until other
-/// threads have also made more than `CHANGES` changes.
+/// Minimum number of times that a reader lists the directory. It continues until other threads have
+/// also made `CHANGES` changes.
 const PASSES: u32 = 60;
 const CHANGES: u64 = 100;
 

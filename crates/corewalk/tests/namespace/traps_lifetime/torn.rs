@@ -63,7 +63,6 @@ fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
 }
 
 /// Control: the parent and the name of a file are read separately, so some paths mix two instants.
-/// The check must catch that.
 #[test]
 fn control_parent_and_name_read_one_after_the_other_are_torn() {
     let _watchdog = Watchdog::start("torn paths, control", Duration::from_secs(120));

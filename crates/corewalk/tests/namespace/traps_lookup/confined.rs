@@ -45,7 +45,7 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
 }
 
 /// Trap T20: a confined walk must fail if its directory was moved out of its root. A ref-walk is no
-/// snapshot, so without a check at its end it could end outside of the root.
+/// snapshot, so only a check at its end detects that.
 #[test]
 fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));

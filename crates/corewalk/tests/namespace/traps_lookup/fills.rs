@@ -159,8 +159,6 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: if a call of any kind panics, another thread that waits for the in-lookup lock of the
-/// same name must get the lock.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
@@ -276,8 +274,8 @@ fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: if a whole directory was invalidated during a call, the answer that the back end
-/// gave before the invalidation must not be cached.
+/// Traps T25, P12: an answer that the back end gave before its whole directory was invalidated must
+/// not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);

@@ -21,7 +21,7 @@ fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b`. The test holds references on both files, and then checks the path of each.
+/// Renames `a` over `b` while both files are held, and then checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -58,8 +58,8 @@ fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// Returns a name that repeats one letter. Its length depends on that letter, so the test notices a
-/// name of which only a part was read.
+/// Returns a name of one repeated letter, which determines its length. So the test notices a name
+/// that was read only in part.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
@@ -78,8 +78,8 @@ fn assert_whole(path: &[u8]) {
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
-    // With so few entries the hash tables do not grow. So any change of `Stats::bytes` comes from
-    // entries and their names.
+    // With 1024 entries the hash tables do not grow. So only entries and their names change
+    // `Stats::bytes`.
     let options = VfsOptions::default().with_entries_max(1024);
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let start = vfs.stats();

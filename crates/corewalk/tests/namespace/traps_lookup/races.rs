@@ -112,7 +112,7 @@ fn kind_and_inode_of_a_name_belong_together() {
         (found.ino(), found.kind())
     });
     let tally = Tally::new(["file", "dir", "link", "nothing"]);
-    // Run many rounds. A reader may be preempted for a whole round, and then sees few changes.
+    // A reader may be preempted for a whole round, and then sees few changes. So run many rounds.
     for _ in 0..50 {
         beside(
             60_000,
@@ -286,7 +286,7 @@ fn randomly_moved_directories_stay_a_tree() {
 }
 
 /// Control for trap T26: two moves of directories are made together without a check. Each alone is
-/// valid, but together they make a loop. The test must catch the loop.
+/// valid, but together they make a loop.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
