@@ -10,8 +10,8 @@
 //! In the workload, each thread has F files of its own. It sets an attribute of these files, in
 //! random order, to one of V random values.
 //!
-//! The commands `time` and `label` run nine rounds in one process. Each round measures a tmpfs that
-//! shares equal sets and a tmpfs that does not. They print the medians of the rounds.
+//! The commands `time` and `label` run nine rounds in one process. Each round measures a tmpfs with
+//! and without sharing of equal sets. The medians are printed.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
 

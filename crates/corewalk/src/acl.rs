@@ -23,9 +23,8 @@
 //! - A.3: entries without an id have the id `u32::MAX`, so equal lists compare equal.
 //!
 //! # Differences
-//! Linux accepts an ACL that names the same user twice, and uses the first of the two entries.
-//! acl(5) forbids such an ACL, and this type refuses it with `EINVAL`. Entries may come in any
-//! order. The type has no locks.
+//! Linux accepts an ACL that names the same user twice, and uses the first entry. acl(5) forbids
+//! such an ACL, and this type refuses it with `EINVAL`.
 //!
 //! Source: acl(5); POSIX.1e draft 17; Linux `include/uapi/linux/posix_acl_xattr.h`.
 //!
@@ -215,9 +214,9 @@ impl Acl {
         (mode, acl.equivalent_mode().is_none().then_some(acl))
     }
 
-    /// Returns true if a process with user id `uid` has the permissions `want` (read 4, write 2,
-    /// execute 1) for a file of `owner` and `group`. `is_member` returns true for each group of the
-    /// process, supplementary ones included.
+    /// Returns true if a process with `uid` has the permissions `want` (read 4, write 2, execute 1)
+    /// for a file of `owner` and `group`. `is_member` tells whether the process is in a group,
+    /// supplementary ones included.
     ///
     /// This is the ACCESS CHECK ALGORITHM of acl(5). It ignores capabilities; the caller checks
     /// them.

@@ -412,8 +412,8 @@ impl SetAttr {
     /// `before` has the file's access and modification times before the changes, and `now` is the
     /// time of the changes.
     ///
-    /// A new size sets the modification time to `now`, unless the field `mtime` gives another time.
-    /// The change time becomes `now`, unless the field `ctime` gives another time.
+    /// A new size sets the modification time to `now`. The change time becomes `now`. Times in the
+    /// fields `mtime` and `ctime` take precedence.
     ///
     /// # Examples
     /// ```

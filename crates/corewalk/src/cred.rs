@@ -15,8 +15,8 @@ bitflags! {
     pub struct Caps: u32 {
         /// Change the owner of any file.
         const CHOWN = 1;
-        /// The right to read and write any file, whatever its permission bits. Also the right to
-        /// execute any file that has an execute bit for the owner, the group or others.
+        /// The right to read and write any file, and to execute any file with an execute bit,
+        /// whatever its other permission bits.
         const DAC_OVERRIDE = 1 << 1;
         /// Read any file, search any directory.
         const DAC_READ_SEARCH = 1 << 2;

@@ -61,8 +61,8 @@ pub(crate) use reclaim::Hand;
 /// The owner of the dentry cache. The cache tells its host which inodes it has dropped. When memory
 /// is short, it asks the host to drop references on inodes.
 pub(crate) trait Host: Send + Sync {
-    /// Tells the host (the owner of the cache) that the cache has dropped an inode. The slot of the
-    /// inode is free once this method returns.
+    /// Tells the host that the cache has dropped an inode, whose slot is free once this method
+    /// returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
     /// Asks the host to drop its references on the inode of `name` in the directory `parent` (an
@@ -72,7 +72,7 @@ pub(crate) trait Host: Send + Sync {
 }
 
 /// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and
-/// `inode_hashtable`, with the locks around them.
+/// `inode_hashtable`.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
@@ -334,10 +334,9 @@ impl Dcache {
     /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
     /// in the root file system.
     ///
-    /// `key` was read from a child's dentry, which the caller validates afterwards. If the
-    /// validation succeeds, the answer was right at the instant when this function loaded the child
-    /// generation. The child held a reference on its parent then, so the parent's inode number
-    /// could not change (invariants D.3 and D.4).
+    /// `key` was read from a child's dentry, which the caller validates afterwards. If it is valid,
+    /// the answer was right when this function loaded the child generation: the child held a
+    /// reference on its parent, whose inode number could not change (invariants D.3 and D.4).
     ///
     /// A removal of the directory changes the child generation, too.
     #[inline]
@@ -346,9 +345,8 @@ impl Dcache {
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the key that identifies the in-lookup lock of a name. The key does not contain the
-    /// child generation of the directory. So a name keeps the same lock when its directory is
-    /// invalidated.
+    /// Returns the key of the in-lookup lock of a name. It does not contain the child generation of
+    /// the directory, so the lock stays the same after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }

@@ -55,8 +55,8 @@ pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
 use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
-/// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
-/// use fewer words, so that they have fewer steps.
+/// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Fewer under
+/// loom, for fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
 /// The length in bytes up to which a name fits in the dentry itself.
 pub(crate) const INLINE_MAX: usize = 8 * INLINE_WORDS;
@@ -83,8 +83,8 @@ const LONG_SIZE_SHIFT: u32 = 32;
 /// dentry and one for an inode. Each slot also has a cold record, which path walks do not read. It
 /// holds the reference count, and tells which halves are in use.
 pub(crate) struct Dentries {
-    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in the slot's record in
-    /// `cold`. Readers take no lock: they validate with the sequence in word 0.
+    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in `cold`. Readers take
+    /// no lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
     /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
@@ -95,8 +95,8 @@ pub(crate) struct Dentries {
     count: ShardedCounter,
 }
 
-/// A copy of a dentry's parent key, body word and name words. A thread builds a new image first,
-/// and then begins the write section that stores it in the dentry.
+/// A copy of a dentry's parent key, body word and name words. It is built before the write section
+/// that stores it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -193,7 +193,7 @@ impl Dentries {
     }
 
     /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
-    /// reader sleeps on the dentry's lock, which the writer holds (trap T30).
+    /// reader sleeps on the dentry's lock (trap T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -346,7 +346,7 @@ impl Dentries {
     }
 
     /// Returns the inode number and the child generation of the directory in `slot`. The caller
-    /// validates them with the dentry's sequence.
+    /// validates them.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
@@ -419,10 +419,9 @@ impl Dentries {
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates an inode. A slot has two halves, one for a dentry and one for an inode. `beside`
-    /// is a dentry of the inode, on which the caller holds a reference, or none. If the inode half
-    /// of this dentry's slot is free, the inode goes there. Otherwise it goes into a new slot,
-    /// among the slots of `group`. For [`Group::Few`] (directories), a new slot is tried first.
+    /// Allocates an inode, if possible in the slot of `beside`, one of its dentries, on which the
+    /// caller holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. For
+    /// [`Group::Few`] (directories), a new slot is tried first.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -437,9 +436,9 @@ impl Dentries {
         self.free_half(Half::Inode, slot.get());
     }
 
-    /// Allocates one of the two halves of a slot, for a dentry or for an inode. Takes that half of
-    /// the slot `beside` if it is free, otherwise a half of a new slot of `group`. `beside` is 0 if
-    /// the caller has no preferred slot.
+    /// Allocates one of the two halves of a slot, for a dentry or for an inode: in the slot
+    /// `beside` if that half is free there, otherwise in a new slot of `group`. `beside` is 0 for
+    /// no preference.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
         // The caller keeps the other half of the slot `beside` in use, so this slot is not freed
         // during the call.
@@ -486,8 +485,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` as the content of a dentry, and returns the dentry's previous content. The
-    /// caller is inside the dentry's write section (D.1).
+    /// Stores `image` as the content of a dentry, inside its write section (D.1). Returns the
+    /// previous content.
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -627,9 +626,8 @@ impl Line<'_> {
             return true;
         }
         // The comparison above finds only a name that is stored in the dentry itself. The rest of a
-        // longer name is in a slot for long names. A directory's dentry has room for fewer bytes
-        // than other dentries, so it needs such a slot for shorter names too. If this dentry has
-        // such a slot, compare with the name there.
+        // longer name is in another slot, for a directory's dentry already from fewer bytes on.
+        // Compare with that slot.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())

@@ -8,7 +8,7 @@
 //! There is no global rename sequence. So a translation must retry only if the dentry or one of its
 //! ancestors changes.
 //!
-//! After a few failed passes, the translation takes the lock `topology` shared, which keeps
+//! After a few failed attempts, the translation takes the lock `topology` shared, which keeps
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
 //! for ever (trap T9).
 //!
@@ -29,9 +29,8 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// A translation into a buffer of the caller must not allocate memory. If a path has more than
-/// `STEPS` names, the translation starts again with a larger read set on the stack, for `DEEP`
-/// names.
+/// A translation into a buffer of the caller must not allocate memory. A path with more than
+/// `STEPS` names gets a larger read set on the stack, for `DEEP` names.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -140,8 +139,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode to `out`. The path starts at the root of the inode's file system. The
-/// path of that root itself is `/`.
+/// Appends a path of an inode, from the root of its file system, to `out`. The path of that root is
+/// `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -269,8 +268,8 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // The slot of a dentry on the path may be reused before this thread reads the dentry's
-        // inode. That changes the slot's sequence, so `is_unchanged` below returns false.
+        // The slot of a dentry on the path may be reused before its inode is read here. Then
+        // `is_unchanged` below returns false.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {

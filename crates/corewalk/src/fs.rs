@@ -167,8 +167,8 @@ pub struct DirEntry<'a> {
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns a directory entry without attributes. `ino` and `kind` are those of the file with
-    /// the name `name`. A listing that continues after this entry passes `cookie` to `readdir`.
+    /// Returns a directory entry without attributes, for the file `name`. A listing that continues
+    /// after this entry passes `cookie` to `readdir`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino, kind, cookie, attr: None }
     }
@@ -299,9 +299,8 @@ impl Opened {
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that does not exist
-/// any more. A back end by path gets `ENOENT` for the path of such an inode. It may return that
-/// error, and the caller turns it into `ESTALE`. Each method lists only the errors that the caller
-/// cannot detect itself.
+/// any more. A back end by path may return `ENOENT` instead, which the caller turns into `ESTALE`.
+/// Each method lists only the errors that the caller cannot detect itself.
 ///
 /// # Examples
 /// A server or a test calls a back end through the trait:
@@ -454,13 +453,11 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Reports the entries of `dir` after the position `cookie` to `sink`, in a fixed order. Stops
-    /// at the end, or when `sink` returns `Break`. Cookie 0 is the start. An entry that exists
-    /// during a whole listing, from cookie 0 to the end, is reported exactly once, however other
-    /// entries change.
+    /// at the end, or when `sink` returns `Break`. An entry that exists during a whole listing,
+    /// from cookie 0 to the end, is reported exactly once, however other entries change.
     ///
-    /// `readdir` may return after any entry, for example at the end of a block of the back end's
-    /// storage. The caller then calls `readdir` again with the cookie of the last entry. If a call
-    /// reports no entry, the listing is complete.
+    /// `readdir` may return after any entry, for example at the end of a storage block. The caller
+    /// then continues with the cookie of the last entry. A call without entries ends the listing.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
     /// Reads at `offset` into `buf` and returns the number of bytes read. The back end fills `buf`
@@ -591,9 +588,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
-    /// Each file is given with the offset of its range, and the two ranges do not overlap. If this
-    /// method returns `EOPNOTSUPP`, the default, or `EXDEV`, a server copies with `read` and
-    /// `write`.
+    /// Each file comes with the offset of its range; the ranges do not overlap. After `EOPNOTSUPP`,
+    /// the default, or `EXDEV`, a server copies with `read` and `write`.
     fn copy_file_range(
         &self,
         from: (Node<'_>, u64),
@@ -646,8 +642,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Sets an ACL of a file. If `acl` is None, removes the ACL. With an access ACL, `mode` is the
-    /// mode that the ACL implies. The back end changes the ACL and the mode in one step.
+    /// Sets an ACL of a file. None removes it. `mode` is the mode that an access ACL implies. The
+    /// back end changes both in one step.
     fn set_acl(
         &self,
         node: Node<'_>,

@@ -1,10 +1,11 @@
 //! The inode cache. For each inode it holds the permissions, which path walks check, and the
 //! reference count.
 //!
-//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. Path
-//! walks read the permission record: mode, owner, ACL flag, and the inode's dentries. Only changes
-//! of attributes and of names write it. Taking and dropping a reference writes the reference
-//! record: reference count and inode number.
+//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines:
+//! - The permission record has mode, owner, ACL flag and the inode's dentries. Path walks read it;
+//!   only changes of attributes and names write it.
+//! - The reference record has the reference count and the inode number. Taking and dropping a
+//!   reference writes it.
 //!
 //! Because of the two records, taking a reference does not disturb path walks. The reference record
 //! is small, so that many of them fit the processor's caches.
@@ -27,8 +28,7 @@
 //!
 //! # Locks
 //! The lock of an inode (in its lockref) protects the chain of its dentries and all writes to its
-//! permission record. A thread that needs both a dentry's lock and an inode's lock takes the
-//! dentry's lock first.
+//! permission record. A dentry's lock is taken before an inode's.
 //!
 //! The list of stale generations (inodes whose number another inode has now) has a mutex. A thread
 //! that takes this mutex may hold the lock of a stripe of the inode table, but no inode's lock.
@@ -80,8 +80,8 @@ const GENERATION: usize = 3;
 /// Both lie in one word, so `forget` checks and subtracts in one step.
 pub(crate) const LOOKUP: u64 = 1 << 28;
 /// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
-/// field. The other half is for dentries, and for threads that have incremented the count but have
-/// not yet checked it.
+/// field. The other half is for dentries, and for threads that have not yet checked the incremented
+/// count.
 pub(crate) const REFS_MAX: u64 = LOOKUP / 2;
 
 /// The attributes that a permission check needs.
@@ -106,8 +106,8 @@ impl Perm {
 
 /// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
-    /// For each inode, its lockref (lock and reference count) and its inode number. The number
-    /// changes only while no other thread uses the slot.
+    /// For each inode, its lockref (lock and reference count) and its inode number, which changes
+    /// only while no other thread uses the slot.
     refs: SlotArena<REF_WORDS>,
     /// For each inode, a record of its permissions, its generation and the slot of its first
     /// dentry. Written under the inode's lock.
@@ -116,12 +116,10 @@ pub(crate) struct Inodes {
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// A count that each attribute change increments twice, when it begins and when it ends. If the
-    /// count changes while the back end's answer to a lookup is being cached, the attributes in the
-    /// back end's answer may be too old, and are not stored.
+    /// A count that each attribute change increments when it begins and when it ends. Attributes
+    /// from the back end are not stored if the count has changed since the back end was asked.
     changes: ShardedCounter,
-    /// The mutex of the condition variable `gone`. A thread that frees a dead inode holds this
-    /// mutex while it clears the inode's number.
+    /// The mutex of `gone`. A thread holds it while it clears the number of a dead inode.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -328,8 +326,8 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // A dead inode leaves the table before its slot is freed. So an inode that is found under
-        // the stripe's lock keeps its slot until that lock is released.
+        // A dead inode leaves the table before its slot is freed. So an inode found under the
+        // stripe's lock keeps its slot under that lock.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -387,8 +385,8 @@ impl Inodes {
         self.store_perm(slot, perm, known);
     }
 
-    /// Drops `n` references on an inode. Returns true if no reference is left. In that case the
-    /// inode is dead. The caller tells the back end to forget it, and calls [`Inodes::free`].
+    /// Drops `n` references on an inode. Returns true if none is left: the inode is dead, and the
+    /// caller tells the back end to forget it, and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: InodeSlot, n: u64) -> bool {
         if n > 1 {
@@ -424,8 +422,7 @@ impl Inodes {
         dentries.free_inode(slot);
     }
 
-    /// Waits until a dead inode is freed. At that time, the back end has been told that the inode
-    /// was dropped.
+    /// Waits until a dead inode is freed, after the back end was told of its end.
     #[cold]
     fn wait_until_gone(&self, slot: InodeSlot, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
@@ -494,9 +491,8 @@ impl Inodes {
     }
 
     /// Removes `dentry` from the aliases of an inode, unless it is the only alias of an inode with
-    /// other users. In that case the alias stays, and the result is false. The check and the
-    /// removal happen under one lock. Otherwise two threads that remove the last two aliases could
-    /// each see the other alias, and remove both.
+    /// other users. In that case returns false. One lock covers the check and the removal.
+    /// Otherwise two threads could each see the other's alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -557,9 +553,9 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
-        // ORDERING(alias): Release. Pairs with the load in `alias`, so that a reader that loads the
-        // alias sees the filled dentry. The atomic update preserves the referenced bit, which
-        // another thread may set at the same time.
+        // ORDERING(alias): Release. Pairs with the load in `alias`: its reader sees the filled
+        // dentry. The update keeps the referenced bit, which another thread may set at the same
+        // time.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -575,9 +571,9 @@ impl Inodes {
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
-        // ORDERING(perm): Acquire. Pairs with the store of the version in `store_perm_version`. The
-        // owner was stored before the version. So the load below sees the owner of this version, or
-        // a newer one.
+        // ORDERING(perm): Acquire. Pairs with the store of the version in `store_perm_version`,
+        // which follows the store of the owner. So the load below sees the owner of this version,
+        // or a newer one.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
@@ -634,8 +630,8 @@ impl Inodes {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A lookup may have got attributes from before this change as an answer of the back end.
-        // Increment `changes`, so that the lookup does not store them.
+        // A lookup may have asked the back end before this change. `changes` tells it not to store
+        // the old attributes.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
             // The back end has failed, or two changes of this inode overlapped. If they overlapped,
@@ -648,10 +644,9 @@ impl Inodes {
     /// Returns a ticket for asking the back end for the permissions of an inode. The caller takes
     /// it before it asks, and passes it to [`Inodes::install`] together with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
-        // ORDERING(perm): Acquire. The ticket is the version of the permission record. Acquire
-        // keeps this load before the caller's question to the back end. So a change that begins
-        // after the question increments the version after this load. The ticket is then out of
-        // date, and the answer is not stored.
+        // ORDERING(perm): Acquire. The ticket is the version of the permission record, loaded
+        // before the caller asks the back end. A change that begins after the question increments
+        // the version, and the answer is not stored.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
@@ -728,9 +723,8 @@ impl Inodes {
         // ORDERING: Relaxed. The fence below orders this store before the later store to the word
         // [`OWNER`].
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
-        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`. A reader that sees
-        // an owner stored after this fence also sees the odd version. So it does not use that
-        // owner.
+        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`. A reader of an
+        // owner stored after this fence also sees the odd version, and does not use that owner.
         fence(Ordering::Release);
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
@@ -748,8 +742,8 @@ impl Inodes {
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
-        // ORDERING(perm): Release. Pairs with the load in `perm`. A reader that sees the version
-        // stored here also sees the owner stored above.
+        // ORDERING(perm): Release. Pairs with the load in `perm`. A reader of this version also
+        // sees the owner stored above.
         words[MODE].store(first, Ordering::Release);
     }
 

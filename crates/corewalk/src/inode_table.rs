@@ -17,9 +17,9 @@
 //! (`no_backing`). So lookups take no lock, a rename appears at one instant, and memory is bounded.
 //!
 //! # Limits
-//! The table cannot know that the storage has changed. If two threads of a server change one name
-//! at the same time, the server must tell the table in the order of the changes. A kernel sends one
-//! change of a name at a time. An entry that neither the server nor a client holds may be evicted.
+//! The table does not notice changes of the storage. If two threads of a server change one name,
+//! the server must tell the table in the order of the changes. A kernel sends one change of a name
+//! at a time. An entry that neither the server nor a client holds may be evicted.
 //!
 //! Source: libfuse `lib/fuse.c` (the node table); easy_fuser's mapper; document 001.
 

@@ -70,8 +70,8 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Waiting threads sleep on this condition variable, with the mutex of `held`. A thread
-    /// notifies it when it releases a lock for which others wait.
+    /// Waiting threads sleep on this condition variable, with the mutex of `held`. The release of a
+    /// lock with waiting threads notifies it.
     released: Condvar,
 }
 
@@ -181,18 +181,17 @@ impl Shard {
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
         // ORDERING(key-lock): Acquire. Pairs with the release of the lock: the new holder sees
-        // everything that the last one did. ORDERING: Relaxed on failure. The caller then takes the
-        // shard's mutex.
+        // everything that the last one did.
+        // ORDERING: Relaxed on failure. The caller then takes the shard's mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock. The next holder of
-        // this lock sees everything that this holder did.
-        // ORDERING: Relaxed if the compare-exchange fails, because this thread then takes the
-        // shard's mutex.
+        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock: the next holder sees
+        // everything that this one did.
+        // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -214,14 +213,12 @@ impl Shard {
 
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
-        // This thread holds the lock of `key` and has begun to change the cache. Either it must see
-        // that its fill is cancelled, or the cancelling thread must see that the change has begun.
-        // A plain load does not suffice: it could run before other threads see that the change has
-        // begun. So use a compare-exchange (K.2).
-        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this thread's
-        // fill, sees everything that this thread did before.
-        // ORDERING: Relaxed if the compare-exchange fails, because this thread then takes the
-        // shard's mutex.
+        // This thread holds the lock of `key` and has begun to change the cache. Either it sees the
+        // cancellation of its fill, or the cancelling thread sees the change. A load could run
+        // before the change is visible, so use a compare-exchange (K.2).
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill,
+        // sees everything that this thread did before.
+        // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,

@@ -12,9 +12,9 @@
 //!
 //! # Lock order
 //! Locks are taken in this order: in-lookup locks of names, the attribute lock of an inode, path
-//! locks, `topology`, dentry locks, the lock of an inode. Under the lock of a table's stripe or of
-//! an arena's shard, no further lock is taken. During a call of a [`FileSystem`] only in-lookup
-//! locks, attribute locks and path locks are held.
+//! locks, `topology`, dentry locks, the lock of an inode. No lock is taken under that of a table's
+//! stripe or an arena's shard. During a call of a [`FileSystem`] only the first three kinds are
+//! held.
 
 #![forbid(unsafe_code)]
 

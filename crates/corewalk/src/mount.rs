@@ -1,8 +1,8 @@
 //! Mounts: file systems attached to directories of other file systems.
 //!
-//! The mount table is an immutable value behind an RCU cell. Path walks read it only at a dentry
-//! that is marked as a mount point, or at the root of a mount. A thread that mounts or unmounts
-//! copies the table. Mounts and unmounts are rare, so one lock serialises them.
+//! The mount table is an immutable value behind an RCU cell, which a mount or unmount replaces
+//! under one lock. Path walks read it only at a dentry that is marked as a mount point, or at the
+//! root of a mount.
 //!
 //! # Lifetime of a mount
 //!
@@ -14,9 +14,8 @@
 //! but does not keep the file system mounted. When the walk ends, or goes up to the parent mount,
 //! it checks that the mount is alive. If the mount is dead, the walk begins again.
 //!
-//! The number of pointers to a mount could not replace the count of users. It would include
-//! pointers in old versions of the mount table, and would not include walks that are about to enter
-//! the mount.
+//! Pointers to a mount could not replace the count of users: old versions of the mount table have
+//! some, and a walk that is about to enter the mount has none.
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a

@@ -1,7 +1,7 @@
 //! One component of a path.
 //!
-//! A [`Name`] is checked when it is made. From then on all code relies on the check: the name has 1
-//! to 255 bytes, contains neither `/` nor NUL, and is neither `.` nor `..`.
+//! A [`Name`] is checked when it is made: it has 1 to 255 bytes, contains neither `/` nor NUL, and
+//! is neither `.` nor `..`. All code relies on that.
 //!
 //! Source: path_resolution(7); `NAME_MAX` of limits.h.
 

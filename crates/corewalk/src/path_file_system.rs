@@ -71,15 +71,14 @@ impl<'a> PathEntry<'a> {
 ///
 /// # What a back end may rely on
 /// - A path leads to the same file until the call returns. Until then, the cache does not rename or
-///   remove the file, or a directory above it. So no call fails because of a rename.
+///   remove the file, or a directory above it.
 /// - A file that is removed or replaced while it is open stays usable. The cache first renames it
 ///   to a hidden name in the root directory, and removes that name when the file is closed.
 /// - Permissions have been checked, names are valid, and the umask, ACLs and the rules for the
 ///   set-group-ID bit have been applied. The back end must run with the rights to make each change.
 /// - Two calls for the same name never overlap. All other calls may.
-/// - A call on an open file gets the back end's [`PathFileSystem::File`]. If no suitable open file
-///   exists, the path is opened again for the call. So all open files of a path must show the same
-///   bytes.
+/// - A call on an open file gets the back end's [`PathFileSystem::File`], or, if none is suitable,
+///   one that is opened for the call. So all open files of a path must show the same bytes.
 ///
 /// # Inode numbers
 /// A back end leaves [`Attr::ino`] at 0, and the cache numbers the files. A back end whose files

@@ -117,8 +117,7 @@ impl<const N: usize> ReadSet<N> {
 /// sequences. When this value is dropped, the new length is stored in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// The number of dentries in the read set. It is a copy, which the compiler can keep in a
-    /// register.
+    /// The number of dentries in the read set, as a copy that the compiler can keep in a register.
     len: usize,
 }
 
@@ -157,9 +156,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: a validation of a read set must notice a change of any dentry in the set, and must
-    /// ignore all other dentries. The test changes one dentry after another. Some of them are not
-    /// in the set's inline array, but in its vector.
+    /// Trap T8: a read set must notice a change of any dentry in it, and ignore all others. Some
+    /// dentries are in the set's inline array, others in its vector.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();

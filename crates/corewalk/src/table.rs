@@ -5,8 +5,8 @@
 //!
 //! Readers take no lock and write nothing. They compare eight tags at once, and follow a link to
 //! another cache line only if the bucket has overflowed. A tag may match by chance, so the reader
-//! checks the dentry or inode in the slot. A reader may also miss an entry. So a thread that acts
-//! on a miss first repeats the lookup under the bucket's lock.
+//! checks the slot's content. A thread that acts on a miss first repeats the lookup under the
+//! bucket's lock.
 //!
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
@@ -18,8 +18,8 @@
 //! The table grows by linear hashing: it splits one bucket at a time, in order. So no insertion
 //! moves all entries, and no reader looks in two tables.
 //!
-//! A split reads only the cache lines of the bucket, and not the dentries or inodes in the slots.
-//! Buckets live in a [`SlotArena`], whose memory never moves.
+//! A split reads only the cache lines of the bucket, not the dentries or inodes. Buckets live in a
+//! [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` has returned, and ends before `remove` is called,
@@ -29,9 +29,9 @@
 //!   buckets were split.
 //!
 //! # Locks
-//! Buckets are divided into stripes with one lock each. The buckets of a stripe have numbers that
-//! end in the same bits, so when a bucket is split, both halves are in the same stripe. `grow` is
-//! taken before a stripe's lock, never after it.
+//! Buckets are divided into stripes with one lock each. The numbers of a stripe's buckets end in
+//! the same bits, so both halves of a split bucket are in one stripe. `grow` is taken before a
+//! stripe's lock, never after it.
 //!
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for buckets of one cache line.
 
@@ -59,9 +59,8 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The lowest bits of a hash are the number of its stripe (a group of buckets that share one lock).
-/// This is the number of these bits. All entries of a bucket are in one stripe, so they have the
-/// same lowest bits.
+/// Number of low bits of a hash that are the number of its stripe (a group of buckets with one
+/// lock). All entries of a bucket are in one stripe.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A hash table that maps a 32-bit hash to slot numbers of objects of the type `K`. A hash may have
@@ -78,8 +77,8 @@ pub(crate) struct Table<K> {
     /// The table grows when one stripe exceeds it. So the average of the whole table stays about
     /// one lower.
     load: u32,
-    /// Each lock protects the state of its stripe, and the entries in all buckets of the stripe.
-    /// The numbers of these buckets end in the bits of the stripe's number.
+    /// Each lock protects the state of its stripe, and the entries of its buckets: those whose
+    /// numbers end in the bits of the stripe's number.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
@@ -135,8 +134,8 @@ impl<K: Copy> Table<K> {
         })
     }
 
-    /// Returns the current size of the table. A reader can use the result to look up several
-    /// hashes, even if the table grows meanwhile.
+    /// Returns the current size of the table, with which a reader can look up several hashes, even
+    /// if the table grows.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
         // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader that loads the
@@ -170,7 +169,7 @@ impl<K: Copy> Table<K> {
     }
 
     /// Looks only in the first cache line of a bucket. Returns the slot of the first entry there
-    /// whose tag matches `hash`. `extent` is the size of the table, or an earlier size.
+    /// whose tag matches `hash`. `extent` may be out of date.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -183,8 +182,8 @@ impl<K: Copy> Table<K> {
         Stripe { table: self, hash, state }
     }
 
-    /// Inserts `slot` under `hash`. If a stripe (a group of buckets with one lock) now has too many
-    /// entries, the table grows by a bucket split.
+    /// Inserts `slot` under `hash`. Splits a bucket if its stripe (a group of buckets with one
+    /// lock) then has too many entries.
     pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
@@ -232,8 +231,8 @@ impl<K: Copy> Table<K> {
         (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
-    /// Splits one bucket in two: the next one in the order of linear hashing. The caller holds the
-    /// mutex `grow`. Returns false if the table cannot grow any more.
+    /// Splits the next bucket in the order of linear hashing. The caller holds the mutex `grow`.
+    /// Returns false if the table cannot grow any more.
     fn split(&self) -> bool {
         let new = self.size.get();
         if new >= self.buckets.max_slots() {
@@ -253,8 +252,8 @@ impl<K: Copy> Table<K> {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. Pairs with the load of the size in `extent`. A reader that
-        // loads the larger size also sees the entries in the new bucket.
+        // ORDERING(table-size): Release. Pairs with the load in `extent`. A reader of the larger
+        // size also sees the entries in the new bucket.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -308,8 +307,8 @@ impl<K: Copy> Stripe<'_, K> {
             && let Some(index) = self.link_of(before)
         {
             // Readers may still follow a link to the freed overflow line. They find it empty, or
-            // with entries of another bucket, which do not match their hash. ORDERING: Relaxed.
-            // Links change only under the lock of the bucket's stripe.
+            // with entries of another bucket, which do not match their hash.
+            // ORDERING: Relaxed. Links change only under the lock of the bucket's stripe.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
         }
@@ -325,8 +324,8 @@ impl<K: Copy> Stripe<'_, K> {
 
     /// Returns the bucket of `self.hash`. It stays the same while the stripe is locked.
     fn bucket(&self) -> u32 {
-        // ORDERING: Relaxed. A split of a bucket of this stripe needs the stripe's lock, which this
-        // thread holds. Splits of other buckets change the size, but not the bucket of this hash.
+        // ORDERING: Relaxed. Only a split of this stripe could move the hash to another bucket, and
+        // this thread holds the stripe's lock.
         bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
@@ -336,8 +335,8 @@ impl<K: Copy> Stripe<'_, K> {
         (link != 0).then_some(link)
     }
 
-    /// Stores a new entry at a free position of `bucket`. If all cache lines of the bucket are
-    /// full, stores the entry in a new overflow line (a further cache line of the bucket).
+    /// Stores a new entry at a free position of `bucket`, or in a new overflow line if all its
+    /// cache lines are full.
     fn push_into(&self, bucket: u32, hash: u32, slot: u32) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -462,8 +461,8 @@ fn slot_of(line: &Line, entry: usize) -> u32 {
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the eight bits of an entry's hash that neither the tag nor the stripe's number contains.
-/// The caller holds the lock of the stripe.
+/// Returns the eight bits of an entry's hash that are neither in the tag nor in the stripe's
+/// number. The caller holds the stripe's lock.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
@@ -483,9 +482,8 @@ fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores a hash and a slot number as entry number `entry` of `line`, a cache line of a bucket. The
-/// tag (16 bits of the hash) is stored last. So a reader that finds the tag also finds the slot
-/// number.
+/// Stores a hash and a slot number as entry `entry` of a cache line. The tag (16 bits of the hash)
+/// is stored last, so a reader that finds the tag also finds the slot number.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
@@ -499,7 +497,7 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = tags.load(Ordering::Relaxed) & !mask;
     // ORDERING(table-entry): Release. Pairs with `matches`. A reader that finds the tag also sees
-    // the slot number and the content of the slot.
+    // the slot number and the slot's content.
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
@@ -510,8 +508,8 @@ fn store_slot(line: &Line, entry: usize, slot: u32) {
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. Pairs with `slot_at`. A reader that sees the slot number also
-    // sees the content of the slot.
+    // ORDERING(table-slot): Release. Pairs with `slot_at`. A reader of the slot number also sees
+    // the slot's content.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

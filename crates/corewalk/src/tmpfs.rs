@@ -13,8 +13,7 @@
 //! - A file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly.
 //! - Operations on names (`names`) lock directories in the order of their slots.
 //! - Equal sets of extended attributes and ACLs are stored once (`xattr`).
-//! - Two budgets (`budget`) limit bytes and inodes. Without limits each thread has its own
-//!   counters.
+//! - Two budgets (`budget`) limit bytes and inodes.
 //!
 //! # Lock order
 //! A thread takes locks in this order, which prevents deadlock (see `names`):
@@ -25,15 +24,13 @@
 //! 5. the slot of a shared set of attributes
 //! 6. a free list of slots, or the queue of sets that wait for de-duplication
 //!
-//! `readdir` holds the lock of the directory only while it copies a batch of entries, and no lock
-//! while the caller's sink runs.
+//! `readdir` holds no lock while the caller's sink runs.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
 //! - Inode numbers are never reused (trap P11). They have 64 bits, so 32-bit programs need
 //!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
-//! - Extended attributes and ACLs are charged as bytes, not as inodes. A shared set is charged
-//!   once; see `TmpfsOptions::share_xattrs`.
+//! - Extended attributes and ACLs are charged as bytes, not as inodes.
 //! - Without a limit, statfs(2) reports a large one, because some programs check for free space.
 //! - A write or chown does not clear set-user-ID. The caller clears it with `setattr`.
 //! - If the system has no memory left, the process ends. `size_bytes` prevents that.
@@ -215,8 +212,8 @@ impl Tmpfs {
     }
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
-    /// inode changes repeatedly. Without this call, a queued set waits until the next `maintain`,
-    /// or until space runs out. Returns the number of inodes that were queued.
+    /// inode changes repeatedly, until the next `maintain`, or until space runs out. Returns the
+    /// number of inodes that were queued.
     ///
     /// A caller that runs no server should call this method or `maintain` now and then, because
     /// otherwise up to 4096 inodes stay queued.
@@ -256,9 +253,8 @@ impl Tmpfs {
     /// fails. If `step` fails with `ENOSPC` for too many attribute names or too many inodes, it
     /// does not run again. De-duplication would not help.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // De-duplication can free space only if a set of attributes is queued before or after
-        // `step`. If the queue was emptied during `step`, another thread has de-duplicated. Then a
-        // retry may find enough space.
+        // De-duplication can free space only if a set was queued before or after `step`. A queue
+        // that was emptied meanwhile counts, too: another thread has de-duplicated.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)
@@ -361,9 +357,8 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // Change the mode before the size. A new mode changes the access ACL, which may need a copy
-        // of a shared ACL and fail for lack of space. The new size cannot fail, because
-        // `check_size` has accepted it. The mode and the ACL change under one lock, so that no
+        // Change the mode first. It may need a copy of a shared ACL and fail for lack of space,
+        // while `check_size` has accepted the size. Mode and ACL change under one lock, so that no
         // reader sees one without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
@@ -399,8 +394,6 @@ impl Tmpfs {
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Wait for an RCU grace period. After it, the memory of the freed slots is back in the
-            // allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }

@@ -67,8 +67,8 @@ use numbers::Numbers;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
-/// At this many lookups an inode's lookup count is saturated: it no longer changes, and only
-/// [`Vfs::forget_all`] resets it. So a client that never forgets cannot make the count overflow.
+/// At this many lookups an inode's lookup count is saturated: only [`Vfs::forget_all`] resets it.
+/// So a client that never forgets cannot make it overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
 /// Maximum number of file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
@@ -188,8 +188,8 @@ pub struct Vfs {
     pub(crate) mounts: Mounts,
     in_flight_moves: InFlightMoves,
     in_flight_renames: InFlightRenames,
-    /// The attribute locks, by inode. Each protects the order of attribute changes in the back end;
-    /// see `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
+    /// The attribute locks, by inode, which order attribute changes in the back end; see
+    /// `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
     attr_locks: KeyLocks,
 }
 

@@ -223,8 +223,7 @@ impl Vfs {
     }
 
     /// Splits `path` at its last component, for operations that make, remove or rename a name.
-    /// Returns the directory that contains the last component, and the component. A `/` after the
-    /// last component is dropped.
+    /// Returns the directory of the last component, and the component without a final `/`.
     ///
     /// # Errors
     /// The errors of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or
@@ -406,8 +405,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error` as the result of the walk if the read set is still valid. Otherwise the
-    /// error may be wrong, so returns [`Stop::Retry`], and the walk begins again.
+    /// Returns `error` if the read set is still valid. Otherwise the error may be wrong, so returns
+    /// [`Stop::Retry`], and the walk begins again.
     pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),

@@ -1,6 +1,3 @@
-//! Tests of path translation into buffers, for each format and size of buffer, and without
-//! allocation.
-//!
 //! A test first gets the path of each file or directory in a vector. Then it has the path written
 //! into buffers of many sizes, shorter and longer than the path. A translation writes at the end of
 //! its buffer. So if the path fits, the end of the buffer must contain the path. Otherwise the
@@ -48,8 +45,8 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Translates the file or directory `place` to its path from `root`, in every format. Returns four
-/// things for each format.
+/// Translates `place` to its path from `root`, in every format. Returns four things for each
+/// format.
 ///
 /// The first two are the name of the format and the path. The third is a function that writes the
 /// path into a buffer. The last is the error that this function must return if the buffer is too
@@ -98,9 +95,8 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
                     );
                 }
                 Ok(_) => assert_eq!(found, Err(too_small), "{format} in {size}"),
-                // In some formats, a directory or file may have no path. Then the translation must
-                // fail with `error`. If also the buffer is too small, the error may be `too_small`
-                // instead, as in the kernel.
+                // In some formats, a directory or file may have no path. The error is then `error`,
+                // or `too_small` if the buffer is also too small, as in the kernel.
                 Err(error) => {
                     assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
                 }

@@ -1,9 +1,8 @@
 //! A walk stores nothing in memory that another thread reads (guarantee V.2).
 //!
 //! The test builds a namespace over tmpfs, 12 directories deep and 1000 names wide, and looks each
-//! name up once. So the cache has every name; missing names have negative dentries. Then it makes
-//! the memory of the namespace and the statics of the program read-only, and resolves thousands of
-//! paths. One store to shared memory would end the process.
+//! name up once. Then it makes the memory of the namespace and the statics of the program
+//! read-only, and resolves thousands of paths. One store to shared memory would end the process.
 //!
 //! Two control processes make the smallest possible stores: one takes a reference on the result of
 //! a walk, and one makes a name. Each must be killed by its store, otherwise the test proves

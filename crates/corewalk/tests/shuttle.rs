@@ -4,10 +4,10 @@
 //! Shuttle runs only sequentially consistent schedules, so it finds bugs in the order of steps.
 //! Bugs of weak memory orderings are loom's task.
 //!
-//! Each program runs under two schedulers. The first is PCT, which has a known probability of
-//! finding a bug that needs few preemptions. The second is random. A failure prints the seed for
-//! `COREWALK_SEED`, and the schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p
-//! corewalk --release --test shuttle`.
+//! Each program runs under two schedulers: PCT, which has a known probability of finding a bug that
+//! needs few preemptions, and a random one. A failure prints the seed for `COREWALK_SEED`, and the
+//! schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test
+//! shuttle`.
 #![cfg(corewalk_shuttle)]
 
 #[path = "namespace/backends.rs"]
@@ -112,8 +112,8 @@ fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control for trap T13: the exchange is made by three renames, which is wrong. A reader can miss a
-/// name in between, and the test must catch that.
+/// Control for trap T13: the exchange is made by three renames. A reader can miss a name in
+/// between.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -157,8 +157,8 @@ fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control for trap T13: the target is removed before the rename, which is wrong. A reader can miss
-/// the name in between, and the test must catch that.
+/// Control for trap T13: the target is removed before the rename. A reader can miss the name in
+/// between.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -233,8 +233,8 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: after the client has forgotten all its lookups of an inode, no reference may be left.
-/// No reference of another operation may be dropped.
+/// Trap P5: after the client has forgotten all its lookups of an inode, no reference is left. No
+/// reference of another operation is dropped.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
@@ -278,8 +278,8 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: a lookup of an existing file must find it, and a file to which a thread holds a
-/// reference must keep its path.
+/// Traps T15, T18: a lookup of an existing file must find it, and a file with a reference must keep
+/// its path.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
@@ -306,7 +306,7 @@ enum Before {
 }
 
 /// Another machine renames `g` to `f`, and `tell` invalidates the cache, while two threads look `f`
-/// up. At the end the cache must agree with the back end.
+/// up. The cache must then agree with the back end.
 fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
@@ -327,8 +327,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation. In this
-/// test only the name is invalidated.
+/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation, here of
+/// the name alone.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -422,8 +422,8 @@ enum Met {
     Left,
 }
 
-/// Unmounts a file system while another thread walks into it. `holds` says whether that thread
-/// keeps the path that it has found. Returns in which order the walk and the umount took effect.
+/// Unmounts a file system while another thread walks into it, and keeps the path that it finds if
+/// `holds` says so. Returns in which order the walk and the umount took effect.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -478,8 +478,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: the walking thread does not keep the path that it has found, so the file system can be
-/// unmounted under it. The test must catch that.
+/// Control: the walking thread does not keep its path, so the file system can be unmounted under
+/// it.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -584,14 +584,13 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The dentry of a directory usually has the same slot number as the inode. The test needs a
-        // directory whose dentry has another slot number, because this slot can be reused while the
-        // inode is held. These steps make one:
+        // The test needs a directory whose dentry is not in the slot of its inode, because such a
+        // slot can be reused while the inode is held. These steps make one:
         // 1. The test renames `other` over `d`. Just before that, the back end moves the old `d` to
-        //    `moved`. The cache does not notice the move, and removes the old dentry of `d`. The
-        //    reference `first` still keeps this dentry's slot.
-        // 2. A lookup of `moved` finds the old directory, and gives it a new dentry. Its usual slot
-        //    is in use, so the new dentry gets another slot.
+        //    `moved`. The cache does not notice, and removes the old dentry of `d`, whose slot the
+        //    reference `first` keeps.
+        // 2. A lookup of `moved` finds the old directory. The new dentry gets another slot, because
+        //    the usual one is in use.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
@@ -718,8 +717,8 @@ fn control_directory_without_a_name_for_a_moment_is_caught() {
             mkdir_against_lookup(
                 20,
                 |vfs| {
-                    // Before each rename, pause for as long as a lookup takes. Otherwise few
-                    // schedules would run a lookup between one rename and the next.
+                    // Pause for as long as a lookup takes. Otherwise few schedules would run a
+                    // lookup between two renames.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {

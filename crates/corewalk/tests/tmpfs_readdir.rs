@@ -187,8 +187,8 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: a directory of a million files changes while many short `readdir` calls list it. The
-/// listing must contain each file that exists during the whole listing.
+/// Trap P13: a directory of a million files changes during a listing by many short `readdir` calls.
+/// The listing must contain each file that exists throughout.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;

@@ -95,8 +95,7 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The cached dentry refers to another inode than the back end has just reported. So
-                // make the cached dentry stale.
+                // The back end has just reported another inode. So make the cached dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -186,8 +185,8 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode, and the two words that a directory's dentry stores: the
-    /// inode number and the first child generation. Returns zeroes if `inode` is none.
+    /// Returns the superblock of an inode, and the words for a directory's dentry: inode number and
+    /// first child generation. All are zero if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -273,9 +272,8 @@ impl Dcache {
     }
 
     /// Stores `key` as the parent key of the dentry in `slot`. If an invalidation has cancelled
-    /// this fill (the caching of the back end's answer), stores a stale key instead. Takes a
-    /// reference on the dentry for the caller. Returns false if the dentry has changed since its
-    /// sequence was `seq`.
+    /// this fill (the caching of an answer), stores a stale key. Takes a reference on the dentry
+    /// for the caller. Returns false if the dentry has changed since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -384,10 +382,9 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Accounts for a dentry that was just unhashed, and drops the reference that it held on its
-    /// inode. The users of a removed file hold their own references on the inode. Negative dentries
-    /// below a removed directory hold references only on the directory's dentry, so they do not
-    /// keep its inode alive.
+    /// Accounts for a dentry that was just unhashed, and drops its reference on the inode. Users of
+    /// a removed file have their own references. Negative dentries below a removed directory hold
+    /// only its dentry.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -447,9 +444,8 @@ impl Dcache {
     }
 
     /// Inserts the renamed dentry `slot` in the hash table under its new name. `target` is the
-    /// dentry that the rename replaces, if the caller knows one. If `target` is None and the new
-    /// name has a negative dentry, returns that dentry, with a reference. All other dentries of the
-    /// new name become stale.
+    /// dentry that it replaces. If `target` is None and the new name has a negative dentry, returns
+    /// that dentry, with a reference. All other dentries of the new name become stale.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -616,9 +612,8 @@ impl Dcache {
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // With the name of `other`, the dentry `this` gets the parent key of `other`. If an
-        // invalidation of the directory of `other` has made that key out of date, `this` gets a key
-        // that marks it as stale.
+        // `this` takes the name of `other`, and with it the parent key of `other`, or a stale key
+        // if the directory of `other` was invalidated.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };

@@ -9,35 +9,33 @@
 //! (trap T25).
 //!
 //! # How it works
-//! Each directory is assigned an atomic word, which it may share with other directories. The word
-//! holds two counts: listings in progress, and changes of names. A listing increments the first
-//! count before it calls the back end. A thread that changes a name calls the back end, and then
-//! loads the word. Only if the word shows a listing in progress, the thread increments the count of
-//! changes.
+//! Each directory has an atomic word, which other directories may share. It counts listings in
+//! progress and changes of names. A listing increments the first count before it calls the back
+//! end. A thread that changes a name calls the back end, and then loads the word. It increments the
+//! second count only if a listing is in progress.
 //!
 //! A listing adds a name to the cache under the name's in-lookup lock, and only if the count of
-//! changes is still the same as at the start of the listing.
+//! changes is still that of its start.
 //!
 //! # Invariants
 //! - L.1: a thread that changes names increments the directory's count of changes before it
 //!   releases the in-lookup locks of these names.
 //! - L.2: an invalidation of a name first increments the directory's count of changes. Then it
-//!   cancels the fill: it forbids the thread that holds the name's in-lookup lock to cache the back
-//!   end's answer. (The invalidation itself does not take this lock.)
+//!   cancels the fill: the holder of the name's in-lookup lock may not cache the back end's answer.
 //!
 //! If a name changes during a listing, the listing must not cache its old entry for the name. There
 //! are two cases:
 //!
-//! - If the listing reads the name's entry after the change in the back end, the entry is not old.
-//! - Otherwise the changing thread sees a listing in progress, and increments the count of changes.
-//!   When the listing takes the name's in-lookup lock, it sees the new count (L.1), and skips the
-//!   entry.
+//! - The listing reads the entry after the change in the back end. Then the entry is not old.
+//! - The listing reads it before. Then the changing thread sees a listing in progress, and
+//!   increments the count of changes. Under the name's in-lookup lock, the listing sees the new
+//!   count (L.1), and skips the entry.
 //!
-//! In the second case, a back end without locks gives no order between its calls and the accesses
-//! to the atomic word. So the listing and the changing thread have a fence each.
+//! A back end without locks does not order its calls and the accesses to the atomic word. So in the
+//! second case, the listing and the changing thread have a fence each.
 //!
-//! If a listing compares the count before an invalidation increments it, the cancellation is still
-//! to come (L.2). Then either the listing sees the cancellation and does not add its entry, or the
+//! A listing that has compared the count before an invalidation increments it meets the
+//! cancellation, which follows (L.2). Either the listing sees it and does not add its entry, or the
 //! invalidation finds that entry in the cache (K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
@@ -67,9 +65,8 @@ pub(crate) struct ListingMark<'a> {
     changes: u64,
 }
 
-/// A change of names in a directory, which the back end makes while this value exists. If a listing
-/// is in progress when the value is dropped, the drop increments the directory's count of changes.
-/// It does so even if the back end has panicked.
+/// A change of names in a directory, which the back end makes while this value exists. The drop,
+/// also after a panic, increments the directory's count of changes if a listing is in progress.
 #[must_use]
 pub(crate) struct NameChange<'a> {
     word: &'a AtomicU64,
@@ -110,9 +107,8 @@ impl ListingMark<'_> {
     /// Returns true if no change of a name was counted in the directory since the listing began.
     /// The caller holds the in-lookup lock of the name that it is about to add.
     pub(crate) fn is_unchanged(&self) -> bool {
-        // ORDERING: Relaxed. Each thread that changed this name before has incremented the count of
-        // changes under the name's in-lookup lock. The caller holds that lock, so this load sees
-        // the increments (L.1).
+        // ORDERING: Relaxed. Changes of this name increment the count under the name's in-lookup
+        // lock, which the caller holds (L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }

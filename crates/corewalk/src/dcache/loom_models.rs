@@ -3,9 +3,8 @@
 //! Each model runs the real functions of the cache, on a cache with three slots. Each control test
 //! does the same with one wrong step, and must fail.
 //!
-//! The spawned thread is the reader, and the main thread is the writer. If the roles were swapped,
-//! loom would skip schedules (see `tally` in the crate `corewalk_base`). Schedules have at most
-//! [`PREEMPTIONS`] preemptions, which is enough for every control test to fail.
+//! The spawned thread is the reader. With the roles swapped, loom would skip schedules (see `tally`
+//! in `corewalk_base`). At most [`PREEMPTIONS`] preemptions suffice for every control test to fail.
 
 mod count;
 
@@ -74,8 +73,8 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Adds a file with a name to the cache. Returns the slot of its dentry and its inode. Nothing
-/// refers to the dentry, and only the dentry refers to the inode.
+/// Adds a named file to the cache. Returns its dentry's slot and its inode. Only the dentry refers
+/// to the inode, and nothing refers to the dentry.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,
@@ -234,8 +233,8 @@ fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Trap T1, control (a variant with the bug must fail): the writer stores the name outside of a
-/// write section. So a reader may combine the length of one name with the bytes of another.
+/// Trap T1, control (a variant with the bug must fail): the name is stored outside of a write
+/// section. So a reader may combine the length of one name with the bytes of another.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -274,8 +273,8 @@ fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the variant removes the old name from the
-/// hash table before it inserts the new name. So a reader may miss both names.
+/// Trap T13, control (a variant with the bug must fail): the old name is removed from the hash
+/// table before the new one is inserted. So a reader may miss both.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {

@@ -5,7 +5,7 @@
 //! it is evicted.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
-//! hand evicts a deep tree (trap T44).
+//! clock hand evicts a deep tree (trap T44).
 //!
 //! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
 //! per thread, all threads would scan the same slots (trap T45).
@@ -15,7 +15,7 @@
 //! only because its inode is in use is called a pinned entry.
 //!
 //! If all entries are in use, the cache asks the host (its owner) to drop the inodes of pinned
-//! entries. A FUSE server then asks the kernel to forget these inodes.
+//! entries. A FUSE server asks the kernel to forget them.
 //!
 //! Each thread that adds entries to a cache over its budget also evicts, a few slots at a time.
 //! That does not always suffice: pinned entries stay, and without load no thread adds entries. So a
@@ -30,10 +30,9 @@
 //! the cache for such orphans, [`ORPHAN_SCAN`] slots for each orphan that it leaves. A small cache
 //! loses its orphans at once, and in any cache they take a small share.
 //!
-//! A path walk without locks writes nothing, so it does not mark the dentries on the path as used.
-//! Only a thread that takes a reference or adds an entry marks the dentry. So a dentry that is used
-//! only by walks without locks may be evicted, and added again by the next walk. That happens at
-//! most once per pass of the clock hand.
+//! A path walk without locks writes nothing, so it does not mark dentries as used. Only a thread
+//! that takes a reference or adds an entry does. So a dentry that only such walks use may be
+//! evicted and added again, at most once per round of the clock hand.
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
@@ -50,12 +49,12 @@ use crate::slot::{DentrySlot, InodeSlot};
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// A removed directory may leave negative entries in the cache, which no lookup finds any more. For
-/// each such entry, the removal scans this number of slots, and evicts those entries that it finds.
-/// So the whole cache is scanned once before such entries fill 1/32 of it.
+/// A removed directory leaves negative entries that no lookup finds any more. For each, the removal
+/// scans this many slots, and evicts such entries. So the whole cache is scanned once before they
+/// fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that the removal of a directory scans, if it leaves negative entries in
-/// the cache. The scan of this number of slots takes about a microsecond.
+/// Minimum number of slots that the removal of a directory with negative entries scans, in about a
+/// microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Each removal of a directory scans at most this many slots for negative entries below removed
 /// directories. If more slots are due, later removals scan them.
@@ -73,8 +72,8 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The slot at which the next scan for orphans starts. An orphan is a negative entry whose
-    /// directory was removed.
+    /// The slot at which the next scan for orphans (negative entries of removed directories)
+    /// starts.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -131,8 +130,8 @@ impl Dcache {
         self.hand.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the cache has room for one more negative entry. If it has too many, evicts
-    /// some of them first.
+    /// Returns true if the cache has room for one more negative entry, after evicting some if there
+    /// are too many.
     pub(crate) fn has_room_for_negative(&self) -> bool {
         if self.counters.negatives.sum() < self.negatives_max() {
             return true;

@@ -1,6 +1,6 @@
-//! The cold word of a slot, which path walks do not read. A slot has two halves, one for a dentry
-//! and one for an inode. The word contains the slot's generation, the referenced bit, and a bit for
-//! each half that is in use. It also contains the slot of the next dentry of the same inode.
+//! The cold word of a slot, which path walks do not read. It has the slot's generation, the
+//! referenced bit, a bit for each half in use (for a dentry, for an inode), and the slot of the
+//! inode's next dentry.
 //!
 //! Source: `dentry`.
 

@@ -83,8 +83,8 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
-    /// The words that the dentry of a file called `name` contains, as pairs of adjacent words. The
-    /// body word is the first one, and the words of the name follow.
+    /// The words of a dentry called `name`, as pairs of adjacent words: the body word, then the
+    /// words of the name.
     pub(super) pairs: [WordPair; PAIRS],
     /// Selects the bits of the last pair in `pairs` that are compared.
     pub(super) last: WordPair,
@@ -129,7 +129,6 @@ impl<'a> LookupKey<'a> {
     }
 }
 
-/// Returns the number of words that the first `len` bytes of a name take.
 #[inline]
 pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
@@ -149,9 +148,9 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// Returns the first `N` words of this component, in the form of [`name_words`]. A load reads
-    /// eight bytes. If the component is shorter than that, the load also reads bytes of the path
-    /// before the component, and a shift removes them.
+    /// Returns the first `N` words of this component, in the form of [`name_words`]. If the
+    /// component has fewer than eight bytes, the load includes preceding bytes of the path, and a
+    /// shift removes them.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;

@@ -1,5 +1,5 @@
-//! Models of a slot with two halves, one for a dentry and one for an inode, which different threads
-//! allocate and free. Also models of long names.
+//! Models of a slot whose two halves, for a dentry and an inode, are allocated and freed by
+//! different threads. Also models of long names.
 //!
 //! In each model the spawned thread checks the result, and not the main thread. With swapped roles,
 //! loom would skip schedules, because of a known bug (see `tally` in the crate `corewalk_base`).
@@ -20,8 +20,8 @@ fn one_slot() -> (Arc<Dentries>, u32) {
     (Arc::new(dentries), slot.get())
 }
 
-/// A slot has a half for a dentry and a half for an inode. Returns a word of the half `half`. In
-/// these models this word stands for the whole content of the half.
+/// Returns a word of a half of a slot (for a dentry or for an inode), which stands for the whole
+/// content of the half.
 fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     &dentries.hot.get(slot)[match half {
         Half::Dentry => 1,
@@ -73,9 +73,9 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33, control (a variant with the bug must fail): one word has a bit for a slot's dentry
-/// half and a bit for its inode half. The variant frees one half with a load and a store of this
-/// word. If another thread changes the other half's bit in between, its change is lost.
+/// Trap T33, control (a variant with the bug must fail): one half of a slot is freed with a load
+/// and a store of the word that has a bit for each half. A concurrent change of the other half's
+/// bit is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -84,8 +84,8 @@ fn control_half_in_two_steps_is_caught() {
         // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the load
         // and the store are two separate steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the load
-        // and the store are two separate steps.
+        // ORDERING: Release. The ordering is not the bug of this variant, but the separate load and
+        // store.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -114,9 +114,9 @@ fn control_generation_that_is_stored_is_caught() {
     });
 }
 
-/// Trap T7, control (a variant with the bug must fail): a slot has a half for a dentry and a half
-/// for an inode. The variant frees a half with the ordering Relaxed instead of AcqRel. So the next
-/// owner of the slot may not see the last stores of the earlier owners.
+/// Trap T7, control (a variant with the bug must fail): a half of a slot (for a dentry or for an
+/// inode) is freed with Relaxed instead of AcqRel. So the next owner may not see the last stores of
+/// the earlier one.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {

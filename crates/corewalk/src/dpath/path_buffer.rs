@@ -1,8 +1,8 @@
 //! The path buffer of a path translation. A pass of the translation fills it with names, from the
 //! leaf up to the root.
 //!
-//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended to the path, so the path
-//! always ends where the buffer ends.
+//! Analogous to Linux's `struct prepend_buffer`: each name is prepended, and the path ends where
+//! the buffer ends.
 //!
 //! At first the path is in a buffer on the stack, which suffices for nearly all paths. A path that
 //! does not fit there moves to a vector. If the caller wants no allocation, it lends a buffer, and
@@ -81,9 +81,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Resets the path buffer before the next pass, that is, before a new attempt to collect the
-    /// names of the path. Without the reset, the next pass would use state of the last one, such as
-    /// the [`PathKind`] (trap T8).
+    /// Resets the path buffer before a new attempt to collect the path. Otherwise the attempt would
+    /// use state of the last one, such as the [`PathKind`] (trap T8).
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();

@@ -1,5 +1,5 @@
-//! Tests of path translations while a rename changes one name of the path after another. A
-//! translation collects the names of the path, and starts a new pass if a name has changed.
+//! Tests of path translations while one name of the path after another is renamed. A translation
+//! then collects the names of the path again.
 //!
 //! The tests check that a pass uses no state of an earlier pass (trap T8). They also check that a
 //! translation does not retry for ever (trap T9).
@@ -39,9 +39,8 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// The test tree is a chain of directories `/d0/d1/...` with the file `f` at its end. Returns the
-/// directory at depth `depth` of the chain (0 is the root). If `depth` is above [`DEPTH`], returns
-/// the file `f`.
+/// Returns the directory at `depth` in the chain `/d0/d1/...` (0 is the root), or above [`DEPTH`]
+/// the file `f` at its end.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -178,9 +177,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: after several failed passes, a path translation makes a pass with locks. Checks that
-/// this pass excludes moves of directories, and changes of the dentry at which the path ends. It
-/// must not exclude other translations.
+/// Trap T9: after several failed attempts, a path translation takes locks. They must exclude moves
+/// of directories and changes of the last dentry, but no other translations.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

@@ -29,8 +29,8 @@ pub struct Node<'a> {
 
 /// The source of a [`Node`]'s path.
 pub(crate) trait PathSource: Sync {
-    /// Returns the path of the file from the root of its file system, such as `/a/b`. The path
-    /// stays valid until the back end's call returns.
+    /// Returns the path of the file from the root of its file system, such as `/a/b`. Valid until
+    /// the back end's call returns.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
     /// Returns paths by other names. Each was valid at some instant.

@@ -67,9 +67,9 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// A reader finds the permissions unknown. So it asks the back end for them, and stores the answer
-/// with `install`. Meanwhile another thread changes the permissions. Returns how often the reader's
-/// answer was from before the change, and how often from after it.
+/// A reader asks the back end for unknown permissions, and stores the answer with `install`.
+/// Meanwhile another thread changes the permissions. Counts how often the answer was from before
+/// the change, and from after it.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();

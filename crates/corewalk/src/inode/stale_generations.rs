@@ -35,8 +35,8 @@ impl StaleGenerations {
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
-        // ORDERING: Relaxed. After this call the caller inserts the new inode in the inode table.
-        // That insertion publishes the length of the list.
+        // ORDERING: Relaxed. The caller then inserts the new inode in the inode table, which
+        // publishes the list's length.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 

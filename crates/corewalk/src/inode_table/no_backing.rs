@@ -1,5 +1,5 @@
-//! The file system below an [`InodeTable`](super::InodeTable): it knows no names, and agrees with
-//! each change.
+//! The file system below an [`InodeTable`](super::InodeTable). It knows no names, and accepts each
+//! change.
 //!
 //! The server changes its own storage before it calls the `InodeTable`. So this file system has no
 //! files to change: its methods only add or remove the user data of inodes.

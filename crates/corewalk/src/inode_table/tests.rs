@@ -55,7 +55,6 @@ fn name_of_another_file_is_a_new_node() {
     }
 }
 
-/// A directory must know its parent after a rename. A removed directory and a file have none.
 #[test]
 fn parent_follows_a_rename() {
     let table = new();
@@ -82,14 +81,13 @@ fn renamed_directory_moves_with_its_children() {
     assert_eq!(file.path().unwrap(), b"/b/f");
     assert_eq!(table.child(ROOT_INO, b"a").err(), Some(Errno::NOENT));
     assert_eq!(table.renamed((&root, name("b")), (&dir, name("c"))), Err(Errno::INVAL));
-    // The table does not have the old name, so it does not know the renamed file. It drops the
-    // target name.
+    // The table does not have the old name, so it only drops the target name.
     table.renamed((&root, name("unknown")), (&dir, name("f"))).unwrap();
     assert_eq!(file.path(), Err(Errno::NOENT));
 }
 
-/// A rename must replace a target that is out of date. The storage has renamed a file over a name
-/// that is a directory with children in the table.
+/// A rename must replace an outdated target: the storage has renamed a file over a name that is a
+/// directory with children in the table.
 #[test]
 fn rename_over_an_outdated_name_replaces_it() {
     let table = new();

@@ -13,7 +13,7 @@ use super::*;
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// The locks under test, and an atomic word that plays the data which a lock protects.
+/// The locks under test, and an atomic word: the data that a lock protects.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -79,8 +79,8 @@ fn key_lock_has_one_holder_beside_a_cancelled_fill() {
 }
 
 /// The holder of a lock changes a word and then calls `is_fill_cancelled`. Meanwhile another thread
-/// cancels the holder's fill (forbids it to cache an answer) and then reads the word. Returns how
-/// often that thread missed the change, and how often it saw the change.
+/// cancels the holder's fill (forbids it to cache an answer) and then reads the word. Counts
+/// whether that thread saw the change.
 fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -111,9 +111,9 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Trap T25, control (a variant with the bug must fail): to find out whether it may still cache its
-/// answer, the lock's holder uses a load instead of a compare-exchange. So it may miss that an
-/// invalidation has cancelled its fill, while the invalidation misses its change of the cache.
+/// Trap T25, control (a variant with the bug must fail): the lock's holder uses a load instead of a
+/// compare-exchange to find out whether it may cache its answer. So it may miss the cancellation,
+/// while the invalidation misses its change.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

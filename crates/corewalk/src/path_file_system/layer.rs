@@ -233,8 +233,8 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         if node.kind() == FileKind::Directory {
             return self.fs.fsync_dir(&path_of(node)?, data_only);
         }
-        // Use the client's own open file, whatever its access mode. The back end may keep unwritten
-        // bytes, or errors of earlier writes, in that open file.
+        // Use the client's own open file. The back end may keep unwritten bytes in it, or errors of
+        // earlier writes.
         match self.files.get(node.handle()) {
             Some(open) => self.fs.fsync(&path_of(node)?, &open.file, data_only),
             None => self

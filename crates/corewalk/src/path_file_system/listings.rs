@@ -45,7 +45,6 @@ const IDLE_MAX: u32 = 30;
 /// is below 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 
-/// The kept listings of directories, from which clients read their next pages.
 pub(super) struct Listings {
     hash: RandomState,
     /// Protected by its own mutex.

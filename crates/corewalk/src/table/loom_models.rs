@@ -81,9 +81,8 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3, control (a variant with the bug must fail): an entry of the table is a tag of the hash
-/// and a slot number. The variant stores only the tag with `Release`, and the slot number with
-/// `Relaxed`. A reader may see the slot number before the tag is stored. Then it may not see the
+/// Trap T3, control (a variant with the bug must fail): the tag of an entry is stored with
+/// `Release`, but the slot number with `Relaxed`. A reader may then see the slot number before the
 /// slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
@@ -105,8 +104,6 @@ const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
 
-/// Returns a table with `buckets` buckets. The first bucket is a chain of three cache lines, of
-/// which the middle one has one entry.
 fn chain(buckets: u32) -> Table {
     let table = Table::new("model", 64, 7).unwrap();
     for _ in 1..buckets {
@@ -154,9 +151,9 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12, control (a variant with the bug must fail): a bucket is a chain of cache lines, each
-/// with a link to the next one. The variant frees a line of the chain, and clears the link of the
-/// freed line. So a reader that is still at this line misses the entries in the next line.
+/// Trap T12, control (a variant with the bug must fail): a freed cache line of a bucket's chain
+/// loses its link to the next line. So a reader that is still at this line misses the entries
+/// behind it.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -221,8 +218,8 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: while a split moves an entry to another bucket, a lookup without the lock may miss the
-/// entry. Checks that a lookup with the lock finds it.
+/// Trap T12: while a split moves an entry to another bucket, a lookup with the lock must find it.
+/// Without the lock it may miss the entry.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));

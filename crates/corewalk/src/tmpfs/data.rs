@@ -15,8 +15,8 @@
 //!
 //! # Errors
 //! Each call checks its arguments and charges the budget before it changes anything. Only a write
-//! may do part of its work, as write(2) says. It writes as many bytes as there is space for, and
-//! fails with `ENOSPC` only if there is space for none.
+//! may do part of its work, as write(2) says: it fails with `ENOSPC` only if there is space for no
+//! byte.
 //!
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
@@ -172,9 +172,8 @@ impl FileContent {
             Fallocate::ZERO_RANGE => {
                 self.take_missing(touched_pages(offset..end), space)?;
                 self.zero_edges(offset..end);
-                // The zeroed range must read as zeros and stay allocated. So remove its pages, and
-                // then reserve them. The pages stay charged in between, so no other writer can use
-                // their space.
+                // The range must read as zeros and stay allocated. So remove its pages and reserve
+                // them. They stay charged meanwhile, so no other writer takes their space.
                 self.map_mut().remove(whole_pages(offset..end));
                 self.map_mut().reserve(touched_pages(offset..end));
                 self.extend_to(end, is_size_kept);

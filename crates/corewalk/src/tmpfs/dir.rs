@@ -25,12 +25,12 @@
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
-//! - E.2: replacing the inode of a name keeps the cookie. So a listing of the directory reports a
-//!   name that exists throughout exactly once, even if files are renamed onto it (trap P13).
+//! - E.2: replacing the inode of a name keeps the cookie. So a listing reports a name that exists
+//!   throughout exactly once, even if files are renamed onto it (trap P13).
 //! - E.3: a batch (the entries that `readdir` copies at once) visits a bounded number of positions,
 //!   however many entries were removed.
 //! - E.4: renaming an entry within the directory keeps the cookie. So a listing reports a renamed
-//!   file once, under one of its names, and it ends even if each reported file is renamed.
+//!   file once, and ends even if each reported file is renamed.
 //!
 //! # Limits
 //! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
@@ -51,8 +51,8 @@ use crate::name::{Name, name_words};
 /// Number of cookies (positions of entries in a directory listing) in a chunk. A chunk is compacted
 /// when most of its entries were removed. The compaction moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// The number of low bits of a handle that identify the entry within its chunk. A handle is the
-/// number that the index stores for an entry. Its other bits identify the chunk.
+/// A handle is the number that the index stores for an entry. Its low bits, of this number,
+/// identify the entry within its chunk; the others identify the chunk.
 const CHUNK_BITS: u32 = 7;
 /// Maximum number of chunks that a handle can identify.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
@@ -193,8 +193,8 @@ impl Directory {
         }
     }
 
-    /// Adds an entry. Fails with `EEXIST` if the name exists, with `ENOENT` if the directory was
-    /// removed, and with `ENOSPC` if the directory has no place for another entry.
+    /// Adds an entry. Fails with `EEXIST` if the name exists, `ENOENT` if the directory was
+    /// removed, and `ENOSPC` if it is full.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         match self.find(key) {
@@ -514,8 +514,7 @@ mod tests {
 
     proptest! {
         /// Checks that the directory answers like a map from names to (inode number, cookie), in
-        /// the order of cookies. Names have 1 or 60 bytes, because short names are stored in the
-        /// entry and long ones are not.
+        /// the order of cookies. Short names are in the entry, long ones are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

@@ -13,8 +13,8 @@
 //! otherwise to bucket h mod m/2. When the last bucket, n - 1, is added, it takes its pairs from
 //! bucket n - 1 - m/2. When it is removed, its pairs go back there.
 //!
-//! A search returns the [`Position`] of the pair. A caller that then changes or removes the pair
-//! passes this position. So the table does not search for the pair again.
+//! A search returns the [`Position`] of the pair, so that a change or removal of the pair need not
+//! search again.
 //!
 //! # Invariants
 //! - H.1: every pair of a hash and a value is in the bucket to which its hash belongs.
@@ -28,8 +28,7 @@
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
-/// Maximum average number of pairs (of a hash and a value) per bucket. With more pairs, the table
-/// grows.
+/// Maximum average number of pairs per bucket, above which the table grows.
 const FILL_MAX: usize = 4;
 /// The average number of pairs per bucket below which the table shrinks. It is far below
 /// [`FILL_MAX`], so that alternating insertions and removals do not split and merge a bucket each
@@ -149,8 +148,7 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket that `hash` belongs to if there are `count` buckets. `mask` is
-/// `mask_of(count)`.
+/// Returns the bucket of `hash` among `count` buckets. `mask` is `mask_of(count)`.
 #[inline]
 fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
@@ -162,7 +160,7 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket whose pairs are split when bucket number `new` is added. `new` is at least 1.
+/// Returns the bucket whose pairs are split when bucket `new`, at least 1, is added.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }

@@ -1,21 +1,19 @@
 //! One inode: its attributes and its content.
 //!
-//! The inodes are in slots of the table `table`, which finds them by number. Each slot has one
-//! lock. It protects everything but the bytes of a regular file, which have their own lock. So a
-//! change of names takes one lock per changed inode, and stat(2) takes one lock. A long write
-//! delays neither of them.
+//! The inodes are in slots of the table `table`, which finds them by number. The lock of a slot
+//! protects everything but the bytes of a regular file, which have their own lock. So a change of
+//! names takes one lock per changed inode, and stat(2) takes one lock. A long write delays neither.
 //!
 //! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
 //! (bytes, extended attributes, ACLs) are behind a pointer.
 //!
-//! An inode and its lock have two cache lines of their own. Each change of a directory writes to
-//! the lock of its inode, and that must not slow down threads that use another inode.
+//! An inode and its lock have two cache lines of their own. So a change of a directory, which
+//! writes to its lock, does not slow down threads with other inodes.
 //!
 //! # Times
 //! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain
-//! times. It advances with the timer, every 1 to 10 ms, and costs a few loads. A time is read under
-//! the lock of its inode. So a later change of an inode never has an earlier time, unless the clock
-//! is set back.
+//! times. It advances every 1 to 10 ms and costs a few loads. Times are read under the inode's
+//! lock, so later changes of an inode have no earlier time, unless the clock is set back.
 //!
 //! # Locks
 //! - `FileContent`: the bytes of one file. Taken before any slot lock.

@@ -4,9 +4,8 @@
 //! per page makes large writes slow; a flat table makes sparse files large.
 //!
 //! In this module, a tree maps extents of 64 pages (256 KiB). An extent has a bitmap of present
-//! pages and a dense list of them; the index of a page in the list is the number of set bits before
-//! the page's bit. Writing 1 MiB takes four steps in the tree, and a file of one page costs that
-//! page and a few hundred bytes.
+//! pages and a dense list of them; the index of a page is the number of set bits before its bit. So
+//! a file of one page costs that page and a few hundred bytes.
 //!
 //! # Mechanism
 //! A page is absent, reserved or present. A reserved page has no memory and reads as zeros, but its
@@ -21,8 +20,8 @@
 //! - C.4: `charged` is the number of present and reserved bits.
 //!
 //! # Limits
-//! The map knows neither the size of the file nor a limit; the caller checks offsets. The map has
-//! no lock of its own; the lock of the file's content protects it.
+//! The map knows neither the size of the file nor a limit; the caller checks offsets. The lock of
+//! the file's content protects the map.
 //!
 //! Source: Linux `Documentation/core-api/xarray.rst` (tree of extents); Bagwell, "Ideal Hash Trees"
 //! (bitmap index).
@@ -80,9 +79,9 @@ impl PageMap {
         }
     }
 
-    /// Copies `bytes` to `offset` and returns the number of copied bytes. `grants` is the number of
-    /// pages that the caller has charged in advance. Each page that was not charged before uses one
-    /// grant. If no grant is left, the copy ends before that page.
+    /// Copies `bytes` to `offset` and returns the number of copied bytes. Each page that was not
+    /// charged before uses one of `grants`, the pages that the caller has charged. The copy ends
+    /// when no grant is left.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -138,8 +137,8 @@ impl PageMap {
         }
     }
 
-    /// Moves page number `from` of the file to page number `to`, and every later page by the same
-    /// distance. The caller has removed the pages that were at the new places.
+    /// Moves page `from` of the file to page `to`, and every later page by the same distance. The
+    /// caller has removed the pages at the new places.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -263,8 +262,7 @@ impl Extent {
         done
     }
 
-    /// Drops the pages and the reserved space of `slots`. Returns how many of these slots had a
-    /// page or were reserved, and so were charged to the budget of bytes.
+    /// Drops the pages and the reserved space of `slots`. Returns how many of them were charged.
     fn remove(&mut self, slots: u64) -> u64 {
         let removed = count(self.charged() & slots);
         self.take(slots, |_, _| ());

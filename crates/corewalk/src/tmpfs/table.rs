@@ -74,9 +74,9 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 /// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
-    /// The slots, each protected by its own lock. A thread writes the pointer to the slots only
-    /// while it owns all of them. It owns them after it has made them, or has taken them from the
-    /// depot (the pool of free slots).
+    /// The slots, each protected by its own lock. A thread writes this pointer only while it owns
+    /// all of them: after it has made them, or has taken them from the depot (the pool of free
+    /// slots).
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of the segment's slots (I.3).
     uses: AtomicU32,
@@ -271,10 +271,9 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. This store raises the segment's upper bound of use counts. The
-            // locks of the lists of free slots order it before the load of this bound in
-            // `make_segment`. In most removals the bound is already high enough. So load it first,
-            // and avoid the store.
+            // ORDERING: Relaxed. The locks of the free lists order the store before the load of
+            // this bound in `make_segment`. The load saves the store in most removals, where the
+            // bound is already high enough.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);

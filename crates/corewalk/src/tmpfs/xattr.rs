@@ -23,10 +23,9 @@
 //!
 //! # Charges
 //! The budget of pages is also charged for each attribute (name, value and 48 bytes) and each ACL
-//! (its stored form). So attributes cannot use memory without bound. A shared set is charged once.
-//! A change that makes a shared set private needs space: `removexattr`, and chmod of a file with an
-//! ACL, may fail with `ENOSPC`, as in ext4. Before such a call fails, all queued sets are
-//! de-duplicated. A failed call has changed nothing.
+//! (its stored form). A shared set is charged once. A change that makes a shared set private needs
+//! space. So `removexattr`, and chmod of a file with an ACL, may fail with `ENOSPC`, as in ext4.
+//! Before that, all queued sets are de-duplicated. A failed call has changed nothing.
 //!
 //! # Invariants
 //! - X.2: the bytes of every private set of attributes are charged to the budget of pages. The
@@ -86,8 +85,8 @@ pub(super) struct Xattrs {
     /// inodes). The next call of `maintain` de-duplicates these sets: it replaces each by an equal
     /// shared set, if there is one.
     queued: Deferral<u64>,
-    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain` ends
-    /// one epoch and begins the next.
+    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain`
+    /// begins a new one.
     epoch_ms: CachePadded<AtomicU64>,
 }
 

@@ -40,9 +40,8 @@ use crate::key_lock::KeyGuard;
 use crate::slot::InodeSlot;
 
 /// The factor that turns a slot number into the key of an attribute lock. Two keys that differ only
-/// in their two low bits share a lock, so the slot numbers themselves would be bad keys. The factor
-/// is 2 to the 64th over the golden ratio, so the products of two slot numbers also differ in other
-/// bits.
+/// in their two low bits share a lock, so slot numbers would be bad keys. The factor is 2 to the
+/// 64th over the golden ratio.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
@@ -113,9 +112,8 @@ impl Vfs {
     pub fn getattr_through(&self, inode: &InodeRef<'_>, handle: u64) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // The back end's link count may include the hidden name that keeps an unlinked open file.
-        // Subtract that name before the path lock is released, because afterwards another thread
-        // may remove the name.
+        // The back end's link count may include the hidden name of an unlinked open file. Subtract
+        // it under the path lock, because afterwards another thread may remove the name.
         let attr = self.ask(inode, |fs, node| {
             Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
         })?;
@@ -234,8 +232,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode, so that no other thread changes its attributes (P.1).
-    /// The caller holds no other locks than in-lookup locks.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no other locks than in-lookup
+    /// locks.
     pub(super) fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }

@@ -32,9 +32,8 @@ pub(crate) struct CallNode<'c, 'v> {
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
-/// A path that a rename or a removal passes to the back end. It is the path of a directory whose
-/// path lock the operation holds, or of a name in that directory. It is `None` for a back end that
-/// finds files by inode number and needs no path.
+/// A path that a rename or a removal passes to the back end: that of a directory whose path lock it
+/// holds, or of a name in it. `None` for a back end by number.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
@@ -82,9 +81,9 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. `moved` are the inodes that are moved or
-    /// removed; the second may be `InodeSlot::NONE`. `above` are the directories of their names.
-    /// Returns `None` for a back end that finds files by inode number and needs no path.
+    /// Takes the path locks of a rename or a removal. `moved` are the moved or removed inodes; the
+    /// second may be `InodeSlot::NONE`. `above` are the directories of their names. Returns `None`
+    /// for a back end by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.

@@ -3,8 +3,8 @@
 use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
 impl Vfs {
-    /// Drops `n` lookups of the inode with this number in the root's file system.
-    /// [`InodeRef::into_lookups`] has given these lookups to a client.
+    /// Drops `n` lookups of the inode with this number in the root file system, which
+    /// [`InodeRef::into_lookups`] has given to a client.
     ///
     /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
     /// one client must not free an inode that others use (trap P5). At 2^32 lookups no forget drops

@@ -13,9 +13,9 @@ pub(crate) struct Dir<'v> {
 
 /// A name and its inode, found in the cache or the back end under the in-lookup lock of the name.
 ///
-/// If the name has a dentry, the `FoundName` holds a reference on the dentry only. That also keeps
-/// the inode, because the dentry holds it until a thread with the in-lookup lock removes the name.
-/// If the name has no dentry, the `FoundName` holds a reference on the inode.
+/// If the name has a dentry, the `FoundName` holds only that dentry. The dentry holds the inode
+/// until a thread with the in-lookup lock removes the name. Otherwise the `FoundName` holds the
+/// inode.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: InodeSlot,

@@ -36,8 +36,8 @@ use crate::fs::{Node, RenameMode};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// A name that a rename or a removal is about to change, and its directory. The path locks of the
-/// operation keep the path of the directory valid.
+/// A name that a rename or a removal is about to change, and its directory, whose path the
+/// operation's path locks keep valid.
 #[derive(Clone, Copy)]
 pub(super) struct LockedName<'a> {
     pub(super) dir: Node<'a>,
@@ -72,8 +72,8 @@ impl Vfs {
         superblock.fs.remove(at.dir, at.name, node)
     }
 
-    /// Renames in the back end. If the back end addresses by path only, first gives a replaced file
-    /// a hidden name. The caller holds the path locks and the in-lookup locks of both names.
+    /// Renames in the back end. A back end by path first gives a replaced file a hidden name. The
+    /// caller holds the path locks and the in-lookup locks of both names.
     pub(super) fn rename_in_backend(
         &self,
         from: LockedName<'_>,
@@ -118,9 +118,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes that a client gets when the back end has reported `attr` for `inode`.
-    /// They have the inode number that the cache uses. The link count excludes the hidden name that
-    /// an unlinked open file has in the back end.
+    /// Returns the attributes that a client gets for the back end's `attr`: with the inode number
+    /// of the cache, and without the hidden name of an unlinked open file in the link count.
     pub(super) fn reported(&self, inode: InodeSlot, attr: Attr) -> Attr {
         let attr = self.numbered_as(inode, attr);
         match &self.superblock(inode).paths {

@@ -657,9 +657,8 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which makes a permission check and then calls the back end about `inode`.
-    /// `question` may fail because the back end has already removed the inode. Then this method
-    /// waits until the removal has also removed the inode's name from the cache.
+    /// Runs `question`: a permission check, and a call of the back end about `inode`. If the back
+    /// end has already removed the inode, waits until its name has left the cache.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -669,9 +668,9 @@ impl Vfs {
         self.awaiting_removal(&[inode.slot], || self.with_inode(inode.slot, question))
     }
 
-    /// Checks the rules of xattr(7). For `security.` they are those of Linux without a security
-    /// module (`cap_inode_setxattr`). Linux also lets any caller set an empty
-    /// `security.capability`; corewalk does not.
+    /// Checks the rules of xattr(7), for `security.` as Linux without a security module
+    /// (`cap_inode_setxattr`). Linux also lets any caller set an empty `security.capability`;
+    /// corewalk does not.
     fn xattr_permission(
         &self,
         cred: &Cred,
@@ -712,9 +711,9 @@ impl Vfs {
     }
 }
 
-/// Counts an open of a file before the back end opens it, and undoes this if the open fails. The
-/// count matters if the back end finds files only by path. Then the removal of a file that counts
-/// as open renames it to a hidden name, so that the file stays usable.
+/// Counts an open of a file before the back end opens it, and undoes that if the open fails. When a
+/// back end by path removes a file with opens, the file is renamed to a hidden name, so that it
+/// stays usable.
 struct Opening<'a>(&'a InodeRef<'a>);
 
 impl<'a> Opening<'a> {

@@ -41,8 +41,8 @@ impl Vfs {
     /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
     /// validated only on a cache miss, because an invalid name is never cached.
     ///
-    /// The result has the attributes if the lookup asked the back end. On a cache hit the only
-    /// store to memory is the new reference on the inode; the parent needs no reference.
+    /// The result has the attributes if the lookup asked the back end. A cache hit stores only the
+    /// new reference on the inode.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
@@ -86,8 +86,8 @@ impl Vfs {
         Some(InodeRef { vfs: self, slot })
     }
 
-    /// Returns the inode of a cached name, without asking the back end. A server that is notified
-    /// of a change of a path uses it to find the cached directories on that path.
+    /// Returns the inode of a cached name, without asking the back end. With it, a server that is
+    /// notified of a change of a path finds the cached directories on that path.
     ///
     /// # Errors
     /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.

@@ -44,8 +44,8 @@ pub(super) struct Answer {
 
 /// The cached answer for a name.
 pub(super) enum Cached<'v> {
-    /// The search found no dentry. Either the cache has none, or a concurrent change hid it from
-    /// the search. So the caller asks the back end.
+    /// The cache has no dentry of the name, or a concurrent change hid it. The caller asks the back
+    /// end.
     Unknown,
     /// The file of the name, or None for a negative dentry.
     Known(Option<FoundName<'v>>),
@@ -374,8 +374,8 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // After `get_directory` found no dentry of this directory, another thread has entered a
-            // dentry under another name. A directory has only one dentry, so remove the new one.
+            // Another thread has entered a dentry of this directory since `get_directory` found
+            // none. A directory has only one dentry, so remove the new one.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
@@ -422,15 +422,15 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If `operation` fails because one of `inodes` is gone, the back end has
-    /// removed that inode, but the cache may still have it.
+    /// Runs `operation`, which fails if one of `inodes` is gone. The back end has then removed that
+    /// inode, but the cache may still have it.
     ///
     /// A caller must not learn of the removal before the cache shows it. So this method then waits
     /// for the operation that removes the inode. `operation` must contain each question to the back
     /// end, including the permission check.
     ///
-    /// `operation` removes an inode, which may need an in-lookup lock. So neither `operation` nor
-    /// the caller holds one while this method waits.
+    /// The operation that removes the inode may need an in-lookup lock. So this method holds none
+    /// while it waits: `operation` has released its own, and the caller holds none.
     #[inline]
     pub(crate) fn awaiting_removal<T>(
         &self,
@@ -444,9 +444,8 @@ impl Vfs {
         })
     }
 
-    /// Waits until no other thread holds the in-lookup lock of the name under which an inode is
-    /// cached. While a thread holds that lock, no other thread moves the dentry of a directory to
-    /// another name (trap T28).
+    /// Waits until no other thread holds the in-lookup lock of an inode's cached name. Only the
+    /// holder moves a directory's dentry to another name (trap T28).
     pub(crate) fn wait_for_name_of(&self, inode: InodeSlot) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
@@ -505,9 +504,8 @@ impl Vfs {
             let attr = self.numbered_new(dir.now.inode, attr);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // The name had a negative dentry. The dentry of a new directory does not reuse its
-                // slot, but gets one on pages that only directories use. So release the negative
-                // dentry, which frees its slot.
+                // A new directory gets a slot on pages that only directories use, not that of the
+                // name's negative dentry. So release the negative dentry.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
@@ -679,8 +677,8 @@ impl Vfs {
         })
     }
 
-    /// Checks that a name is free, and returns its negative dentry, or None if it finds no dentry.
-    /// `EEXIST` if the name has a file. The caller holds the in-lookup lock of the name.
+    /// Checks that a name is free, and returns its negative dentry if it finds one. `EEXIST` if the
+    /// name has a file. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,
@@ -699,8 +697,8 @@ impl Vfs {
     }
 
     /// Returns the error to report when `error` has prevented a name from being made: `EEXIST` if
-    /// the name is taken, otherwise `error`. Linux checks for `EEXIST` first. The caller holds the
-    /// in-lookup lock of the name.
+    /// the name is taken, as on Linux, otherwise `error`. The caller holds the in-lookup lock of
+    /// the name.
     #[cold]
     fn eexist_or<T>(
         &self,

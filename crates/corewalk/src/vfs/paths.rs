@@ -1,12 +1,12 @@
-//! Path locks. While a call of the back end runs, the back end may ask for the path of a file. A
-//! path lock keeps this path valid until the call returns.
+//! A path lock keeps the path of a file valid during a call of the back end that has asked for this
+//! path.
 //!
-//! A back end that finds files by path acts on whatever file its path leads to. If a directory on
-//! the path is renamed during the call, the path leads nowhere, or to another file (trap X1). So
-//! calls and renames exclude each other:
-//! - Each call that asks for a path takes a shared lock on the inode and on every directory above
-//!   it, until the back end has answered.
-//! - Each rename or removal takes an exclusive lock on the inodes that lose or change a name, until
+//! A back end by path acts on whatever its path leads to. If a directory on the path is renamed
+//! during the call, the path leads nowhere, or to another file (trap X1). So calls and renames
+//! exclude each other:
+//! - A call that asks for a path takes a shared lock on the inode and on every directory above it,
+//!   until the back end has answered.
+//! - A rename or removal takes an exclusive lock on the inodes that lose or change a name, until
 //!   the cache shows the change. So no path is built from a name that the back end no longer has.
 //!
 //! Each file system has one table of locks, with an entry for each running call, rename and
@@ -195,10 +195,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // Renames and removals search this call's entry in the table for the inodes that
-                // they move. The inode's path may have changed while this call waited, so the entry
-                // now has other inodes. Wake the renames and removals that may have waited for an
-                // inode of the old path.
+                // The inode's path has changed while this call waited. Renames and removals may
+                // have waited for an inode of the old path, so wake them.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -213,9 +211,9 @@ impl Paths {
     }
 
     /// Takes the path locks of a rename or a removal. `moved` are the inodes that lose or change a
-    /// name; the second may be `InodeSlot::NONE`. First waits for calls that have one of these
-    /// inodes on their path, and for conflicting earlier renames and removals. Returns the paths of
-    /// the directories `above`, which stay valid while the locks are held.
+    /// name; the second may be `InodeSlot::NONE`. First waits for calls with one of these inodes on
+    /// their path, and for conflicting earlier renames and removals. The lock has the paths of the
+    /// directories `above`, which it keeps valid.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -228,8 +226,8 @@ impl Paths {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
-        // If a directory has no path, this function returns an error. Then `lock` is dropped, which
-        // removes the entry of this rename from the table of path locks.
+        // If a directory has no path, the error drops `lock`, which removes this rename from the
+        // table of path locks.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -269,8 +267,8 @@ impl Paths {
         }
     }
 
-    /// Counts a close of `inode`. Returns true if this was the last close and the file has a hidden
-    /// name (it was unlinked or replaced while open).
+    /// Counts a close of `inode`. Returns true if it was the last close of a file with a hidden
+    /// name (unlinked or replaced while open).
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;

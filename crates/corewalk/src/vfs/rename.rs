@@ -35,8 +35,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the list of in-flight renames. It is so large that renames in different
-/// directories seldom use the same shard.
+/// Number of shards of the list of in-flight renames. Renames in different directories seldom share
+/// one.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -527,8 +527,8 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Returns true if `moved` is among the ancestors of `parent`, now or after the running renames
-/// (`announced`). The caller keeps directories from moving.
+/// Searches for `moved` among the ancestors of `parent`, over present parents and the new parents
+/// of running renames (`announced`). The caller keeps directories from moving.
 fn would_loop(
     dcache: &Dcache,
     announced: &[(DentrySlot, DentrySlot)],

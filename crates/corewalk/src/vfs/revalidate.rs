@@ -45,14 +45,14 @@ impl Vfs {
     pub fn revalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         let lookup_key = self.dcache.lookup_key(name);
-        // Cancel running lookups of the name. The back end may have answered them before this call,
-        // and such an answer must not enter the cache after this call.
+        // Cancel running lookups of the name. They may have an answer from before this call, which
+        // must not enter the cache after it.
         self.dcache.cancel_fills(dir.now.slot, &lookup_key);
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
-        // Take the in-lookup lock, so that no other operation of this namespace changes the name
-        // while this one asks the back end.
+        // Under the in-lookup lock, no other operation of this namespace changes the name while the
+        // back end is asked.
         let in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
@@ -70,8 +70,8 @@ impl Vfs {
     }
 
     /// Looks up `name` in `dir` in the back end, even if the cache has it, and corrects the cache.
-    /// The answer is not older than the call. A server whose back end is also changed by other
-    /// programs calls this instead of [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
+    /// For a back end that other programs also change: a server calls this instead of
+    /// [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
     ///
     /// If the back end still has the same directory under the name, the entries below that
     /// directory stay cached.

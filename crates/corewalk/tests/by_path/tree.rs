@@ -142,8 +142,7 @@ impl PathTree {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let found = self.state.lock().resolve(path)?;
         if found != node.ino() {
-            // ORDERING: Relaxed. The count is a statistic. It is read after all threads have been
-            // joined.
+            // ORDERING: Relaxed. The count is read after all threads have been joined.
             self.strays.fetch_add(1, Ordering::Relaxed);
         }
         Ok(found)

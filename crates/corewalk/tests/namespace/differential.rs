@@ -6,8 +6,8 @@
 //! may change the tree. If several errors apply to a call, namespace and host must report the same
 //! error.
 //!
-//! On the host, a thread without privileges makes the calls, or, if the tests do not run as root,
-//! the user that runs them, who also owns all files.
+//! On the host, a thread without privileges makes the calls. If the tests do not run as root, the
+//! user that runs them makes the calls and owns all files.
 //!
 //! Source: path_resolution(7), unlink(2), link(2), mknod(2), rename(2); Linux `may_delete`.
 

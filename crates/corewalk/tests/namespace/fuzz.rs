@@ -132,7 +132,6 @@ fn store_acl(fs: &Tmpfs, file: Node<'_>, input: &[u8]) -> Result<usize, Errno> {
     assert_eq!(acl.to_xattr().len(), input.len());
     fs.set_acl(file, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     let kept = fs.get_acl(file, AclKind::Access).unwrap();
-    // An ACL that is equivalent to a mode is not stored. Only the mode is stored.
     assert_eq!(kept.unwrap_or_else(|| Acl::from_mode(acl.mode())), acl);
     let (mode, inherited) = acl.inherit(0o640);
     assert_eq!(mode, 0o640 & acl.mode());

@@ -421,7 +421,6 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Drop the sender at the end, even after a panic, so that the serving thread ends.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);

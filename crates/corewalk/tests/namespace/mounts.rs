@@ -146,8 +146,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             vfs.mount(numbered(number), &place(&vfs, "m")).unwrap();
             // ORDERING: Relaxed. A count.
             let before = visits.load(Ordering::Relaxed);
-            // ORDERING: Relaxed. The loop only waits until a walk has succeeded since the last
-            // mount.
+            // ORDERING: Relaxed. The loop only waits until a walk has succeeded.
             while visits.load(Ordering::Relaxed) == before {
                 thread::yield_now();
             }

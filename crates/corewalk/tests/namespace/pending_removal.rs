@@ -188,8 +188,8 @@ enum Permissions {
     Unknown,
 }
 
-/// After an operation has failed with ENOENT or ESTALE because a directory is gone, the directory's
-/// name must not lead to it. The back end of this test returns ESTALE for the removed directory.
+/// After ENOENT or ESTALE because a directory is gone, its name must not lead to it. The back end
+/// of this test returns ESTALE for the removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     // The number of `d`, the first file after the root.
     const GONE: u64 = 2;
@@ -219,8 +219,8 @@ fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     assert!(early.is_empty(), "the directory was found after the error of: {early:?}");
 }
 
-/// No operation may report that a directory is gone while its name still leads to it. In an earlier
-/// version of the cache, checks of permissions and of inherited ACLs reported that too early.
+/// No operation may report that a directory is gone while its name still leads to it. That includes
+/// checks of permissions and of inherited ACLs.
 #[test]
 fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
@@ -295,7 +295,7 @@ fn link_of_a_removed_file_fails_after_its_name_is_gone() {
 /// A change of the tree.
 type Change = fn(&Vfs) -> Result<(), Errno>;
 
-/// If the removal of a directory fails because another thread has just made a file in it, a later
+/// If a directory cannot be removed because another thread has just made a file in it, a later
 /// lookup must find that file.
 #[test]
 fn directory_that_is_not_empty_shows_its_new_file() {

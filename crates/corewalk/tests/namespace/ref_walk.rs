@@ -1,9 +1,9 @@
 //! Tests of ref-walk, the fallback of a path walk that holds references. The tests change the tree
 //! during a walk.
 //!
-//! The walks of these tests search a directory with an ACL, so each walk asks the back end for this
-//! ACL. When the back end is asked, the test changes the tree. If that changes the walk's path in
-//! each lock-free attempt, the walk falls back to ref-walk.
+//! These tests walk through a directory with an ACL, so each walk asks the back end for it. The
+//! test then changes the tree. A walk whose path changes in each lock-free attempt falls back to
+//! ref-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -14,7 +14,7 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, over, remove, rename, tree, walk};
 
-/// The change that a test makes after the walk has become a ref-walk and has taken references.
+/// The change that a test makes after the walk has become a ref-walk.
 type Change = fn(&Vfs);
 
 /// The user whose walks are disturbed.
@@ -99,8 +99,8 @@ fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     found.map(|found| found.ino)
 }
 
-/// If the path of a walk changes during each lock-free attempt, the statistics must count each
-/// failed attempt, and the fallback to ref-walk once.
+/// If the path of a walk changes during each lock-free attempt, each failed attempt must be
+/// counted, and the fallback to ref-walk once.
 #[test]
 fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});

@@ -56,8 +56,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Traps T12, T13, T15: two directories, each with a file, are exchanged repeatedly. Both paths
-/// must always exist, and each must always lead to one of the two files.
+/// Traps T12, T13, T15: two directories, each with a file, are exchanged repeatedly. Each path must
+/// always lead to one of the two files.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));

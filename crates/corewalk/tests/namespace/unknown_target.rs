@@ -1,5 +1,5 @@
-//! Tests of renames to names that the cache does not have. The namespace first asks the back end
-//! for a rename that replaces nothing. It looks the name up only if that rename fails.
+//! Tests of renames to names that the cache does not have. The namespace first asks for a rename
+//! that replaces nothing, and looks the name up only if that fails.
 
 use std::sync::{Arc, Mutex};
 

@@ -35,9 +35,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // Some translations of a directory to its path must fall back to the lock that blocks moves of
-    // directories. If all threads share one CPU, few renames happen during a translation. So the
-    // test does not require fallbacks then.
+    // A translation of a directory to its path falls back to the lock that blocks moves of
+    // directories. Some must, except on one CPU, where few renames happen during a translation.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {

@@ -157,9 +157,9 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors (interfaces of the namespace) that look up names of directories. The directories
-/// are renamed meanwhile, so a name exists only from time to time. The answer that a name does not
-/// exist is judged too: it must have been true at one instant.
+/// Returns doors (interfaces of the namespace) that look up names of directories, which are renamed
+/// meanwhile. The answer that a name does not exist is judged, too: it must have been true at one
+/// instant.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -186,9 +186,9 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a door (an interface of the namespace) that walks along a path. Renames are running, so
-/// the path exists only from time to time. A failed walk makes no claim about the tree, because any
-/// of the names may have been missing. A ref-walk makes no claim either, because it is no snapshot.
+/// Returns a door (an interface of the namespace) that walks along a path, which exists only from
+/// time to time. A failed walk makes no claim about the tree, because any name may have been
+/// missing. Nor does a ref-walk, because it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         /// The count of ref-walks at this thread's last successful walk.
@@ -218,7 +218,7 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
 }
 
 /// Returns a wrong door (an interface that returns a path) for control tests. It asks for each name
-/// of the path separately. Each name is right, but the names are of different instants.
+/// of the path separately, so the names are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {

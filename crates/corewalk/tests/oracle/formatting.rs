@@ -12,9 +12,9 @@ pub(crate) enum Part {
     Names(Vec<u8>),
     /// A part of a path that depends on a variable: a file or directory that is renamed.
     ///
-    /// The first field is the index of the variable. The second field has each possible form of the
-    /// part, for example each name of the directory. With each form it has the values of the
-    /// variable that lead to this form (one bit per value). At most one form matches a given path.
+    /// The first field is the index of the variable. The second lists each form of the part, such
+    /// as each name of the directory, with the variable's values that lead to it (one bit per
+    /// value). At most one form matches a given path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 

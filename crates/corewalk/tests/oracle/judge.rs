@@ -26,8 +26,8 @@
 //! do not depend on each other. So an answer can be true if and only if there is such a `k`.
 //!
 //! # Answers of one thread
-//! A thread gives its answers one after the other. So if an answer shows a rename of a variable, a
-//! later answer must not show the variable's older value.
+//! A thread gives its answers one after the other. So after an answer that shows a rename, it must
+//! not show the variable's older value.
 //!
 //! [`Judge`] assumes that each answer was given in the first instant in which it can be true, but
 //! not before the instant chosen for the last answer. So its choice is never later than the true
@@ -94,10 +94,9 @@ impl Life {
         self.states.push(State { value, first: invoked + 1, last: u64::MAX });
     }
 
-    /// Finds the first instant, at or after `instant`, in which this variable may have had one of
-    /// the values in `seen` (one bit per value). A variable is, for example, the name of a
-    /// directory. Begins at the state with index `at`, and sets `at` to the index of the state that
-    /// it finds.
+    /// Finds the first instant, at or after `instant`, in which this variable may have had a value
+    /// in `seen` (one bit per value). Begins at the state with index `at`, and sets `at` to the
+    /// state that it finds.
     fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
         loop {
             let state = self.states.get(*at)?;
@@ -238,8 +237,8 @@ mod tests {
         assert_eq!(Judge::default().judge(&lives(), &seen), Ok(13));
     }
 
-    /// The values that a variable (such as the name of a directory) has had, which the random test
-    /// knows. Each value comes with the instant in which the variable got it.
+    /// The values that a variable had in the random test, each with the instant in which it got the
+    /// value.
     type Truth = Vec<(u64, u8)>;
 
     /// Returns random recorded variables, their true values, and the last instant.

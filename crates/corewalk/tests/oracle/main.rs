@@ -7,8 +7,8 @@
 //!
 //! The clock is read before and after each rename and each answer. Then the module `judge` checks
 //! each answer: was there an instant during the call at which the tree could have had all the names
-//! in the answer? Ten million answers are judged. The module `windows` divides the test into
-//! periods, so that no answer is stored for long.
+//! in the answer? The module `windows` divides the test into periods, so that no answer is stored
+//! for long.
 //!
 //! | module | content |
 //! |---|---|

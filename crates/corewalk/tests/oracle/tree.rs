@@ -10,9 +10,8 @@
 //!       s, mnt/        in the one made as x1, a file and a mount point; in the mount:
 //!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
-//! Names are short, too long to be inline in a dentry, or as long as possible. A variable stands
-//! for a name or a parent directory that renames change. Each variable takes each of its values
-//! again and again.
+//! Names are inline in a dentry, too long for that, or as long as possible. A variable stands for a
+//! name or a parent directory that renames change. It takes each of its values again and again.
 
 use std::sync::Arc;
 
@@ -207,16 +206,16 @@ impl<'v> Tree<'v> {
         vec![one(MOVED, parts)]
     }
 
-    /// Returns the path from the directory [`MOVED`] to a directory in it. There are two, and
-    /// renames exchange them, so that each gets the name of the other. `which` selects one.
+    /// Returns the path from the directory [`MOVED`] to one of its two directories whose names
+    /// renames exchange. `which` selects one.
     pub(crate) fn to_swapped(&self, which: usize) -> Vec<Part> {
         let mut parts = forms(SWAP);
         parts.rotate_left(which);
         vec![one(SWAP, parts)]
     }
 
-    /// Returns the path to the file [`LEAF`] from its directory: the one that was first called
-    /// `x0`, and that renames exchange with `x1`.
+    /// Returns the path of the file [`LEAF`] from its directory, which was first called `x0` and is
+    /// exchanged with `x1`.
     pub(crate) fn to_leaf(&self) -> Vec<Part> {
         let parts = forms(LEAF)
             .into_iter()

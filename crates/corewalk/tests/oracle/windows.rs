@@ -68,8 +68,8 @@ struct Race<'a> {
     doors: &'a [Door<'a>],
     extent: Extent,
     clock: Clock,
-    /// The number of threads that have not yet done their share in the current window (period of
-    /// the test). A thread's share is a minimum number of translations or renames.
+    /// The number of threads that have not yet done their share (a minimum number of translations
+    /// or renames) in the current period of the test.
     behind: AtomicU64,
     ends: Barrier,
     lives: RwLock<Vec<Life>>,

@@ -86,8 +86,8 @@ fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. In this test the name
-/// refers to another file after the invalidation. So no lookup may find the old dentry any more.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. After it the name
+/// refers to another file, so no lookup may find the old dentry.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -177,17 +177,16 @@ fn control_take_back_that_looks_once_is_caught() {
     });
 }
 
-/// Trap T55: if a directory's name is added to the cache twice, the directory must keep its dentry.
-/// This must hold even if another thread marks the dentry as a mount point meanwhile. In this test
-/// the directory is never invalidated.
+/// Trap T55: a directory whose name is added twice must keep its dentry, even if another thread
+/// marks it as a mount point meanwhile. The directory is never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): this variant of `publish` looks the dentry
-/// up only once. If another thread then marks the dentry as a mount point, the variant cannot take
-/// a reference on it. A correct `publish` looks it up again, and does not make a second dentry.
+/// Trap T55, control (a variant with the bug must fail): `publish` looks the dentry up only once.
+/// If another thread then marks it as a mount point, no reference can be taken, and a second dentry
+/// is made.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -241,8 +240,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the variant renames the two dentries in
-/// two separate write sections. So for a moment one of the names is missing.
+/// Trap T13, control (a variant with the bug must fail): the two dentries are renamed in separate
+/// write sections. So for a moment one of the names is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {

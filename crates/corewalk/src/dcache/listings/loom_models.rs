@@ -43,8 +43,8 @@ impl Shared {
     }
 }
 
-/// Runs `change` on one thread and a listing on another. Returns three counts. They tell how often
-/// the listing added nothing to the cache, how often the old file, and how often the new file.
+/// Runs `change` on one thread and a listing on another. Counts how often the listing added
+/// nothing, the old file, and the new file to the cache.
 fn list_against(change: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(Shared {
@@ -73,9 +73,9 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// Trap T25: checks that a listing does not add the old file of a name that another thread changes.
-/// That thread increments the directory's count of changes before it releases the name's in-lookup
-/// lock (L.1). So the listing sees the change when it holds this lock.
+/// Trap T25: a listing must not add the old file of a name that another thread changes. That thread
+/// increments the directory's count of changes before it releases the in-lookup lock (L.1), so the
+/// listing sees the change under this lock.
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -113,7 +113,6 @@ fn list_without_locks(
     counts: fn(&Listings),
 ) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        // The two threads share the counts of listings and changes, the back end, and the cache.
         // The cache's mutex also serves as the in-lookup lock of the name.
         let backend = AtomicU64::new(OLD);
         let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
@@ -147,7 +146,7 @@ fn list_without_locks(
 
 /// Trap T25: a listing must not add an old file to the cache, even if the back end has no locks.
 /// Then only the fences in `begin` and in the drop of `NameChange` order the back end's answers and
-/// the counts of changes.
+/// the counts.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
@@ -203,9 +202,9 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// Traps T25, P12: checks that a listing adds no old file while another thread invalidates the
-/// name. The invalidation first increments the directory's count of changes. Then it cancels the
-/// fill: it forbids the thread with the name's in-lookup lock to cache its answer (L.2).
+/// Traps T25, P12: a listing must not add an old file while another thread invalidates the name.
+/// The invalidation increments the directory's count of changes, and then forbids the holder of the
+/// name's in-lookup lock to cache its answer (L.2).
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));

@@ -19,8 +19,8 @@ fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Does the same as [`Dcache::get_by_ino`], but with other checks: `is_parent` replaces the check
-/// of the parent, and `is_unchanged` replaces the validation of the dentry.
+/// Like [`Dcache::get_by_ino`], with other checks of the parent (`is_parent`) and of the dentry
+/// (`is_unchanged`).
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -49,9 +49,9 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
-/// Invalidates the directory of `A`, and then lets the name `A` refer to a second file. Meanwhile a
-/// reader looks up `A` with `count`. Returns how often the lookup missed, found the first file, and
-/// found the second file.
+/// Invalidates the directory of `A`, and then lets `A` refer to a second file. Meanwhile a reader
+/// looks up `A` with `count`. Counts how often it missed, found the first file, and found the
+/// second.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -149,8 +149,8 @@ fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// The amount that one client lookup (a unit of FUSE's `nlookup`) adds to an inode's reference
-/// count. Every other reference adds 1.
+/// The weight of one client lookup (a unit of FUSE's `nlookup`) in an inode's reference count. Any
+/// other reference weighs 1.
 const LOOKUP: u64 = 8;
 
 /// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count.
@@ -186,8 +186,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Plays a faulty client that forgets a lookup which it has not made. If the inode's reference
-/// count is at least [`LOOKUP`], subtracts [`LOOKUP`] and returns true.
+/// Plays a faulty client that forgets a lookup which it has not made. Subtracts [`LOOKUP`] from the
+/// inode's reference count if it is large enough, and returns true then.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -197,10 +197,10 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     is_there
 }
 
-/// A reader looks `A` up for a client with `count`. If the lookup succeeds, it has added [`LOOKUP`]
-/// to the inode's reference count. At the same time the main thread changes the dentry of `A`, and
-/// plays a faulty client that forgets a lookup too many. Returns how often the reader's lookup
-/// failed, how often its references stayed, and how often the faulty client took them away.
+/// A reader looks `A` up for a client with `count`, which adds [`LOOKUP`] to the inode's reference
+/// count. The main thread changes the dentry of `A`, and plays a faulty client that forgets a
+/// lookup too many. Counts how often the lookup failed, its references stayed, and the faulty
+/// client took them.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

@@ -1,9 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! In each model the spawned thread is the reader, and the main thread evicts. If the roles were
-//! swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};

@@ -28,9 +28,9 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// Adds free inode slots. When the depot has all 64 slots of a segment, it keeps the segment as
-    /// a spare. If it already has `SPARE_SEGMENTS` spares, it removes the segment's slots and
-    /// passes the segment to `retire`. The caller of `put` must then free that segment.
+    /// Adds free inode slots. Of a segment whose 64 slots are all free, the depot keeps up to
+    /// `SPARE_SEGMENTS` as spares. It passes others to `retire`, without their slots, and the
+    /// caller must then free them.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;

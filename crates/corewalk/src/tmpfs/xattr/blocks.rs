@@ -144,7 +144,7 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
-    /// Finds a shared block whose content equals `set`, and makes the caller a user of that block.
+    /// Finds a shared block with the content of `set`, and makes the caller one of its users.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let result = self.search(key, set);
         let searches = match result {

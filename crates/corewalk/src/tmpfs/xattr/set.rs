@@ -113,8 +113,7 @@ impl Set {
             + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
-    /// Checks a change of this set of attributes. Returns how the change affects the number of
-    /// bytes that are charged for the set. Changes nothing.
+    /// Checks a change of this set, without making it. Returns its effect on the charged bytes.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change

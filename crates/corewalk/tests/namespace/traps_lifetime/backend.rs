@@ -295,8 +295,7 @@ fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation, the cache keeps the old answer, which is wrong. The check
-/// must show that.
+/// Control: without the invalidation, the cache keeps the old answer.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);

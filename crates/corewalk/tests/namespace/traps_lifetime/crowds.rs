@@ -161,9 +161,8 @@ impl Drop for Done<'_> {
 }
 
 /// Trap T51: a client that forgets more lookups than it has must drop no reference of other users.
-/// In an inode's count, one lookup weighs as much as 2^28 other references. Some numbers of
-/// forgotten lookups in this test are so large that their product with this weight overflows. The
-/// tests of `corewalk_sync::Lockref` cover the limit of the count itself.
+/// One lookup weighs as much as 2^28 other references, and some numbers in this test overflow when
+/// multiplied by that. `corewalk_sync::Lockref` tests the limit of the count itself.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();

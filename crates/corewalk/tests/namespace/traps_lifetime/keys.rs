@@ -53,8 +53,8 @@ fn crafted_long() -> Vec<Vec<u8>> {
     (0..LONG_NAMES).map(|number| name(&nth(number)[1..])).collect()
 }
 
-/// Returns names that collide in the root directory under the key of [`SEED`]. The function repeats
-/// the computation of `hash.rs`.
+/// Returns names that collide in the root directory under the key of [`SEED`]. Repeats the
+/// computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
     // The hash of a name depends on the inode number of the name's directory.

@@ -85,8 +85,8 @@ fn removal_in_a_large_cache_scans_few_entries() {
     assert_eq!(vfs.stats().negatives, 0);
 }
 
-/// Trap T60: the count of negative dentries must stay right, even if lookups fail in a directory
-/// while it is removed.
+/// Trap T60: the count of negative dentries must stay right, even if a directory is removed during
+/// failing lookups in it.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

@@ -33,8 +33,8 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// Returns pairs of names of different lengths. Names of these lengths are stored inline in the
-/// dentry, in a small slot outside it, or in a large slot outside it.
+/// Returns pairs of names of different lengths, stored in the dentry, in a small slot, or in a
+/// large slot.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
@@ -128,8 +128,7 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control for trap T5: some bytes of a name are replaced by bytes of another name, as in a torn
-/// read. The check must catch that.
+/// Control for trap T5: some bytes of a name come from another name, as in a torn read.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -264,7 +263,7 @@ fn path_longer_than_any_buffer_is_complete() {
 
 /// Trap T17: a thread walks from a directory that is being removed. Meanwhile the other references
 /// to the directory are dropped, so that its dentry dies and the slot is reused. The walk must find
-/// the removed directory, its old parent, or nothing.
+/// that directory, its old parent, or nothing.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

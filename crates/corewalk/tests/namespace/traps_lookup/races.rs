@@ -99,7 +99,7 @@ fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
 }
 
 /// Trap T16: a name refers in turn to a file, a directory, a link and nothing. Kind and inode must
-/// always belong together, and no positive dentry may be without an inode.
+/// always belong together, and each positive dentry has an inode.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -205,9 +205,8 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// Trap T22: on one CPU, a thread that spins keeps the other threads from running. Here four
-/// threads make, look up, invalidate and remove the same two names on one CPU. The test must end in
-/// bounded time.
+/// Trap T22: a thread that spins on one CPU keeps the other threads from running. Four threads
+/// change the same two names on one CPU. The test must end in bounded time.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
