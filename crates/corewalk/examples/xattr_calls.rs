@@ -12,9 +12,8 @@
 //! The script needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, getxattr01 to 03, listxattr01
-//! to 03, removexattr01 and 02. The variants of these calls for links (`l...`) and descriptors
-//! (`f...`) are covered too. So are the namespaces and permissions of xattr(7), and the access and
-//! default ACLs.
+//! to 03, removexattr01 and 02, and their variants for links (`l...`) and descriptors (`f...`). The
+//! namespaces and permissions of xattr(7), and ACLs, are covered too.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 

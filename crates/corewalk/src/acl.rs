@@ -266,8 +266,8 @@ impl Acl {
         self.entries.iter().find(|e| e.tag == tag).map(|e| e.perm)
     }
 
-    /// Returns the tag of the ACL entry that the mode's group bits mirror: the mask, or the owning
-    /// group if the ACL has no mask.
+    /// Returns the tag of the entry that the mode's group bits mirror: the mask, or the owning
+    /// group if there is none.
     fn group_class(&self) -> Tag {
         self.perm_of(Tag::Mask).map_or(Tag::GroupObj, |_| Tag::Mask)
     }
@@ -491,8 +491,8 @@ mod tests {
     #[test]
     fn check_follows_acl5() {
         let acl = named();
-        // Each row is a permission check: the process's user id and groups, the wanted permissions,
-        // and whether the ACL allows them. The file's owner is 1, and its group is 10.
+        // Each row is a permission check: user id, groups, wanted permissions, and whether the ACL
+        // allows them. The file's owner is 1, and its group is 10.
         let table: [(u32, &[u32], u32, bool); 17] = [
             (1, &[], 7, true),
             (1, &[10], 7, true),

@@ -45,9 +45,8 @@ pub enum Atime {
     Relative,
     /// Never (`noatime`).
     Never,
-    /// Update the access time at each read that reaches the file system (`strictatime`). On a FUSE
-    /// mount the kernel answers some reads and directory listings from its own cache. Those do not
-    /// reach the file system, so they do not update the access time.
+    /// Update the access time at each read that reaches the file system (`strictatime`). A FUSE
+    /// kernel answers some reads and directory listings from its own cache. These do not update it.
     Strict,
 }
 
@@ -241,8 +240,8 @@ pub struct Attr {
 }
 
 /// How long a client, such as the kernel, may use a name or attributes before it asks the server
-/// again. `None` means the default in the server's options. These times bind only clients: the
-/// server's own dentry cache keeps names until they change or are invalidated.
+/// again. `None` means the default in the server's options. The server's own dentry cache keeps
+/// names until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
     /// How long a client may use the name under which it found the inode. Used only with a name: in

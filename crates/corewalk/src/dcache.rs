@@ -4,8 +4,8 @@
 //! the hash table, and compares one dentry. It takes no lock and writes nothing.
 //!
 //! A thread that changes a name holds the name's in-lookup lock (`key_lock`). It calls the back end
-//! first, and then changes the cache. Readers see a new name when it is inserted in the hash table.
-//! They see any other change when the dentry's seqlock write section ends.
+//! first, and then changes the cache. Readers see a new name once it is in the hash table, and any
+//! other change at the end of the dentry's seqlock write section.
 //!
 //! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
 //! the slot number of its directory, and the child generation that the directory had then. No
@@ -79,9 +79,8 @@ pub(crate) struct Dcache {
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names. To add a dentry under a name, or to move a dentry to a name, a
-    /// thread must hold the in-lookup lock of that name. Analogous to Linux's
-    /// `in_lookup_hashtable`.
+    /// The in-lookup locks of names. A thread must hold a name's lock to add a dentry under that
+    /// name, or to move one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
@@ -122,7 +121,6 @@ pub(crate) struct Directory {
 /// The directory of a component that is looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupParent {
-    /// The directory's number, which is mixed into the hashes of its children's names.
     pub(crate) id: u64,
     /// The current key of its children.
     pub(crate) key: ParentKey,
@@ -200,9 +198,9 @@ impl Dcache {
         })
     }
 
-    /// Looks up a component of a path, as [`Dcache::find`] does. Finds only plain dentries, which
-    /// are neither symbolic links nor mount points. Returns the dentry's slot and an unvalidated
-    /// snapshot of the dentry. The caller validates the snapshot.
+    /// Looks up a path component like [`Dcache::find`], but only plain dentries (neither symbolic
+    /// links nor mount points). Returns the dentry's slot and a snapshot, which the caller
+    /// validates.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,

@@ -14,13 +14,13 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! The module `lookup_key` defines the words of a name. If a name does not fit into the dentry, the
-//! last name word refers to a slot for long names, whose memory is never unmapped either.
+//! The module `lookup_key` defines the words of a name. The last name word of a dentry refers to a
+//! slot for long names, if the name does not fit. The memory of such slots is never unmapped
+//! either.
 //!
-//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). Whenever
-//! possible, the dentry and the inode of a name are in the same slot. So when a lookup knows the
-//! slot number from the hash table, it can prefetch the inode's reference count in parallel with
-//! the dentry.
+//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). If possible, a
+//! name's dentry and inode are in one slot. So a lookup that has the slot number from the hash
+//! table can prefetch the inode's reference count in parallel with the dentry.
 //!
 //! The two halves are allocated and freed separately: names are removed, an inode may have several
 //! names, and a negative dentry has no inode. The slot is freed when both halves are free.
@@ -126,8 +126,8 @@ impl Image {
     }
 }
 
-/// The inode number and the child generation of a directory. A directory's dentry stores them in
-/// its last two words. Other dentries store a part of the name there.
+/// The inode number and the child generation of a directory: the last two words of its dentry.
+/// Other dentries have a part of the name there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryWords {
     pub(crate) ino: u64,
@@ -363,8 +363,8 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// Returns the content of the dentry in `slot`. The caller holds the dentry's lock, or no other
-    /// thread can find the dentry.
+    /// Returns the content of the dentry in `slot`. The caller has locked the dentry, or no other
+    /// thread can find it.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
         // ORDERING: Relaxed. The caller's lock excludes changes of these words.
@@ -546,9 +546,9 @@ impl Dentries {
         let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
         let words = self.rest_of(reference);
         // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. The slot
-        // may have held the name of another dentry before. That dentry's sequence changed before
-        // the slot was freed. So if a reader of the old name sees a word stored below, its
-        // validation also sees the changed sequence.
+        // may have held the name of another dentry, whose sequence changed before the slot was
+        // freed. A reader of that name that sees a word stored below also sees the changed
+        // sequence.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
             // ORDERING: Relaxed. The words become visible to readers through the dentry that will

@@ -12,7 +12,7 @@
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
 //! for ever (trap T9).
 //!
-//! The result includes the kind of path. The texts of d_path and getcwd depend on it (trap T11).
+//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 

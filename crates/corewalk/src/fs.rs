@@ -1,9 +1,9 @@
 //! The interface to a back end: the trait that a file system implements.
 //!
 //! A [`FileSystem`] is a back end that stores files. Its methods get one name at a time. The caller
-//! of the back end handles path walks, permission checks, negative dentries, mounts and reference
-//! counts. Six methods are required, five more make changes, and the others have a useful default.
-//! The example `hello` of `corewalk-fuse` is a complete back end.
+//! handles path walks, permission checks, negative dentries, mounts and reference counts. Six
+//! methods are required, five more make changes, and the others have a useful default. The example
+//! `hello` of `corewalk-fuse` is a complete back end.
 //!
 //! The documentation of [`FileSystem`] contains the rules F.1 to F.6, because this module is
 //! private.
@@ -63,8 +63,8 @@ pub enum Addressing {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Make<'a> {
-    /// Type bits and permission bits. When a back end gets them, the umask, ACL inheritance and the
-    /// rules for the set-group-ID bit have already been applied.
+    /// Type bits and permission bits, after the umask, ACL inheritance and the rules for the
+    /// set-group-ID bit have been applied.
     pub mode: u32,
     /// The permission bits to clear (umask(2)). They are cleared in `mode` before the back end is
     /// called, unless the directory has a default ACL. A back end ignores this field.
@@ -157,8 +157,8 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The position in the directory after this entry. It is unique within the directory and never
-    /// 0. It stays valid however the directory changes (traps T48, P13).
+    /// The position in the directory after this entry. It is unique within the directory, never 0,
+    /// and valid however the directory changes (traps T48, P13).
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
     /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes
@@ -524,19 +524,19 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the file of the host that has the content of the open file [`Node::handle`]. `None`,
     /// the default, if there is no such file.
     ///
-    /// A server calls this method at the first open of an inode, and the answer holds until the
-    /// inode is not open any more. If the kernel agrees, it opens the place of that file on the
-    /// host again for each client. It does so with the rights of the server and the flags of the
-    /// client, whatever the access mode of the descriptor is. The kernel then reads and writes that
-    /// file itself. It calls `read` and `write` only for files with [`OpenFlags::DIRECT_IO`].
+    /// A server calls this at the first open of an inode, and the answer holds until the inode is
+    /// not open any more. If the kernel agrees, it opens that file of the host again for each
+    /// client, with the rights of the server and the flags of the client, whatever the descriptor's
+    /// access mode. The kernel then reads and writes it directly. It calls `read` and `write` only
+    /// for files with [`OpenFlags::DIRECT_IO`].
     fn backing_file(&self, node: Node<'_>) -> Option<Arc<OwnedFd>> {
         None
     }
 
-    /// Called when a client closes a descriptor of an open file. An error of this method becomes
-    /// the error of close(2). After dup(2) or fork(2) an open file has several descriptors, so this
-    /// method may be called several times for it. The default is `ENOSYS`: the back end needs no
-    /// such call for any file, and a server may skip these calls.
+    /// Called when a client closes a descriptor of an open file. An error becomes that of close(2).
+    /// After dup(2) or fork(2) an open file has several descriptors, so this may be called several
+    /// times. The default is `ENOSYS`: the back end needs no such calls, and a server may skip
+    /// them.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -563,7 +563,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if `fsync` may wait for a disk or another machine. A server then calls it from
-    /// separate threads, and serves other requests meanwhile.
+    /// separate threads.
     fn fsync_waits(&self) -> bool {
         false
     }
@@ -695,9 +695,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Serves any other ioctl(2) on a regular file or a directory. `command` tells the size and the
-    /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument that the client passes.
-    /// The answer has at most as many bytes as the argument. `ENOTTY`, the default, for an unknown
-    /// command.
+    /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument. The answer has at most
+    /// as many bytes. `ENOTTY`, the default, for an unknown command.
     fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
         Err(Errno::NOTTY)
     }

@@ -20,8 +20,8 @@ use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// [`HashKeys::short_name`] hashes this number of words at the beginning of a name. If the name has
-/// more words, further steps hash them.
+/// The number of words that [`HashKeys::short_name`] hashes at the beginning of a name. Further
+/// steps hash the rest.
 pub(crate) const SHORT_WORDS: usize = 3;
 
 /// The secrets of the hashes of one namespace.
@@ -66,8 +66,8 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // The compiler turns this `if` into a select instruction. A branch on the length would
-        // often be mispredicted.
+        // This `if` becomes a select instruction. A branch on the length would often be
+        // mispredicted.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }

@@ -195,9 +195,9 @@ impl Inodes {
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. If the caller holds a reference on the inode, the inode's generation
-        // cannot change. If the caller holds none, it validates the dentry that led to the inode.
-        // The validation fails if the slot has another inode now.
+        // ORDERING: Relaxed. The generation cannot change while the caller holds a reference. A
+        // caller without one validates the dentry that led to the inode, which fails if the slot
+        // has been reused.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
@@ -272,9 +272,8 @@ impl Inodes {
     }
 
     /// Returns the inodes with the number `ino` that other inodes have replaced in the table, with
-    /// a reference on each. The caller first calls [`Inodes::get`], which searches the table. In
-    /// the other order it could miss an inode that moves from the table to the list of stale
-    /// generations between the two calls.
+    /// a reference on each. Call [`Inodes::get`], which searches the table, first. In the other
+    /// order an inode that moves from the table to this list could be missed.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -313,9 +312,9 @@ impl Inodes {
     /// inode to the cache, if possible in the slot of `beside`, a dentry on which the caller holds
     /// a reference.
     ///
-    /// `changes_before` is the value that [`Inodes::changes`] had before the back end was asked. If
-    /// that value has changed, `attr` may be out of date, and the permissions of a new inode count
-    /// as unknown. Returns None if no slot is left.
+    /// `changes_before` is the value of [`Inodes::changes`] before the back end was asked. If it
+    /// has changed, `attr` may be out of date, and the permissions of a new inode count as unknown.
+    /// Returns None if no slot is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
@@ -371,9 +370,8 @@ impl Inodes {
         guard.revive();
         guard.add(1);
         // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. A reader
-        // may have found this slot in a dentry that has changed since. If the reader sees the new
-        // inode number, which is stored below, its validation also sees that the dentry's sequence
-        // has changed.
+        // may have found this slot in a dentry that has changed since. If it sees the new inode
+        // number, stored below, its validation also sees the dentry's changed sequence.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -440,8 +438,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Makes a dentry the first alias of an inode, because the back end has just confirmed the
-    /// dentry's name. Does nothing if the dentry is not an alias of the inode.
+    /// Makes a dentry the first alias of an inode, because the back end has just confirmed its
+    /// name. Does nothing if it is no alias of the inode.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -634,9 +632,9 @@ impl Inodes {
         // the old attributes.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // The back end has failed, or two changes of this inode overlapped. If they overlapped,
-            // it is unknown which one the back end made last. So mark the permissions as unknown. A
-            // thread that asked the back end earlier can then no longer store the answer.
+            // The back end has failed, or two changes of this inode overlapped, in an unknown
+            // order. So mark the permissions as unknown, and make a thread that asked the back end
+            // earlier drop its answer.
             let _ = self.mark_unknown(slot);
         }
     }
@@ -663,9 +661,9 @@ impl Inodes {
     /// before it asked the back end. If attributes have changed since, the function stores nothing.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of attributes first increments `changes`, and then takes the inode's lock to
-        // mark the permissions as unknown. This thread holds that lock. So if the comparison below
-        // misses a change, that change marks the permissions as unknown later.
+        // A change of attributes increments `changes`, and then takes the inode's lock, which this
+        // thread holds, to mark the permissions as unknown. So a change that the comparison misses
+        // marks them later.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
@@ -688,8 +686,8 @@ impl Inodes {
         // ORDERING: Relaxed. Under the inode's lock, which all writers of the word hold.
         let before = word.load(Ordering::Relaxed);
         if before >> VERSION_SHIFT == ticket.0 {
-            // ORDERING(perm): Release. Pairs with the load in `perm`. A reader that sees this store
-            // sees the owner of this version, like a reader of the store in `store_perm_version`.
+            // ORDERING(perm): Release. Pairs with the load in `perm`: a reader of this store sees
+            // the owner of this version, as after `store_perm_version`.
             word.store(before | LACKS_CAPABILITY, Ordering::Release);
         }
     }

@@ -9,12 +9,12 @@
 //! - The server lists a directory from its storage. The table may lack a name that exists.
 //! - The table never reuses an inode number. So the generation in each reply to a kernel is 0.
 //! - A node whose last name was removed has no path. So a server that finds files by path keeps the
-//!   file's last path, or an open descriptor, in the node's user data. It stores the path before it
-//!   calls `removed` or `renamed`, and before it enters another file at the name.
+//!   last path, or an open descriptor, in the node's user data. It does so before it calls
+//!   `removed` or `renamed`, and before it enters another file at the name.
 //!
 //! # How it works
-//! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
-//! (`no_backing`). So lookups take no lock, a rename appears at one instant, and memory is bounded.
+//! An `InodeTable` is a [`Vfs`] over a file system that accepts each change (`no_backing`). So
+//! lookups take no lock, a rename appears at one instant, and memory is bounded.
 //!
 //! # Limits
 //! The table does not notice changes of the storage. If two threads of a server change one name,
@@ -96,8 +96,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name that the server has found or made in its storage, and returns its node. If the
-    /// table has the name with the same kind of file, it returns that node and drops `data`. A node
-    /// of another kind is replaced, because the storage must have changed.
+    /// table has the name with the same kind of file, returns that node and drops `data`. It
+    /// replaces a node of another kind, because the storage must have changed.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed; `ENOMEM`; `ENFILE` at
@@ -191,11 +191,10 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name at which the server has found `node`, which the table knows by another name or
-    /// by none. A directory moves to the new name with everything below it. Any other file keeps
-    /// its old names.
+    /// by none. A directory moves with everything below it. Any other file keeps its old names.
     ///
-    /// A server calls this method if other programs may change its storage. When such a program has
-    /// moved or linked a file, a lookup in the storage finds a known file at a new name.
+    /// For a server whose storage other programs change. After such a program has moved or linked a
+    /// file, a lookup in the storage finds a known file at a new name.
     ///
     /// # Errors
     /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `ELOOP` if `node` is a directory above
@@ -425,8 +424,8 @@ impl<T> InodeTable<T> {
         self.vfs.path_of_ino(ino)
     }
 
-    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out. If the node has fewer, returns
-    /// false and drops nothing.
+    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out, or none, and returns false, if
+    /// the node has fewer.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         self.vfs.forget(ino, n)
     }
@@ -437,9 +436,9 @@ impl<T> InodeTable<T> {
         self.vfs.forget_all(ino)
     }
 
-    /// Sets the callback for memory pressure. If the table is over its budget, it reports to the
-    /// callback the entries that only the client's lookups keep. A FUSE server then asks its kernel
-    /// to forget them. The callback can be set once.
+    /// Sets the callback for memory pressure. A table over its budget reports to it the entries
+    /// that only the client's lookups keep. A FUSE server then asks its kernel to forget them. The
+    /// callback can be set once.
     ///
     /// # Errors
     /// `EBUSY` if it is already set.

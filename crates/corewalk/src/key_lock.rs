@@ -41,9 +41,8 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Condvar, Mutex, OwnLine};
 
-/// Number of shards for locks that every change of a name takes. The number is much larger than the
-/// number of threads, so two threads that work on different names seldom write to the same cache
-/// line.
+/// Shards for locks that every change of a name takes: so many that two threads with different
+/// names seldom write to the same cache line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
@@ -253,8 +252,8 @@ impl Shard {
 }
 
 impl KeyGuard<'_> {
-    /// Returns true if an invalidation has forbidden this lock's holder to cache the back end's
-    /// answer (has cancelled its fill).
+    /// Returns true if an invalidation has cancelled this lock's fill (has forbidden to cache the
+    /// back end's answer).
     ///
     /// Call this function inside the critical section that changes the name in the cache: under the
     /// lock of the hash table's stripe, or in a dentry's write section.

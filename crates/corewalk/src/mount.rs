@@ -59,8 +59,8 @@ pub(crate) struct Mount {
     /// The mount point: the parent mount and a dentry in it, with a reference on each. None for the
     /// root mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The number of users: one for the mount table while the mount is in it, and one per
-    /// [`MountRef`]. The root mount does not count its users, because it is never unmounted.
+    /// The number of users: one for the mount table, and one per [`MountRef`]. The root mount
+    /// counts none, because it is never unmounted.
     users: Lockref,
 }
 

@@ -214,8 +214,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes of the path begin with bytes that the line above has searched already.
-    // So shift out the bits that stand for these bytes.
+    // The last sixteen bytes begin with bytes that were searched already. Shift out their bits.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

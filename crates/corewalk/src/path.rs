@@ -55,10 +55,9 @@ impl<'v> PathRef<'v> {
     /// path of `root` itself is `/`, and a path below it has the form `/a/b`. Both have the kind
     /// [`PathKind::Linked`]. All names and mounts on the path existed at the same instant.
     ///
-    /// This method collects the names without a lock, at most four times. An attempt fails only if
-    /// the dentry or one of its ancestors changes meanwhile. After four failures, the method
-    /// collects the names under a shared lock that keeps all directories in place. Several calls
-    /// can hold this lock at the same time.
+    /// Collects the names without a lock, at most four times. An attempt fails only if the dentry
+    /// or one of its ancestors changes meanwhile. After four failures, collects them under a lock
+    /// that keeps directories in place; several calls can hold it.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();
@@ -116,8 +115,8 @@ impl<'v> PathRef<'v> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns an identifier of the dentry: the number of its slot, and the slot's generation. The
-    /// identifier is no reference, so the dentry may be evicted meanwhile.
+    /// Returns the dentry's slot number and the slot's generation. They are no reference, so the
+    /// dentry may be evicted.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

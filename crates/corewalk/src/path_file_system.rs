@@ -45,8 +45,8 @@ pub struct PathEntry<'a> {
     pub kind: FileKind,
     /// The inode number, if the back end has numbers; otherwise 0.
     pub ino: u64,
-    /// The attributes of the file, if the back end knows them at no extra cost. If they are given,
-    /// `ls -l` needs no `getattr` for the file.
+    /// The attributes of the file, if the back end knows them at no extra cost. With them, `ls -l`
+    /// needs no `getattr`.
     pub attr: Option<Attr>,
 }
 
@@ -65,9 +65,8 @@ impl<'a> PathEntry<'a> {
 /// A file system whose methods take paths. [`ByPath`] serves it.
 ///
 /// A path is relative to the root of the file system, and has no `.`, `..` or empty components. The
-/// root itself is the empty path. So a back end that serves a directory of the host finds the file
-/// at `directory.join(path)`. Four methods are required, six more make changes, and the others have
-/// a useful default.
+/// root itself is the empty path. A back end that serves a directory of the host finds the file at
+/// `directory.join(path)`. Four methods are required, and six more make changes.
 ///
 /// # What a back end may rely on
 /// - A path leads to the same file until the call returns. Until then, the cache does not rename or
@@ -280,7 +279,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if [`PathFileSystem::fsync`] may wait for a disk or another machine. A server
-    /// then calls it from separate threads.
+    /// then uses separate threads.
     fn fsync_waits(&self) -> bool {
         false
     }

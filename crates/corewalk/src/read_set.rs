@@ -114,7 +114,7 @@ impl<const N: usize> ReadSet<N> {
 }
 
 /// The inline array of a read set, to which the fast path of a walk appends dentries with their
-/// sequences. When this value is dropped, the new length is stored in the read set.
+/// sequences. The drop stores the new length in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
     /// The number of dentries in the read set, as a copy that the compiler can keep in a register.
@@ -181,9 +181,8 @@ mod tests {
         }
     }
 
-    /// Checks that a read set never validates if it has a dentry with an odd sequence. A reader
-    /// gets an odd sequence while a writer changes the dentry, so the words that it reads then may
-    /// be torn.
+    /// A read set with an odd sequence must never validate: the words were read while a writer
+    /// changed the dentry, and may be torn.
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();

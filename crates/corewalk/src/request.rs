@@ -8,10 +8,11 @@
 //! A thread of a client waits for the answer to its request. If a signal kills the thread, the
 //! server calls [`Cancel::cancel`]. A back end that waits for another machine looks at
 //! [`Request::is_cancelled`] now and then, and may return `EINTR`. A `flush` or a `release` is
-//! never cancelled, because it comes only once. A signal that the client handles does not cancel a
-//! request, because read(2) and write(2) of a file must not fail for it. Nor does Linux tell a FUSE
-//! server of a client that waits for the page cache. Such a client is killed at once, and the read
-//! into the cache goes on.
+//! never cancelled, because it comes only once.
+//!
+//! Two events do not cancel a request. A signal that the client handles does not, because read(2)
+//! and write(2) of a file must not fail for it. Nor does the death of a client that waits for the
+//! page cache, of which Linux does not tell a FUSE server.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -63,8 +63,8 @@ const LINK: usize = 7;
 /// lock). All entries of a bucket are in one stripe.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
-/// A hash table that maps a 32-bit hash to slot numbers of objects of the type `K`. A hash may have
-/// several slots. A lookup without a lock writes no memory.
+/// A hash table from a 32-bit hash to slot numbers of objects of type `K`, several per hash. A
+/// lookup without a lock writes no memory.
 pub(crate) struct Table<K> {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
@@ -266,8 +266,8 @@ impl<K: Copy> Table<K> {
 }
 
 impl<K: Copy> Stripe<'_, K> {
-    /// Calls `probe` with each slot that the table may have for the hash `self.hash`, until `probe`
-    /// returns Some. The stripe (group of buckets) of this hash is locked, so no entry is missed.
+    /// Calls `probe` with each slot that the table may have for `self.hash`, until `probe` returns
+    /// Some. The stripe (group of buckets) of this hash is locked, so no entry is missed.
     pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
@@ -472,9 +472,9 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Rebuilds the hash of an entry, as far as a bucket split needs it. The upper 16 bits are the
-/// entry's tag. The eight bits that the cache line stores besides the tag come next. The low bits
-/// come from the number of the bucket. The caller holds the lock of the bucket's stripe.
+/// Rebuilds the hash of an entry, as far as a bucket split needs it: from its tag (upper 16 bits),
+/// eight further bits of the cache line, and the bucket's number (low bits). The caller holds the
+/// lock of the bucket's stripe.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;

@@ -11,7 +11,6 @@
 //!
 //! - A directory (`dir`) gives each entry a cookie that stays valid while the directory changes.
 //! - A file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly.
-//! - Operations on names (`names`) lock directories in the order of their slots.
 //! - Equal sets of extended attributes and ACLs are stored once (`xattr`).
 //! - Two budgets (`budget`) limit bytes and inodes.
 //!
@@ -131,8 +130,8 @@ pub struct TmpfsOptions {
     /// The limit for file data, long link targets, extended attributes and ACLs, in bytes, rounded
     /// up to whole pages. None means no limit (mount option `size=`).
     pub size_bytes: Option<u64>,
-    /// The limit for inodes. The root directory counts, and each name of a file beyond the first
-    /// counts as one more. None means no limit (mount option `nr_inodes=`).
+    /// The limit for inodes, including the root directory. Each further name of a file counts as
+    /// one. None means no limit (mount option `nr_inodes=`).
     pub inodes_max: Option<u64>,
     /// The permission bits of the root directory (`mode=`).
     pub root_mode: u32,
@@ -215,8 +214,8 @@ impl Tmpfs {
     /// inode changes repeatedly, until the next `maintain`, or until space runs out. Returns the
     /// number of inodes that were queued.
     ///
-    /// A caller that runs no server should call this method or `maintain` now and then, because
-    /// otherwise up to 4096 inodes stay queued.
+    /// A caller that runs no server should call this or `maintain` now and then: up to 4096 inodes
+    /// stay queued otherwise.
     ///
     /// # Examples
     /// ```
@@ -248,10 +247,10 @@ impl Tmpfs {
         count
     }
 
-    /// Runs `step`. If `step` fails for lack of space in the budget `space`, de-duplicates all
-    /// queued sets of extended attributes and runs `step` again. `step` must hold no lock when it
-    /// fails. If `step` fails with `ENOSPC` for too many attribute names or too many inodes, it
-    /// does not run again. De-duplication would not help.
+    /// Runs `step`, which must hold no lock when it fails. If it fails for lack of space in the
+    /// budget `space`, de-duplicates all queued sets of extended attributes and runs `step` again.
+    /// That does not help against too many attribute names or inodes (also `ENOSPC`), so then
+    /// `step` runs once.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         // De-duplication can free space only if a set was queued before or after `step`. A queue
         // that was emptied meanwhile counts, too: another thread has de-duplicated.

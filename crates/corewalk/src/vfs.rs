@@ -83,12 +83,11 @@ const SUPERBLOCKS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VfsOptions {
-    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps the use
-    /// below this limit as long as there are unused entries to evict.
+    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it as
+    /// long as there are unused entries.
     pub cache_bytes: u64,
-    /// Maximum number of dentries, which is also the maximum number of inodes. The namespace
-    /// reserves address space for them, but no memory. If more are needed, operations fail with
-    /// `ENOMEM`.
+    /// Maximum number of dentries, and also of inodes. The namespace reserves address space for
+    /// them, but no memory. Beyond it, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one (trap T54).
@@ -143,8 +142,8 @@ pub trait Pressure: Send + Sync {
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
 
-/// A cache entry that is unused except for the client's lookups of its inode. Reclaim can evict it
-/// only when the client has forgotten the inode.
+/// A cache entry that only the client's lookups of its inode keep. Reclaim can evict it when the
+/// client has forgotten the inode.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pinned<'a> {
@@ -160,8 +159,7 @@ pub struct Pinned<'a> {
     pub name: Name<'a>,
 }
 
-/// The slot of a dentry in the cache. If the dentry is evicted, another one may reuse the slot at
-/// any time.
+/// The slot of a dentry in the cache. After an eviction, another dentry may reuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(DentrySlot);
 
@@ -402,8 +400,8 @@ pub struct Stats {
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Failed lock-free attempts of walks and path translations. An attempt fails if a dentry that
-    /// it has read changes before the attempt ends.
+    /// Failed lock-free attempts of walks and path translations: a dentry that was read has changed
+    /// before the end of the attempt.
     pub retries: u64,
     /// The number of walks and path translations that gave up after several failed lock-free
     /// attempts. The walks fell back to ref-walk. The translations blocked renames of directories.
@@ -454,15 +452,14 @@ impl<'v> InodeRef<'v> {
         self.vfs.dcache.inodes.kind(self.slot)
     }
 
-    /// Turns the reference into one lookup that a client holds, and returns the inode number. The
-    /// client returns the lookup by [`Vfs::forget`]. A FUSE server calls this for each entry in a
-    /// reply (`nlookup`).
+    /// Turns the reference into one lookup that a client holds, and returns the inode number.
+    /// [`Vfs::forget`] returns it. A FUSE server calls this for each entry in a reply (`nlookup`).
     #[inline]
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // In the inode's reference count, a plain reference counts 1 and a client's lookup counts
-        // `LOOKUP`. To turn the caller's reference into a lookup, add the difference.
+        // A plain reference weighs 1 in the inode's reference count, a client's lookup `LOOKUP`.
+        // Add the difference to turn one into the other.
         if lockref.get_if(LOOKUP - 1, |count| count < LOOKUPS_MAX * LOOKUP) {
             std::mem::forget(self);
         }
@@ -655,9 +652,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: a directory counts its invalidations, and each cached name stores the lower half
-    /// of this count. A name is found only if it has the current count. When the lower half wraps
-    /// around, names that were cached long before must not be found.
+    /// Trap T32: each cached name stores the lower half of its directory's count of invalidations,
+    /// and is found only if that is current. When the lower half wraps around, names that were
+    /// cached long before must not be found.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

@@ -19,9 +19,8 @@
 //! root at the instant of the answer. That holds even if directories are moved out of that root
 //! during the walk (trap T20).
 //!
-//! The read set of a confined walk therefore also includes the directories between the result and
-//! the root. A ref-walk checks these directories while it holds `topology` shared, so that none of
-//! them moves.
+//! The read set of a confined walk also includes the directories between the result and the root. A
+//! ref-walk checks them under `topology`, held shared, so that none of them moves.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
@@ -142,8 +141,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    /// The mount in which the walk is. The walk takes a counted reference on it only after it has
-    /// crossed a mount point, because counting writes shared memory.
+    /// The mount in which the walk is. Counted only after the walk has crossed a mount point,
+    /// because counting writes shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: DentrySlot,
     /// The snapshot of the dentry.
@@ -432,8 +431,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 
     /// Takes a reference on the current dentry, so that the walk may leave rcu-walk mode and block.
-    /// Keeps the read set (the dentries read so far, with their sequence numbers). So the
-    /// validation at the end of the walk covers the whole path, although the walk has blocked.
+    /// Keeps the read set, so the validation at the end still covers the whole path.
     #[doc(alias = "try_to_unlazy")]
     pub(crate) fn legitimize(&mut self) -> Result<(), Stop> {
         if self.hold.is_some() {
@@ -475,8 +473,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 }
 
-/// Returns the first component of `path`, and the rest of the path. If no component is left, the
-/// first part is empty.
+/// Returns the first component of `path`, which is empty if none is left, and the rest.
 #[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut path = path;

@@ -77,8 +77,8 @@ fn formats<'a>(
     ]
 }
 
-/// Translates `place` in every format into buffers of many sizes, up to 400 bytes more than the
-/// path needs, and checks the results.
+/// Translates `place` in every format into buffers of many sizes, up to 400 bytes larger than
+/// needed.
 fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     for (format, owned, in_buffer, too_small) in formats(place, root) {
         let len = owned.as_ref().map_or(600, Vec::len);
@@ -105,9 +105,9 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     }
 }
 
-/// Trap T11: if the path of a file does not fit the buffer, translating the file to its path must
-/// fail. The test covers the root, an empty buffer, an exact fit and one byte less. It also covers
-/// removed files, files outside of the root or across a mount, and names and paths of many lengths.
+/// Trap T11: a path that does not fit the buffer is an error. Covers the root, an empty buffer, an
+/// exact fit and one byte less, removed files, files outside of the root or across a mount, and
+/// names and paths of many lengths.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();

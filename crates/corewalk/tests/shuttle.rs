@@ -88,8 +88,6 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Runs `swap`, which exchanges the names of two directories, while two threads walk through these
-/// directories.
 fn swap_against_walk(swap: fn(&Vfs)) {
     let vfs = new();
     let files = ["x", "y"].map(|dir| {
@@ -240,9 +238,8 @@ fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control for trap P5: a client looks a file up and must then call `forget` for it. This client
-/// does so only if another lookup finds the file by name. If the file was removed meanwhile, the
-/// client's reference on the inode is never dropped. The test must catch that.
+/// Control for trap P5: a client that has looked a file up calls `forget` only if another lookup
+/// still finds the file by name. After a removal, its reference on the inode is never dropped.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -255,8 +252,6 @@ fn control_forget_by_name_is_caught() {
     });
 }
 
-/// Evicts all unused entries twice. Meanwhile two threads look up a file and get its path by
-/// `path`.
 fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
     let vfs = new();
     make(&vfs, None, "d", S_IFDIR);
@@ -488,8 +483,8 @@ fn control_walk_without_references_is_caught() {
     });
 }
 
-/// Trap P5: a client that forgets a file without having looked it up must drop nothing. Meanwhile
-/// another client looks the file up by number, and the name changes.
+/// Trap P5: a client that forgets a file without having looked it up must drop nothing, even while
+/// another client looks the file up by number and the name changes.
 #[test]
 fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
@@ -579,8 +574,8 @@ fn control_listing_that_begins_late_is_caught() {
     });
 }
 
-/// Trap T55: a lookup in a removed directory must not find the files of another directory that has
-/// got the dentry slot of the removed one.
+/// Trap T55: a lookup in a removed directory must not find the files of the directory that has got
+/// its dentry slot.
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {

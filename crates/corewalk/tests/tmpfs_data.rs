@@ -195,7 +195,6 @@ fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
     (fs, file)
 }
 
-/// Runs the operation `op` on the file and on the model. Both must give the same result.
 fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
     let allocate = |offset, len, how| fs.fallocate(file, offset as u64, len as u64, how);
     match op {

@@ -351,7 +351,6 @@ fn inode_limit_is_enospc_and_leaves_nothing() {
     assert!(fs.make(dir(ROOT), name(b"g"), &plain).is_ok());
 }
 
-/// Each name of a file beyond the first must count as an inode until it is removed or replaced.
 #[test]
 fn further_names_count_as_inodes_until_removed() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_inodes_max(4));
@@ -401,8 +400,8 @@ fn long_link_target_is_charged() {
     assert_eq!(free().0, 1);
 }
 
-/// Each attribute uses some memory besides its name and value. This overhead must be charged too.
-/// Otherwise many short attributes could fill memory that statfs reports as free.
+/// The memory that each attribute uses besides its name and value must be charged. Otherwise many
+/// short attributes could fill memory that statfs reports as free.
 #[test]
 fn attribute_is_charged_with_its_overhead() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
@@ -544,10 +543,9 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9: concurrent renames must not deadlock. There are three directories, one inside another.
-/// All threads rename all pairs of names onto each other in every mode of rename, and also remove,
-/// link and make names. So concurrent calls use the same names. A back end need not support that,
-/// but tmpfs does.
+/// Trap P9: concurrent renames must not deadlock. In three directories, one inside another, all
+/// threads rename all pairs of names onto each other in every mode, and also remove, link and make
+/// names. A back end need not support concurrent calls with the same names, but tmpfs does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -676,7 +674,7 @@ fn expected_rename(
     Ok(())
 }
 
-/// A file system that has three nested directories, and the model of the names in them.
+/// A file system with three nested directories, and the model of its names.
 struct Compared {
     fs: Tmpfs,
     dirs: [u64; 3],

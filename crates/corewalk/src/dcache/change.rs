@@ -39,8 +39,7 @@ impl Dcache {
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
         let (superblock, words) = self.superblock_and_words(inode);
-        // `new_image` fails only if no slot is left for a long name. A root has no name, so the
-        // call cannot fail.
+        // A root has no name, so `new_image` needs no slot for a long name and cannot fail.
         let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -365,9 +364,8 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // Each child of a directory holds a reference on the directory's dentry, and so do other
-        // users. So the reference count, less the caller's reference, is an upper bound of the
-        // number of children.
+        // Each child holds a reference on the directory's dentry. So the reference count, less the
+        // caller's, is an upper bound of the number of children.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -494,8 +492,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation takes no in-lookup lock. So it may have unhashed the dentry since the
-            // rename looked it up. An unhashed dentry has no inode, so there is nothing to rename.
+            // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since its
+            // lookup. Then there is nothing to rename.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -569,8 +567,8 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // After `hash_now`, another thread may have invalidated and unhashed one of the two
-        // dentries to exchange, or given it another name. In that case swap nothing.
+        // Since `hash_now`, another thread may have unhashed or renamed one of the two dentries.
+        // Then swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -721,8 +719,8 @@ impl Dcache {
         }
     }
 
-    /// Runs `change` inside the seqlock write section of a dentry. `_guard` proves that the caller
-    /// holds the dentry's lock. The section ends even if `change` panics (trap T30).
+    /// Runs `change` inside the seqlock write section of a dentry, which the caller has locked
+    /// (`_guard`). The section ends even if `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

@@ -30,9 +30,9 @@ impl Dcache {
         }
     }
 
-    /// Gives all children of a directory a stale parent key. This is necessary before the low 32
-    /// bits of the directory's child generation wrap around. A parent key contains only these 32
-    /// bits, so after the wrap lookups would find children with an old key again (trap T32).
+    /// Gives all children of a directory a stale parent key, before the low 32 bits of the
+    /// directory's child generation wrap around. Parent keys contain only these bits, so lookups
+    /// would otherwise find children with an old key again (trap T32).
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {

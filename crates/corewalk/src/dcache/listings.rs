@@ -4,9 +4,8 @@
 //! A listing may report entries with attributes, which are added to the cache. The names are not
 //! known beforehand, so no in-lookup lock is held while the back end reads the entries.
 //!
-//! During a listing, a rename or a removal may change one of the names in the back end and in the
-//! cache. Then the entry that the listing has read is out of date, and it must not enter the cache
-//! (trap T25).
+//! A rename or removal may change a name during a listing. The entry that the listing has read is
+//! then out of date, and must not enter the cache (trap T25).
 //!
 //! # How it works
 //! Each directory has an atomic word, which other directories may share. It counts listings in
@@ -84,9 +83,9 @@ impl Listings {
         // answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
         // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. A listing stores
-        // to the directory's word (its two counts) and then reads from the back end. A changing
-        // thread stores in the back end and then reads that word. So at least one of the two sees
-        // the other's store, even if the back end takes no lock.
+        // to the directory's word and then reads from the back end. A changing thread stores in the
+        // back end and then reads that word. At least one sees the other's store, even if the back
+        // end takes no lock.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
@@ -115,9 +114,8 @@ impl ListingMark<'_> {
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. This listing adds no more names to the cache. So it does no harm if a
-        // thread that changes a name no longer sees this listing, and does not increment the count
-        // of changes.
+        // ORDERING: Relaxed. This listing adds no more names, so a thread that changes a name need
+        // not see it.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }

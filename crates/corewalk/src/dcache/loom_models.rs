@@ -91,8 +91,6 @@ pub(super) fn file(
     (slot, node)
 }
 
-/// Looks a name up without a lock. Returns the number of its inode, or None if the name is missing
-/// or negative.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
@@ -152,8 +150,8 @@ fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: a reader must not see a reference to an inode before the inode is initialized. In
-/// this model a negative dentry turns positive in its slot.
+/// Traps T3, T16: a reader must not see an inode in a dentry before the inode is initialized. A
+/// negative dentry turns positive in its slot here.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -175,9 +173,8 @@ fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Trap T23, control (a variant with the bug must fail): the variant stores a reference to an inode
-/// in the dentry outside of a write section. So a reader may find the inode before the inode number
-/// is stored in it.
+/// Trap T23, control (a variant with the bug must fail): the dentry gets its inode outside of a
+/// write section. So a reader may find the inode before its number is stored.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -191,8 +188,8 @@ fn control_inode_before_its_number_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`, while a reader copies the name from the file's
-/// dentry. The copy must be one of the two names. Returns how often it was `A`, and how often `B`.
+/// Renames a file from `A` to `B` with `rename`, while a reader copies the name from the dentry.
+/// Returns how often the copy was `A`, and how often `B`.
 fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -327,8 +324,8 @@ fn target_of_a_rename_is_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the variant removes the replaced file
-/// before it moves the other file. So for a moment the target name does not exist.
+/// Trap T13, control (a variant with the bug must fail): the replaced file is removed before the
+/// other file is moved. So for a moment the target name does not exist.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {

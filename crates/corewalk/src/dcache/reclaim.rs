@@ -26,9 +26,9 @@
 //! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
 //! lookup finds them any more.
 //!
-//! The cache has no list of a directory's children. So each removal of a directory scans slots of
-//! the cache for such orphans, [`ORPHAN_SCAN`] slots for each orphan that it leaves. A small cache
-//! loses its orphans at once, and in any cache they take a small share.
+//! The cache has no list of a directory's children. So each removal of a directory scans slots for
+//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. A small cache loses its orphans at once; in
+//! any cache they take a small share.
 //!
 //! A path walk without locks writes nothing, so it does not mark dentries as used. Only a thread
 //! that takes a reference or adds an entry does. So a dentry that only such walks use may be
@@ -306,9 +306,8 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // The entry is pinned, so return early. `evict_locked` would also find out that it is
-            // pinned, but `evict_locked` hides the name from lookups for a moment, which delays
-            // them. If the kernel caches names too, most entries are pinned.
+            // Return early from a pinned entry. `evict_locked` would hide the name from lookups for
+            // a moment to find out. If the kernel caches names too, most entries are pinned.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
@@ -333,8 +332,8 @@ impl Dcache {
         }
     }
 
-    /// Evicts a dentry whose in-lookup lock the caller holds. Returns the parent and the inode of
-    /// the dentry. The caller drops the dentry's references on both.
+    /// Evicts a dentry whose in-lookup lock the caller holds. Returns the parent and the inode, on
+    /// which the caller drops the dentry's references.
     pub(super) fn evict_locked(
         &self,
         slot: DentrySlot,
@@ -349,9 +348,8 @@ impl Dcache {
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         // The dentry is unhashed now. The call below reads the inode's reference count under the
-        // inode's lock. If a reader has taken a reference on the inode through this dentry before,
-        // the count includes it. If a reader takes a reference after the call, the reader finds
-        // that the dentry has changed, and drops the reference.
+        // inode's lock. A reference that was taken through this dentry before is included. A later
+        // reader finds the dentry changed, and drops its reference.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

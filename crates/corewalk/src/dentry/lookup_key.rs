@@ -24,9 +24,8 @@ pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
-/// The length in bytes up to which a name is inline in any dentry. The limit comes from
-/// directories, whose dentries have the least room for a name. Nearly all names of directories are
-/// shorter.
+/// The length in bytes up to which a name is inline in any dentry. The dentries of directories have
+/// the least room.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
 /// The bits of a dentry's body word that tell the name's length, and whether the dentry is plain
 /// (neither a symbolic link nor a mount point).

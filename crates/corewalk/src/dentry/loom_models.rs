@@ -195,8 +195,8 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 }
 
 /// A dentry is renamed from the long name `OLD` to the long name `NEW`. Then `reuse` stores other
-/// words in the slot that held the rest of `OLD`. Meanwhile a reader reads the dentry's name.
-/// Returns how often the reader's validation failed, how often it read `OLD`, and how often `NEW`.
+/// words in the slot of `OLD`. Meanwhile a reader reads the name. Counts how often its validation
+/// failed, it read `OLD`, and `NEW`.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());

@@ -1,5 +1,4 @@
-//! The path buffer of a path translation. A pass of the translation fills it with names, from the
-//! leaf up to the root.
+//! The path buffer of a path translation, which fills it with names from the leaf up to the root.
 //!
 //! Analogous to Linux's `struct prepend_buffer`: each name is prepended, and the path ends where
 //! the buffer ends.
@@ -22,8 +21,8 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// A short name is stored in the dentry itself. Prepending such a name overwrites at most this
-/// number of bytes in front of the path: the bytes of the name and its `/`, and eight bytes more.
+/// The number of bytes in front of the path that prepending an inline name may overwrite: the name
+/// and its `/`, and eight bytes more.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
@@ -62,8 +61,7 @@ impl PathBuffer<'static> {
 }
 
 impl<'b, const N: usize> PathBuffer<'b, N> {
-    /// Returns a path buffer that allocates no memory. The caller lends `buf`, and the path must
-    /// fit into it.
+    /// Returns a path buffer that allocates no memory. The path must fit into `buf`.
     pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
         PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
     }
@@ -328,7 +326,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
 /// whole words, the last one first. A name that is shorter than a word is shifted in its word, so
 /// that the name ends where `bytes` ends.
 ///
-/// The copied words may also overwrite bytes in front of the `/`, which are not in use yet.
+/// The copied words may overwrite unused bytes in front of the `/`.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());

@@ -196,8 +196,8 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 }
 
 /// Trap T9: a path translation must end even if other threads rename directories all the time. Each
-/// pass that takes no locks fails, because the test renames an ancestor during the pass. A pass
-/// that takes the locks then succeeds.
+/// attempt without locks fails, because the test renames an ancestor during it. An attempt with
+/// locks then succeeds.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();

@@ -38,8 +38,7 @@ pub(crate) trait PathSource: Sync {
 }
 
 impl<'a> Node<'a> {
-    /// Returns a node that knows its inode number, but no path. A test can use it to call a back
-    /// end directly, if that back end finds its files by number.
+    /// Returns a node without a path, with which a test can call a back end by number directly.
     pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
         Node { ino, generation: None, kind, handle: 0, source: None }
     }

@@ -2,9 +2,8 @@
 //! thread changes the permissions, a reader reads the record, or a thread stores a back end's
 //! answer in it.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -56,8 +55,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16, control (a variant with the bug must fail): the variant does not mark the permissions
-/// as unknown during a change. So a reader may combine the old mode with the new owner.
+/// Trap T16, control (a variant with the bug must fail): the permissions are not marked as unknown
+/// during a change. So a reader may combine the old mode with the new owner.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -153,9 +152,9 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): each of two threads stores the permissions
-/// that it has set in the permission record, without a check. But the thread that stores last may
-/// have reached the back end first.
+/// Trap T25, control (a variant with the bug must fail): two threads change the permissions, and
+/// then store them in the permission record without a check. The thread that stores last may have
+/// reached the back end first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -236,8 +235,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the variant checks the inode number only
-/// before it takes the reference. By then, the slot may already hold another inode.
+/// Trap T55, control (a variant with the bug must fail): the inode number is checked only before
+/// the reference is taken. By then, the slot may hold another inode.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

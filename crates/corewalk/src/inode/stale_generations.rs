@@ -4,8 +4,8 @@
 //! that number is still in use. The old inode then leaves the inode table, and lookups by number
 //! find only the new one.
 //!
-//! The kernel, however, counts its lookups by number alone. So when it forgets the number, the
-//! server needs the old inode too. This module lists such old inodes.
+//! The kernel counts its lookups by number alone. When it forgets the number, the server needs the
+//! old inode too, so this module lists such inodes.
 
 use std::collections::BTreeSet;
 
@@ -44,8 +44,7 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. `get` may still load the length that the list had before this removal.
-        // Then it only searches the list in vain.
+        // ORDERING: Relaxed. A `get` with the old length only searches the list in vain.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 

@@ -90,7 +90,7 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
             move || {
                 shared.locks.cancel_fill(KEY);
                 // ORDERING: Relaxed. The model checks that the lock makes the holder's store
-                // visible to this load.
+                // visible.
                 shared.word.load(Ordering::Relaxed) == 1
             }
         });
@@ -103,9 +103,8 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
     })
 }
 
-/// Trap T25: checks the case that a lock's holder changes the cache while an invalidation forbids
-/// it to cache its answer. If the holder does not see that it is forbidden, the invalidation must
-/// see the change.
+/// Trap T25: a lock's holder changes the cache while an invalidation cancels its fill. If the
+/// holder does not see the cancellation, the invalidation must see the change.
 #[test]
 fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));

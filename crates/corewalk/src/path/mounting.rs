@@ -18,8 +18,8 @@ impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
     /// A namespace accepts at most 1024 file systems during its life, including its root file
-    /// system. An unmounted file system still counts: it stays until the namespace is dropped,
-    /// because its inodes may be in use. A file system whose mount failed with `ENOMEM` counts too.
+    /// system. An unmounted file system still counts, because its inodes may be in use. So does one
+    /// whose mount failed with `ENOMEM`.
     ///
     /// # Errors
     /// - `ENOTDIR` if `at` is no directory. `ENOENT` if the directory has been removed.
@@ -94,7 +94,7 @@ impl Vfs {
     /// # Errors
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
     /// something is mounted in this mount, or if another [`PathRef`] into the mount exists. Walks
-    /// in progress, and inodes held without a path, do not keep the file system mounted.
+    /// in progress, and inodes without a path, do not keep it mounted.
     ///
     /// # Examples
     /// ```

@@ -1,8 +1,8 @@
 //! Cookies for back ends that only report names.
 //!
-//! A client reads a directory in pages. It continues each page after the cookie of the last entry.
-//! The cookie of an entry is a hash of its name, and entries are listed in the order of their
-//! cookies. So a cookie stays valid however the directory changes.
+//! A client reads a directory in pages, each from the cookie of the last entry on. The cookie of an
+//! entry is a hash of its name, and entries are listed in the order of their cookies. So a cookie
+//! stays valid however the directory changes.
 //!
 //! An entry that exists during a whole listing, from the first page to the last, is listed exactly
 //! once (traps T48, P13).
@@ -35,14 +35,14 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// Only listings with at least this number of entries are kept. Listing a smaller directory again
-/// is cheap, and many small listings must not evict a large one.
+/// Minimum number of entries of a listing that is kept. A smaller directory is cheap to list again,
+/// and many small listings must not evict a large one.
 const KEPT_ENTRIES_MIN: usize = 256;
 /// A listing is dropped if no client reads it during this many calls of [`Listings::age`], which a
 /// server calls about once per second.
 const IDLE_MAX: u32 = 30;
-/// The number of low bits of a name's hash that are dropped to make a cookie. Without them a cookie
-/// is below 2^63 - 2, as a FUSE server needs.
+/// Number of low bits of a name's hash that are dropped to make a cookie. Without them it is below
+/// 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 
 pub(super) struct Listings {
@@ -59,9 +59,9 @@ struct Kept {
     queue: VecDeque<Listing>,
     /// The number of listings that have begun.
     begun: u64,
-    /// The highest number of a listing that was dropped. (Listings are numbered in the order in
-    /// which they begin.) From then on, no listing with a lower number is added to `queue`.
-    /// Otherwise a client that began with the dropped listing could continue with an older one.
+    /// The highest number of a dropped listing (listings are numbered in the order in which they
+    /// begin). No listing with a lower number enters `queue` any more. Otherwise a client of the
+    /// dropped listing could continue with an older one.
     evicted: u64,
 }
 

@@ -25,7 +25,7 @@ struct Filled {
 }
 
 /// Fills slot 1 and inserts it under `hash` with `insert`, while a reader looks up `hash`. Returns
-/// how often the reader missed the slot, and how often it found the filled slot.
+/// how often the reader missed the slot, and how often it found it.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();

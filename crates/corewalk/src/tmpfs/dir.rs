@@ -1,13 +1,12 @@
 //! The entries of one directory.
 //!
 //! A directory finds entries by name, and can be read from any position while it changes. Reading
-//! is hard because of the cookie, the position at which a reader continues. A reader passes the
-//! cookie of its last entry, perhaps much later. It must neither miss nor repeat an entry that
-//! exists all the time.
+//! is hard because of the cookie, the position at which a reader continues, perhaps much later. A
+//! reader must neither miss nor repeat an entry that exists all the time.
 //!
 //! A position in a growing hash table cannot serve as a cookie, because entries move when the table
-//! grows. A cursor inside the directory would have to be moved when entries are removed. If it is
-//! moved wrongly, the reader skips entries, which is trap T48.
+//! grows. A cursor inside the directory would have to move when entries are removed. A wrong move
+//! skips entries (trap T48).
 //!
 //! In this module each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
 //! never changes its meaning.

@@ -9,9 +9,9 @@
 //!
 //! # Mechanism
 //! The table stores pairs of a hash and a value. Let n be the number of buckets and m the smallest
-//! power of two that is at least n. Hash h belongs to bucket h mod m if that bucket exists,
-//! otherwise to bucket h mod m/2. When the last bucket, n - 1, is added, it takes its pairs from
-//! bucket n - 1 - m/2. When it is removed, its pairs go back there.
+//! power of two that is at least n. Hash h belongs to bucket h mod m if it exists, otherwise to
+//! bucket h mod m/2. A new bucket n - 1 takes its pairs from bucket n - 1 - m/2, and gives them
+//! back when it is removed.
 //!
 //! A search returns the [`Position`] of the pair, so that a change or removal of the pair need not
 //! search again.
@@ -22,9 +22,8 @@
 //!   there is a pair.
 //!
 //! # Limits
-//! The index compares no names: a search for a hash visits all values that were inserted under this
-//! hash. The hash must be keyed (trap T54). The index has no lock of its own; the lock of the
-//! directory's inode protects it.
+//! A search for a hash visits all values under this hash, because the index compares no names. So
+//! the hash must be keyed (trap T54). The lock of the directory's inode protects the index.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 

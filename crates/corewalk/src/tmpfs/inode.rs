@@ -4,8 +4,8 @@
 //! protects everything but the bytes of a regular file, which have their own lock. So a change of
 //! names takes one lock per changed inode, and stat(2) takes one lock. A long write delays neither.
 //!
-//! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
-//! (bytes, extended attributes, ACLs) are behind a pointer.
+//! Memory use matters most for a tmpfs. So a time has 12 bytes, and rare parts (bytes, extended
+//! attributes, ACLs) are behind a pointer.
 //!
 //! An inode and its lock have two cache lines of their own. So a change of a directory, which
 //! writes to its lock, does not slow down threads with other inodes.
@@ -227,8 +227,7 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Inode numbers are never reused, so generation 0 is enough. Trap P11 is a reused
-            // number with an old generation.
+            // Inode numbers are never reused (trap P11), so generation 0 is enough.
             generation: 0,
             mode: attributes.mode,
             nlink: attributes.nlink,

@@ -358,13 +358,12 @@ struct Locks<'a> {
 }
 
 impl<'a> Locks<'a> {
-    /// Locks the directories `a` and `b`, which may be the same. Slots are reused, so the number of
-    /// a removed directory may belong to the same slot as the other number. Then this function
-    /// locks the slot once. The outdated number leads to `ESTALE`, either here or in a later call
-    /// of `inode`.
+    /// Locks the directories `a` and `b`, which may be the same. Both numbers may have the same
+    /// slot, which is then locked once: slots are reused, and one number may be that of a removed
+    /// directory. The outdated number leads to `ESTALE`, here or in a later call of `inode`.
     ///
-    /// If a number is that of a file, this function locks the file before it fails. This lock
-    /// cannot deadlock, because a thread that holds the lock of a file waits for no other inode.
+    /// A file is locked before the failure. This cannot deadlock, because a thread that holds the
+    /// lock of a file waits for no other inode.
     ///
     /// # Errors
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.

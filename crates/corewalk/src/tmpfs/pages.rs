@@ -1,7 +1,7 @@
 //! The pages of one file, by number.
 //!
 //! A file may be dense and large or sparse and huge, and both must be cheap. A map with an entry
-//! per page makes large writes slow; a flat table makes sparse files large.
+//! per page makes large writes slow; a flat table makes sparse files expensive.
 //!
 //! In this module, a tree maps extents of 64 pages (256 KiB). An extent has a bitmap of present
 //! pages and a dense list of them; the index of a page is the number of set bits before its bit. So
@@ -269,9 +269,8 @@ impl Extent {
         removed
     }
 
-    /// Removes the pages of this extent whose bits are set in `slots`. Passes each page that was
-    /// charged to the budget to `sink`, in ascending order. A reserved page was charged but has no
-    /// memory, so it is passed as None.
+    /// Removes the pages of this extent whose bits are set in `slots`. Passes each charged page to
+    /// `sink`, in ascending order: a reserved page, which has no memory, as None.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
         let mut kept = Vec::new();
@@ -306,8 +305,8 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     page.try_into().unwrap_or_else(|_| unreachable!("both are one page long"))
 }
 
-/// Returns the position of the byte at `offset`: the extent, the slot of the page in that extent,
-/// and the offset in the page.
+/// Returns the extent of the byte at `offset`, the page's slot in the extent, and the offset in the
+/// page.
 fn locate(offset: u64) -> (u64, u64, usize) {
     let page = offset / PAGE_BYTES;
     (page / EXTENT_PAGES, page % EXTENT_PAGES, (offset % PAGE_BYTES) as usize)

@@ -27,8 +27,8 @@
 //! # Locks
 //! - The lock of a slot protects the inode in the slot. For the order of several slot locks see the
 //!   module `names`.
-//! - A thread takes the lock of a free list before the lock of `depot` (a pool of free slots).
-//!   Before a free list, it may have locked the content of a file, but nothing else.
+//! - The lock of a free list is taken before that of `depot` (a pool of free slots), and after no
+//!   other lock than that of a file's content.
 //!
 //! # Invariants
 //! - I.1: an inode enters its slot before its first directory entry exists. It stays there until it
@@ -89,8 +89,7 @@ struct Segment {
 pub(super) struct InodeTable {
     /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
-    /// The free slots, with a list for each shard of threads. Each list is protected by its own
-    /// mutex.
+    /// The free slots, with a list for each shard of threads, each protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
     /// A pool of the free slots that are in no list of `free`. A thread that locks both a list in
     /// `free` and the depot locks the list first.
@@ -189,8 +188,8 @@ impl InodeTable {
     /// Allocates a new segment (64 inode slots), if the table is not full, and adds its slots to
     /// `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
-        // ORDERING: Relaxed. The count only gives each thread a segment number of its own. The
-        // store to `Segment::slots` publishes the segment.
+        // ORDERING: Relaxed. Only gives each thread its own segment number. The store to
+        // `Segment::slots` publishes the segment.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
         if nth < SEGMENTS_MAX {
             self.make_segment(nth as u32, free);
@@ -244,8 +243,8 @@ impl Entered<'_> {
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns a vacant slot, locked for writing, and gives it a new inode number. No other thread
-    /// knows the number yet. Fails with `ENOSPC` if all slots are in use.
+    /// Returns a vacant slot, locked for writing, with a new inode number that no other thread
+    /// knows yet. `ENOSPC` if all slots are in use.
     pub(super) fn alloc(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let index = self.table.alloc_slot().ok_or(Errno::NOSPC)?;
         let mut slot = self.slot(u64::from(index)).expect("a allocated slot exists").write();
@@ -292,8 +291,8 @@ impl Entered<'_> {
     }
 }
 
-/// Returns the position of an inode's lock in the lock order: the number of the inode's slot. Two
-/// inodes that have used one slot, one after the other, have the same position.
+/// Returns the position of an inode's lock in the lock order: the number of its slot. Two inodes
+/// that have used one slot have the same position.
 pub(super) fn rank(ino: u64) -> u32 {
     ino as u32
 }
@@ -306,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// Trap P11: a number must never be reused, because it would lead an old handle to a new file.
+    /// Trap P11: a reused number would lead an old handle to a new file.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();

@@ -60,8 +60,7 @@ mod set;
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
 /// Maximum number of inodes with a changed set of attributes that waits for its de-duplication
-/// (about a second). It is enough for 4 threads that change the attributes of 1000 files each. The
-/// benchmark `xattr` does not change more files of a tmpfs.
+/// (about a second): enough for 4 threads that change the attributes of 1000 files each.
 const QUEUED_MAX: u64 = 4096;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -81,8 +80,7 @@ pub(super) struct Xattrs {
     /// The table of shared sets, which is made when the first set is shared. It is None if it could
     /// not be made.
     blocks: OnceLock<Option<Blocks>>,
-    /// The inode numbers of inodes whose set of attributes is private (not shared with other
-    /// inodes). The next call of `maintain` de-duplicates these sets: it replaces each by an equal
+    /// Inodes with a private set of attributes. The next `maintain` replaces each set by an equal
     /// shared set, if there is one.
     queued: Deferral<u64>,
     /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain`
@@ -231,8 +229,8 @@ impl Xattrs {
         self.queued.len()
     }
 
-    /// De-duplicates the set of an inode, if this set was queued for de-duplication and has not
-    /// been replaced since.
+    /// De-duplicates an inode's set of attributes, if it was queued for that and has not been
+    /// replaced since.
     pub(super) fn share_queued(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.as_mut().and_then(Arc::get_mut) else { return };
         if std::mem::take(&mut block.is_queued) {

@@ -323,9 +323,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // If the owner of a set-user-ID file changes, the kernel also sends a FUSE server a
-                // new mode. The kernel does not apply the rules for set-group-ID to that mode, so
-                // apply them now.
+                // When the owner of a set-user-ID file changes, the kernel also sends a new mode.
+                // That mode does not follow the rules for set-group-ID, so apply them.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -418,11 +417,10 @@ impl Vfs {
         // 2. It calls the back end.
         // 3. It increments the count again, and sets the new record.
         //
-        // Suppose that a change has stored the ACL in the back end, and that the record is from
-        // before this change. Before step 3 of the change, the record is marked as unknown. After
-        // step 3, the count of changes is higher than at the beginning. This check compares the
-        // record first and the count last, so it notices both cases. The count covers all inodes,
-        // so a change of another inode may cause a false alarm.
+        // Suppose that a change has stored the ACL in the back end, and that the record is older.
+        // Before step 3, the record is then marked as unknown. After step 3, the count of changes
+        // is higher than before. Comparing the record first and the count last notices both.
+        // Changes of other inodes cause false alarms.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
@@ -623,8 +621,8 @@ fn is_lone_set_group_id(mode: u32) -> bool {
     mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
-/// Returns the mode that a file of the group `gid` gets when the caller sets `mode`. If the caller
-/// is not in the group and does not have `CAP_FSETID`, set-group-ID is cleared.
+/// Returns the mode that a file of the group `gid` gets when the caller sets `mode`. Clears
+/// set-group-ID if the caller has neither the group nor `CAP_FSETID`.
 fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
         true => mode,

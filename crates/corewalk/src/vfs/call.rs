@@ -1,10 +1,9 @@
 //! One call of a back end: the inodes that are passed to it, and the paths that the back end asks
 //! for.
 //!
-//! While a call of the back end runs, the back end may ask for the path of an inode. At that
-//! moment, the call takes a path lock, which keeps the path valid. It releases its path locks when
-//! it ends. A back end that reaches an open file by its handle asks for no path, so it never waits
-//! for a rename.
+//! A running call of the back end may ask for the path of an inode. It then takes a path lock,
+//! which keeps the path valid until the call ends. A back end that reaches an open file by its
+//! handle asks for no path, and never waits for a rename.
 
 use std::sync::OnceLock;
 
@@ -98,8 +97,8 @@ impl Vfs {
         }
     }
 
-    /// Returns a `Node` for an inode whose path is already locked. A rename or a removal passes
-    /// this `Node` to the back end.
+    /// Returns the `Node` that a rename or removal passes to the back end. Its path is already
+    /// locked.
     pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);

@@ -83,8 +83,8 @@ impl Vfs {
         value
     }
 
-    /// Sets the file capabilities of an inode. For the cache this is a change of the attributes, so
-    /// that an older answer of the back end is not remembered afterwards.
+    /// Sets the file capabilities of an inode. The cache treats this as a change of attributes, so
+    /// it will not remember an older answer of the back end.
     pub(super) fn set_capability(
         &self,
         inode: &InodeRef<'_>,

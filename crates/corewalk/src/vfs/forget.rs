@@ -10,10 +10,9 @@ impl Vfs {
     /// one client must not free an inode that others use (trap P5). At 2^32 lookups no forget drops
     /// any.
     ///
-    /// The back end may have deleted a file and given its inode number to a new file, with another
-    /// generation. If the client has lookups of both files, their `forget` calls have the same
-    /// number. The lookups of the older file are dropped first, because only the newer file can
-    /// still be reached by this number.
+    /// The back end may have given a deleted file's inode number to a new file, with another
+    /// generation. The `forget` calls for both have the same number. The lookups of the older file
+    /// are dropped first, because only the newer file can still be reached by the number.
     ///
     /// # Examples
     /// ```
@@ -73,9 +72,9 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // The lookups may belong to several inodes, which have had this inode number one after the
-        // other. Only one thread at a time drops lookups of such inodes. Otherwise two threads
-        // might each count enough lookups, although there are too few for both.
+        // The lookups may belong to several inodes that had this number. So only one thread at a
+        // time drops them. Otherwise two threads might each count enough lookups, although both
+        // together ask for too many.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

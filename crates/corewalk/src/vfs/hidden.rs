@@ -5,9 +5,8 @@
 //! not reach it. So the removal becomes a rename to a hidden name in the root directory. That name
 //! is removed when the file is closed or forgotten.
 //!
-//! A rename that replaces a file first gives the replaced file a hidden name, even if it is not
-//! open. The reason is that a client may already have looked the name up, and open it next. That
-//! open must get the old or the new file, and no error.
+//! A rename first gives the replaced file a hidden name, even if it is not open. A client may have
+//! looked the name up, and open it next. That open must get the old or the new file, and no error.
 //!
 //! The hidden name is a hard link if possible, so other users of the back end see an atomic
 //! replacement. Without links, the file is moved to the hidden name first.

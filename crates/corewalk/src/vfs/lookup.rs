@@ -27,8 +27,7 @@ pub struct LookedUp<'v> {
 }
 
 impl LookedUp<'_> {
-    /// Returns the attributes of the inode that the lookup has found. If the cache answered the
-    /// lookup, asks the back end for the attributes.
+    /// Returns the attributes of the found inode. After a cache hit, asks the back end for them.
     ///
     /// # Errors
     /// The errors of [`Vfs::getattr`].

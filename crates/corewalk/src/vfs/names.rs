@@ -748,8 +748,8 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
-    /// the directory is not empty, invalidates all names in the directory.
+    /// Returns `error`, the back end's answer to the removal of a directory. If it says that the
+    /// directory is not empty, invalidates all names in the directory.
     ///
     /// Another thread may be making an entry in the directory: the back end has it already, and the
     /// cache still has a negative dentry. After the invalidation, a lookup of that entry misses the

@@ -1,7 +1,7 @@
 //! Inode numbers for back ends that have none.
 //!
-//! A back end that knows its files only by name reports 0 as the number of each file, also of the
-//! root. Then the cache numbers the files.
+//! A back end that knows files only by name reports 0 as each file's number, also the root's. Then
+//! the cache numbers the files.
 //!
 //! A file keeps its number as long as the cache has its inode: through renames, and while a client
 //! holds a lookup of it. A file that was evicted gets another number at its next lookup. No number
@@ -27,7 +27,7 @@ use crate::slot::InodeSlot;
 
 /// The inode number that a back end reports if it has no inode number for a file.
 pub(super) const UNNUMBERED: u64 = 0;
-/// The inode number that the cache gives to the root directory of a back end without inode numbers.
+/// The inode number of the root directory of a back end without inode numbers.
 const ROOT: u64 = 1;
 
 /// The numbers that a file system's cache has given out.

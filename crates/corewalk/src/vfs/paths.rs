@@ -34,7 +34,7 @@
 //!
 //! # Locks
 //! The mutex of the table of path locks is taken after in-lookup locks and before the lock
-//! `topology` of the dentry tree. No back end is called under it.
+//! `topology` of the dentry tree. It is not held during calls of the back end.
 //!
 //! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the
 //! path.
@@ -100,8 +100,8 @@ struct CallEntry {
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
-    /// The one or two inodes that lose or change a name in a rename or a removal. If there is only
-    /// one, the second element is `InodeSlot::NONE`.
+    /// The inodes that lose or change a name in a rename or removal. For only one, the second is
+    /// `InodeSlot::NONE`.
     moved: [InodeSlot; 2],
     /// The inodes of the paths of its directories.
     above: Vec<InodeSlot>,
@@ -172,8 +172,8 @@ impl Paths {
         let ticket = table.next_ticket();
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // If the inode has no path, this function returns an error. Then `lock` is dropped, which
-        // removes the entry of this call from the table of path locks.
+        // If the inode has no path, the error drops `lock`, which removes this call from the table
+        // of path locks.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.

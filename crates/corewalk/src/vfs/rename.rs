@@ -1,7 +1,7 @@
 //! Rename: changes both names at one instant, and keeps the tree free of loops.
 //!
-//! A rename changes the back end first, and then the cache. Until the cache has changed, readers
-//! get the old answers.
+//! A rename changes the back end first, and then the cache. In between, readers get the old
+//! answers.
 //!
 //! If the new name is not cached, the rename does not know whether a file has this name. So it
 //! tells the back end not to replace a file. During a rename only two kinds of operations wait:
@@ -125,8 +125,8 @@ impl Vfs {
     /// directory `victim`. Called after the back end has removed or replaced `victim`, or has
     /// refused to, for example because it is not empty.
     ///
-    /// The result shows a caller whether `victim` is empty. Without the wait, the caller could
-    /// learn that before the cache shows the renames that made it so.
+    /// The result shows whether `victim` is empty. Without the wait, the caller could learn of
+    /// renames that the cache does not show yet.
     ///
     /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
     /// are released. So the caller does not wait for itself.
@@ -203,8 +203,7 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // If the lookup of the target also fails, return its error, not the error of the attempted
-        // rename.
+        // A failed lookup of the target replaces the error of the attempted rename.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
@@ -349,9 +348,8 @@ impl<'v> Rename<'v, '_> {
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
-            // If the back end also moves directories by itself, such a move and this rename
-            // together may make a loop in the cache. In that case this function moves no dentry,
-            // and invalidates both names.
+            // If the back end also moves directories by itself, such a move and this rename may
+            // make a loop. Then move no dentry, and invalidate both names.
             if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }
@@ -481,9 +479,9 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Registers moves, so that other threads see them before they move directories. Each edge is a
-    /// directory and its new parent. First waits while these moves, together with a move of another
-    /// thread, could make a loop in the tree.
+    /// Registers moves of directories before they are made. Each edge is a directory and its new
+    /// parent. First waits while these moves, together with a move of another thread, could make a
+    /// loop.
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.

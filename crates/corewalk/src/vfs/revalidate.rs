@@ -14,9 +14,9 @@ use super::names::{Answer, Cached};
 use super::{InodeRef, LookedUp, Vfs};
 
 impl Vfs {
-    /// Compares a cached name with the back end, and invalidates the name unless the back end still
-    /// has the same inode under it. A server whose back end is also changed by other programs calls
-    /// this before it uses a name. For a name that is not cached, the back end is not called.
+    /// Compares a cached name with the back end, and invalidates it unless the back end has the
+    /// same inode under it. For a back end that other programs also change: a server calls this
+    /// before it uses a name. A name that is not cached needs no call of the back end.
     ///
     /// If the back end still has the same inode under the name, only its cached mode and owner are
     /// dropped. The entries below a directory stay cached.
@@ -105,9 +105,9 @@ impl Vfs {
         let before = known.as_ref().map(|known| known.inode);
         let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known);
         if !matches!(&answer, Ok(Some((found, _))) if Some(found.inode) == before) {
-            // Another program may have changed the name after a running listing read it. So tell
-            // the listing that the directory has changed. It then does not enter its old entry in
-            // the cache (invariant L.1 of `dcache::listings`).
+            // Another program may have changed the name after a running listing read it. This
+            // change of the count keeps the listing from caching its old entry (invariant L.1 of
+            // `dcache::listings`).
             drop(self.dcache.listings.change(dir.now.slot));
         }
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
@@ -118,9 +118,8 @@ impl Vfs {
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         let attr = attr.map(|attr| self.numbered(dir, lookup_key, attr));
-        // Enter the inode that the back end has reported in the cache, even if the cache had
-        // another inode for the name. The back end may keep state for an inode that it has
-        // reported. So the cache must send a `forget` when it drops the inode.
+        // Enter the reported inode in the cache, even if the cache had another for the name. The
+        // back end may keep state for it until the cache sends a `forget`.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {

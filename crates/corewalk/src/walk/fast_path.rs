@@ -8,16 +8,14 @@
 //!
 //! # How it works
 //! The fast path ([`Cursor::fast_steps`]) is a loop over the components of the path. It handles
-//! only the usual case, because only then its state stays in registers. In the usual case, the
-//! component's name is inline in its dentry. Among the entries in the name's bucket, the dentry's
-//! entry is the first one with its tag (16 bits of the hash).
+//! only the usual case, so that its state stays in registers. The name must be inline in its
+//! dentry, and the dentry's entry the first in its bucket with its tag (16 bits of the hash).
 //!
 //! A component to which these rules do not apply is walked again from its beginning by
 //! [`Cursor::slow_step`], which is not inlined.
 //!
 //! The last component of a path has its own copy of the loop's body, since it may be any kind of
-//! file. In this copy, the cache line with the inode number is prefetched while the dentry is
-//! loaded.
+//! file. This copy prefetches the cache line with the inode number.
 //!
 //! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
 //! Each lookup depends on the one before, through a chain of loads.
@@ -113,9 +111,9 @@ struct Cursor<'p> {
 }
 
 impl Cursor<'_> {
-    /// Walks along the path as long as three conditions hold for the next component. Its name is
-    /// short. Its entry is the first one with its tag (16 bits of the hash) in the first cache line
-    /// of its bucket. The read set has an inline place for its dentry.
+    /// Walks on while three conditions hold for the next component: its name is short; its entry is
+    /// the first with its tag (16 bits of the hash) in the bucket's first cache line; the read set
+    /// has an inline place for its dentry.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
@@ -196,10 +194,9 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// Checks that the fast path finds directories and files with names of all lengths up to 48
-    /// bytes. For each length there are a directory and a file whose names differ in one byte. The
-    /// directories are nested, so the longest path has more components than the inline part of a
-    /// read set can hold.
+    /// The fast path must find directories and files with names of all lengths up to 48 bytes. Per
+    /// length, a directory and a file have names that differ in one byte. The directories are
+    /// nested, so the longest path exceeds the inline part of a read set.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

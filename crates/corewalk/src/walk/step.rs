@@ -182,9 +182,9 @@ impl<'v> Walk<'v, '_> {
             // The child's dentry contains its parent and is in the read set. So a validation also
             // confirms that `parent` is the child's parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
-            // The child may have moved since its snapshot was taken, and the slot of its old parent
-            // may have been reused. So take a reference on `parent`, and then check again that it
-            // is the child's parent. Otherwise the walk may reach another directory (trap T19).
+            // The child may have moved since its snapshot, and its old parent's slot may have been
+            // reused. So take a reference on `parent`, and check again that it is the child's
+            // parent (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;

@@ -94,7 +94,7 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// The time that a test waits before it concludes that an event does not happen.
+/// Time after which a test concludes that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
 /// Trap X1: a file that is made while a directory above it is renamed must not be lost. Afterwards

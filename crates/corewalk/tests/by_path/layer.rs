@@ -260,9 +260,9 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     assert_eq!(entries, expected);
 }
 
-/// Names can be invalidated, here by a refused rmdir(2), while a client has a file open. Then the
-/// cache must not make a second inode of this file. Otherwise the removal of the name would treat
-/// the file as closed, and its content would be lost.
+/// If names are invalidated, here by a refused rmdir(2), while a file is open, the cache must not
+/// make a second inode of it. Otherwise the removal of the name would treat the file as closed, and
+/// its content would be lost.
 #[test]
 fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let (fs, vfs) = new();

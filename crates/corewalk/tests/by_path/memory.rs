@@ -71,7 +71,7 @@ impl Memory {
         })
     }
 
-    /// Returns the content of the file at `path`. Reads the back end directly.
+    /// Returns the content of the file at `path`, from the back end.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let path = Path::new(path.trim_start_matches('/'));
         self.root.lock().find(path).map(|file| file.bytes.clone())

@@ -1,4 +1,4 @@
-//! Regression tests for races of path locks and hidden names. Each test runs one fixed schedule.
+//! Regression tests for races of path locks and hidden names.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,9 +38,8 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// A rename that replaces the last name of an open file gives the file a hidden name. If the last
-/// close runs during the rename, it must not remove the hidden name. In an earlier version of the
-/// cache, the close still found the replaced name, and so removed the hidden name.
+/// A rename that replaces the last name of an open file gives it a hidden name. A last close during
+/// the rename must not remove the hidden name.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -61,8 +60,8 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
 }
 
-/// A file that is opened again while its last close waits for a removal must stay. Before the fix,
-/// the close did not check for the new open after it had got the path lock, and removed the file.
+/// A file that is opened again while its last close waits for a removal must stay. The close must
+/// check for the new open under the path lock.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -104,8 +103,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // The stopped call still uses the path of `f`, so `prune` must not evict `x` or `f`. If it
-        // has done so by mistake, the new directory `other` gets the slot of one of them.
+        // The stopped call still uses the path of `f`, so `prune` must not evict `x` or `f`.
+        // Otherwise `other` would get the slot of one of them.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -133,9 +132,8 @@ fn open_count_is_dropped_with_its_file() {
     drop(next);
 }
 
-/// A call of the back end that waits for a rename must run before renames that begin later. In an
-/// earlier version of the cache, one thread renamed back and forth, and the call waited for
-/// hundreds of renames.
+/// A call of the back end that waits for a rename must run before renames that begin later.
+/// Otherwise one thread that renames back and forth would delay the call for ever.
 #[test]
 fn waiting_call_precedes_a_later_rename() {
     let _watchdog = Watchdog::start("a call between two renames", LIMIT);

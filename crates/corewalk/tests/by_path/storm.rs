@@ -13,12 +13,12 @@ use corewalk_testkit::rng::Seed;
 use crate::memory::Memory;
 use crate::tree::{Links, PathTree};
 
-/// The number of calls of a stress test whose back end is fast (it does not sleep), unless
-/// `COREWALK_STORM_CALLS` is set. The step `storm` of `cargo xtask ci` makes a million calls. Tests
-/// with a slow back end make fewer calls from more threads.
+/// Number of calls of a stress test with a fast back end, unless `COREWALK_STORM_CALLS` is set. The
+/// step `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer calls
+/// from more threads.
 const CALLS: u64 = 60_000;
-/// The number of threads of a stress test with a fast back end. One thread moves directories, one
-/// writes new versions of a file and renames them into place, one makes files, and two read.
+/// Threads of a stress test with a fast back end. One moves directories, one writes new versions of
+/// a file and renames them into place, one makes files, and two read.
 const THREADS: usize = 5;
 /// The number of threads of a stress test with a slow back end. It is high, so that many calls are
 /// running when a rename begins.
@@ -148,8 +148,8 @@ impl<'v> Storm<'v> {
         String::from_utf8_lossy(&buf[..count]).into_owned()
     }
 
-    /// Makes a file. Then removes the file while it is open, or keeps it and sometimes gives it a
-    /// second name.
+    /// Makes a file, and removes it while it is open, or keeps it and sometimes gives it a second
+    /// name.
     fn make(&self, turn: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let text = format!("made{turn}");
@@ -189,8 +189,7 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
             unfinished.store(0, Ordering::Relaxed);
         });
         let calls = [1, 5, 7].get(racer.thread).copied().unwrap_or(6);
-        // ORDERING: Relaxed. The counts of calls and of unfinished threads only end the stress
-        // test. No other memory is published with them.
+        // ORDERING: Relaxed. The counts only end the stress test, and publish no other memory.
         while storm.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
             match racer.thread {
                 0 => storm.move_above(turn),

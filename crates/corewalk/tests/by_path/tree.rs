@@ -33,7 +33,7 @@ pub(crate) enum At {
     Call,
     /// The rename has got its paths and has not begun.
     BeforeRename,
-    /// The back end has made the rename, but the call has not returned yet.
+    /// The back end has made the rename, but has not returned yet.
     AfterRename,
 }
 
@@ -48,8 +48,7 @@ pub(crate) struct PathTree {
     /// path of its file, without a path lock. So a rename can make such a path invalid during the
     /// call.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
-    /// The number of calls of the back end whose path led to another file than the one for which
-    /// the namespace made the call.
+    /// Number of calls of the back end whose path led to another file than the namespace meant.
     pub(crate) strays: AtomicU64,
     pub(crate) calls: AtomicU64,
 }
@@ -98,7 +97,7 @@ impl PathTree {
         })
     }
 
-    /// Returns the content of the file at `path`. Reads the back end directly.
+    /// Returns the content of the file at `path`, from the back end.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).ok()?;
@@ -135,8 +134,8 @@ impl PathTree {
         self.meant(node, &path)
     }
 
-    /// Returns the inode to which `path` leads now. If it is not the inode of `node`, the call has
-    /// reached a wrong file. Such calls are counted in `strays`.
+    /// Returns the inode to which `path` leads now. Counts a call that has reached another inode
+    /// than `node` in `strays`.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);

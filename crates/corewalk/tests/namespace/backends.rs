@@ -1,9 +1,8 @@
-//! A tmpfs with a hook around its calls. These tests use it wherever a plain tmpfs is not enough.
+//! A tmpfs with a hook around its calls.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
-//! which may wait, panic, return an error or change the tmpfs. The hook may also replace the inode
-//! numbers that the tmpfs reports. Most tests pass a closure as the hook. The shuttle models use
-//! this file too.
+//! often a closure, which may wait, panic, return an error, change the tmpfs, or replace inode
+//! numbers. The shuttle models use this file too.
 
 use std::ops::ControlFlow;
 

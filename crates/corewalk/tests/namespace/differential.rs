@@ -1,5 +1,5 @@
-//! A test of the order of errors. An unprivileged user makes the same calls in a namespace and on
-//! the host, on equal trees.
+//! A test of the order of errors: an unprivileged user makes the same calls in a namespace and on
+//! the host.
 //!
 //! Each round makes one random tree in the namespace and on the host. The owners and modes of some
 //! files make calls fail. The same random calls are then made on both, until one succeeds and so
@@ -38,8 +38,8 @@ const ROUNDS: u32 = 600;
 /// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
-/// The directories in which calls are made, and one file (`p`). The caller may always search the
-/// directory `t`, because the path `t/d` leads through it.
+/// The directories in which calls are made, and one file (`p`). The caller may search `t`, because
+/// the path `t/d` leads through it.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
@@ -193,8 +193,8 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a tree on the host. Sets the modes of the files and directories only after all were
-    /// made. Otherwise the mode of a directory could prevent the creation of files in it.
+    /// Makes a tree on the host, and sets all modes at the end. Otherwise a directory's mode could
+    /// prevent the creation of files in it.
     fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));

@@ -159,8 +159,8 @@ fn fallocate_by_another_user_clears_set_user_id() {
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
 }
 
-/// Setting or removing a `security` attribute must need a capability, even for the owner. Reading
-/// it needs none. Without the capability, even the removal of an absent attribute is refused.
+/// Setting or removing a `security` attribute, even an absent one, must need a capability. Reading
+/// needs none.
 #[test]
 fn security_attributes_need_a_capability_to_change() {
     let capability = |bytes, version: u8| {

@@ -39,7 +39,7 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// A copy of the test's tree in a directory of the host. Dropping the value removes the copy.
+/// A copy of the test's tree on the host, removed when the value is dropped.
 struct HostTree(PathBuf);
 
 impl HostTree {
@@ -168,7 +168,6 @@ fn take_number(input: &mut &[u8]) -> usize {
     take(input, 1).first().copied().map_or(0, usize::from)
 }
 
-/// Lists the attributes of `node` and reads each of them. Returns the names and the values.
 fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let list = fs.listxattr(node).unwrap();
     let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());

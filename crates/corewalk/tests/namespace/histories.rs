@@ -69,8 +69,8 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: threads make random operations concurrently. There must be a
-/// sequential order of these operations that explains all answers.
+/// Traps T12, T13, T15, T26, P8: a sequential order of random concurrent operations must explain
+/// all answers.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -85,9 +85,9 @@ fn histories_over_tmpfs_are_linearizable() {
     }
 }
 
-/// The answers of concurrent operations must fit one sequential order even if the back end delays
-/// every call, and eviction and invalidation run in parallel. The cache must not keep an answer
-/// that is stale when it arrives (traps T25, P12).
+/// The answers of concurrent operations must fit one sequential order, even with a slow back end,
+/// eviction and invalidation. The cache must not keep an answer that is stale when it arrives
+/// (traps T25, P12).
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));

@@ -10,9 +10,8 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, Hook, HookedTmpfs};
 use crate::fixtures::{name, over};
 
-/// A back end that another machine changes. That machine removes the directory `d` with a file `x`,
-/// and makes a directory `e` with another `x`. `e` gets the inode number of `d`, with the next
-/// generation.
+/// A back end that another machine changes: it removes the directory `d` with a file `x`, and makes
+/// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
     /// The inode numbers of the directories `d` and `e` in the tmpfs. This hook reports both with
@@ -96,7 +95,7 @@ fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
 }
 
 /// Traps T19, P6: the number of a directory is reused with another generation. A lookup by that
-/// number must not find names that were cached below the directory that had the number before.
+/// number must not find names that were cached below the old directory.
 #[test]
 fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     let reused = Reused::new();
@@ -114,9 +113,8 @@ fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     assert_eq!(look_by_ino(vfs, d.ino, b"x"), Ok(new), "by number");
 }
 
-/// Traps P5, P6: an inode number was reused, so two directories have it, and a client holds lookups
-/// of both. The client's forgets name only the number. They must drop the lookups of the older
-/// directory first, and only then those of the newer one.
+/// Traps P5, P6: two directories have the same reused inode number, and a client holds lookups of
+/// both. Its forgets name only the number. They must drop the lookups of the older directory first.
 #[test]
 fn forget_drops_lookups_of_the_older_inode_first() {
     let reused = Reused::new();

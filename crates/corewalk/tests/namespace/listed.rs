@@ -142,8 +142,8 @@ const TOLD_OF_F: [fn(&Vfs); 3] = [
     },
 ];
 
-/// Trap P12: another program removes a file that a listing has read, and then the namespace learns
-/// of the removal. The listing must not bring the name back, whether or not it was cached.
+/// Trap P12: a listing has read a file that another program then removes. Once the namespace is
+/// told, the listing must not bring the name back, whether or not it was cached.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {

@@ -17,8 +17,8 @@ pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
-/// An operation on the model's tree. It names files and directories by their tags (`dir`, `tag`). A
-/// tag is a number that is also the user ID of the file's owner.
+/// An operation on the model's tree. It names files and directories by tags (`dir`, `tag`): numbers
+/// that are also the user ID of the file's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Looks up a name in a held directory.

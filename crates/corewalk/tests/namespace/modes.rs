@@ -2,20 +2,18 @@
 //! namespace and on the host.
 //!
 //! Each caller makes each call of a list, on files of each owner and mode, in a namespace and on
-//! the host. In both places the call must have the same result. Afterwards the file must have the
-//! same mode, owner and attribute names in both.
+//! the host. The results must be equal, and afterwards the file's mode, owner and attribute names.
 //!
 //! The callers are an ordinary user, a user in another group, and users with capabilities. On the
 //! host, threads with exactly these privileges make the calls. If the tests do not run as root, the
-//! only caller is the user that runs them, and it owns all files.
+//! user that runs them is the only caller and owns all files.
 //!
 //! The namespace is compared with two file systems of the host: the one for temporary files, and
 //! the tmpfs in `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does.
 //! corewalk follows ext4.
 //!
-//! The tests leave out two calls. Linux lets any caller set an empty `security.capability` on any
-//! file, but corewalk refuses that. A chown(2) that passes neither an owner nor a group cannot be
-//! expressed with `setattr`.
+//! Two calls are left out. Linux lets any caller set an empty `security.capability` on any file;
+//! corewalk refuses that. `setattr` cannot express a chown(2) with neither an owner nor a group.
 //!
 //! Source: chmod(2), chown(2), write(2), truncate(2), utimensat(2), mkdir(2), mknod(2), xattr(7),
 //! capabilities(7); Linux since 6.2, `setattr_should_drop_suidgid`, `cap_inode_setxattr`.
@@ -313,7 +311,7 @@ fn octal(mode: u32) -> String {
     format!("{mode:o}")
 }
 
-/// A directory on the host in which calls are made. Dropping the value removes the directory.
+/// A directory on the host for calls, removed when the value is dropped.
 struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,

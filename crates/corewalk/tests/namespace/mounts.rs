@@ -125,8 +125,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         };
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
-        // ORDERING(unmounted): Acquire. Pairs with the store after the umount. So each umount that
-        // is counted in the loaded value has already returned.
+        // ORDERING(unmounted): Acquire. Pairs with the store after the umount: each counted umount
+        // has already returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.

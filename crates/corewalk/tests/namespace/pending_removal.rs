@@ -27,8 +27,7 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping};
 
-/// Returns true if `call` reports that the back end has removed or renamed the file or directory
-/// with the name `slow`.
+/// Returns true if `call` is the end of a removal or rename of `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
@@ -64,8 +63,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
 }
 
 /// Starts `change` on a thread, and waits until the back end has made the change but has not
-/// returned. Then runs `act` on another thread. When `act` has ended or waits, lets the back end
-/// return. Returns the result of `act`.
+/// returned. Then runs `act` on another thread, and lets the back end return once `act` has ended
+/// or waits. Returns the result of `act`.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
@@ -126,8 +125,8 @@ fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     }
 }
 
-/// If a directory is being removed, a create in it must not return ENOENT while the directory's
-/// name still leads to the directory.
+/// A create in a directory that is being removed must not return ENOENT while the directory's name
+/// still leads to it.
 #[test]
 fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
@@ -233,9 +232,8 @@ fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// One thread moves a file out of a directory. The directory is then empty, and another thread
-/// removes it before the rename returns. After that removal, the file must be found at its new
-/// name.
+/// One thread moves a file out of a directory, which becomes empty. Another removes it before the
+/// rename returns. After that removal, the file must be found at its new name.
 #[test]
 fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     let namespace = slow_back_end(b"x");
@@ -256,8 +254,8 @@ fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     );
 }
 
-/// A file is moved into a directory, and so the removal of the directory fails. After that error,
-/// the file must not be found at its old name.
+/// A directory's removal fails because a file is moved into it. After that error, the file must not
+/// be found at its old name.
 #[test]
 fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     let namespace = slow_back_end(b"a");
@@ -275,8 +273,8 @@ fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     assert_eq!(found, Err(Errno::NOENT), "d is not empty, but the file is at its old name");
 }
 
-/// While the last name `f` of a file is being removed, a link of the file fails. After that
-/// failure, a lookup of `f` must not find the file.
+/// A link of a file fails while its last name `f` is being removed. After that failure, a lookup of
+/// `f` must not find the file.
 #[test]
 fn link_of_a_removed_file_fails_after_its_name_is_gone() {
     let namespace = slow_back_end(b"f");

@@ -40,8 +40,8 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Every answer of the namespace must equal that of the reference model, whatever is evicted or
-    /// invalidated between the operations (trap T15).
+    /// The namespace must answer like the reference model, whatever is evicted or invalidated
+    /// between the operations (trap T15).
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(

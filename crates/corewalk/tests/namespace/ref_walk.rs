@@ -53,8 +53,7 @@ impl Disturber {
 }
 
 /// Returns a namespace with the directories `p/d` and `q`. Renames disturb each walk through `p/d`
-/// until the walk becomes a ref-walk. When this ref-walk asks the back end for the ACL of `d`, the
-/// back end runs `change`.
+/// until it becomes a ref-walk. When it then asks for the ACL of `d`, the back end runs `change`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),

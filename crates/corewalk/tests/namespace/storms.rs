@@ -83,7 +83,7 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
 }
 
 /// Trap T13: a file is moved between two directories. A lookup in the first directory, or a later
-/// lookup in the second directory, must find the file, unless two renames overlap the lookups.
+/// one in the second, must find the file, unless two renames overlap the lookups.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -198,8 +198,8 @@ fn confined_walk_never_leaves_its_root() {
     assert!(found.load(Ordering::Relaxed) > 0, "no walk succeeded");
 }
 
-/// Trap P9: concurrent renames between all pairs of directories, also of parents and children, must
-/// end.
+/// Trap P9: concurrent renames between all pairs of directories, including parents and children,
+/// must end.
 #[test]
 fn renames_between_all_pairs_end() {
     let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
@@ -328,9 +328,8 @@ fn path_across_mounts_is_valid_at_one_instant() {
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Control for traps T8 and P8: a path that is joined from two translations, one on each side of
-/// the mount point, must be caught. If the threads share a CPU, a rename seldom comes between the
-/// two translations.
+/// Control for traps T8 and P8: a path is joined from two translations, one on each side of the
+/// mount point. (On one CPU, a rename seldom comes between the two.)
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

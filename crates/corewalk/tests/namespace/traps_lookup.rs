@@ -14,8 +14,8 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Racer};
 use corewalk_testkit::rng::Seed;
 
-/// Calls `change` on one thread, `changes` times in all. Meanwhile two threads call `read`, each at
-/// least a thousand times.
+/// Calls `change` on one thread, `changes` times. Meanwhile two threads call `read`, each at least
+/// a thousand times.
 fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) + Sync) {
     let done = AtomicBool::new(false);
     race::run(3, Seed::choose(), |mut racer| {

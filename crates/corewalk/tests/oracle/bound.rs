@@ -15,9 +15,9 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// The two trees of the test, which translates directories to paths. In the first tree, paths have
-/// so many names that renames disturb nearly every attempt. In the second tree, paths change their
-/// depth. So a translation that writes into a buffer must start again with more space.
+/// The two trees of the test, which translates directories to paths. In one, paths have so many
+/// names that renames disturb nearly every attempt. In the other, paths change their depth, so a
+/// translation into a buffer must start again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.

@@ -1,6 +1,6 @@
 //! A door is one of the interfaces by which the tests ask the namespace about the tree: a
-//! translation of a file to its path, a lookup or a walk. For each answer, the door also returns
-//! its claim: the names that the tree must have had if the answer is true.
+//! translation of a file to its path, a lookup or a walk. It also returns the claim of each answer:
+//! the names that the tree must have had if it is true.
 
 use std::cell::{Cell, RefCell};
 
@@ -35,11 +35,11 @@ pub(crate) const PASSES: u64 = 4;
 /// Maximum number of lock-free attempts of one path translation by inode number. The first attempt
 /// takes no reference on the inode. After it come up to `PASSES` attempts with a reference.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of failed lock-free attempts in one translation of a file to its path in a
-/// buffer. The translation makes up to `PASSES` attempts with a small read set.
+/// Maximum number of failed lock-free attempts of a translation into a buffer: up to `PASSES` use a
+/// small read set.
 ///
-/// If the last attempt finds that the path has too many names, that attempt does not count as
-/// failed. Then up to `PASSES` more attempts use a large read set.
+/// A last attempt that finds too many names on the path does not count as failed. Up to `PASSES`
+/// more attempts then use a large read set.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {

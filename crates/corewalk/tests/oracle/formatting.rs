@@ -45,8 +45,8 @@ fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]>
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // `names` must match whole names of the path. So the byte after `names` must be a
-                // slash, or the path must end there.
+                // The names must match whole names of the path, so a slash follows, or the path
+                // ends.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
             Part::One(variable, forms) => {

@@ -12,8 +12,8 @@
 //! between the clock values `before` and `after` was given in one of the instants `before..=after`.
 //!
 //! A rename between the ticks `invoked` and `returned` took place in one of `invoked+1..=returned`.
-//! It gives a variable (for example the name of a directory) a new value. The variable *can have*
-//! this value from instant `invoked+1` until the next rename of this variable has returned.
+//! The renamed variable *can have* its new value from instant `invoked+1` until its next rename has
+//! returned.
 //!
 //! # Why variables are judged separately
 //! An answer claims values of several variables. Suppose that there is an instant `k` in which each
@@ -33,8 +33,8 @@
 //! not before the instant chosen for the last answer. So its choice is never later than the true
 //! instant, and it never refuses a true answer.
 //!
-//! [`Judge`] checks the answers of one thread. It does not check whether answers of different
-//! threads are consistent with each other.
+//! [`Judge`] checks the answers of one thread, not whether those of different threads are
+//! consistent.
 //!
 //! Source: Herlihy and Wing, 1990; Gibbons and Korach, "Testing shared memories", 1997.
 
@@ -281,9 +281,8 @@ mod tests {
                 let after = instant + rng.below(end + 1 - instant);
                 let mut seen = [ANY; VARIABLES];
                 for (variable, truth) in truths.iter().enumerate() {
-                    // Make a true answer. If a rename changes a variable in the instant in which
-                    // the answer is given, the answer may show the old or the new value. But it
-                    // must not show an older value than an earlier answer did.
+                    // Make a true answer. At the instant of a rename, it may show the old or the
+                    // new value, but none older than an earlier answer did.
                     let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
                     while of(states[variable]) < instant
                         || (of(states[variable]) == instant && rng.chance(1, 2))
@@ -300,8 +299,7 @@ mod tests {
         }
     }
 
-    /// Checks that [`Judge`] finds the first instant in which an answer can be true. The test
-    /// compares the result with a search that tries all instants of the call.
+    /// [`Judge`] must find the same instant as a search that tries all instants of the call.
     #[test]
     fn first_instant_is_that_of_an_exhaustive_search() {
         let report = ReportSeed::new(Seed::choose());

@@ -53,10 +53,9 @@ const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000
 const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500 };
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
-/// Traps T1, T8, T9, P8: the test translates ten million paths, through every interface, while the
-/// names change on all levels of the tree. Each path must have existed at one instant. The test is
-/// divided into windows (periods of time), in each of which all renamers and translators must make
-/// progress.
+/// Traps T1, T8, T9, P8: ten million paths are translated, through every interface, while names
+/// change on all levels of the tree. Each path must have existed at one instant. In each window
+/// (period) all renamers and translators must make progress.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -84,8 +83,7 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");
 }
 
-/// Traps T12, T13: each result of a lookup must have been true at one instant, whether the name was
-/// found or missing.
+/// Traps T12, T13: each result of a lookup, found or missing, must have been true at one instant.
 #[test]
 fn lookup_results_were_true_at_one_instant() {
     let _watchdog = Watchdog::start("lookups and misses", Duration::from_secs(300));
@@ -134,8 +132,8 @@ fn control_path_collected_level_by_level_is_caught() {
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: each call returns the path that was right at the call before, and that may not have
-/// existed during this call. The test must detect such an answer.
+/// Control: each call returns the path that was right at the call before, and may not have existed
+/// since.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

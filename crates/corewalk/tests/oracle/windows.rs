@@ -1,13 +1,11 @@
 //! Concurrent renamers and translators, judged window by window.
 //!
 //! The test is divided into windows (periods of time). In a window, each translator makes a fixed
-//! number of translations, and each renamer makes at least a fixed number of renames. A thread that
-//! has done its share continues until all threads have done theirs, so renamers and translators
-//! always run together.
+//! number of translations, and each renamer at least a fixed number of renames. A thread continues
+//! until all have done their share, so renamers and translators always run together.
 //!
-//! If the renamers or the translators make no progress, the watchdog ends the test. At the end of a
-//! window, the translators compare their answers with the recorded renames. Then all records are
-//! dropped.
+//! If renamers or translators make no progress, the watchdog ends the test. At the end of a window,
+//! the translators compare their answers with the recorded renames, which are then dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
@@ -33,10 +31,9 @@ pub(crate) const DISTURBED: u64 = 1000;
 pub(crate) struct Extent {
     /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// Maximum number of windows (periods of time) of a test run. Normally a run ends after
-    /// `windows` windows. A run needs at least [`DISTURBED`] answers during which a rename has
-    /// begun or ended. If threads share a CPU, there may be fewer. Then the run goes on, up to this
-    /// maximum.
+    /// Maximum number of windows (periods) of a run. A run normally ends after `windows`, but needs
+    /// [`DISTURBED`] answers during which a rename has begun or ended. On one CPU such answers are
+    /// rarer, and the run goes on up to this maximum.
     pub(crate) windows_max: u64,
     /// The number of questions of each translator in each window.
     pub(crate) questions: u64,

@@ -36,8 +36,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If the reader loads
-                // 1, its lookup sees the finished publication of the name.
+                // ORDERING: Acquire. Pairs with the `Release` store to `over`: after a 1, the
+                // lookup sees the finished publication.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -230,8 +230,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
     })
 }
 
-/// Traps T12, T13: while two names are exchanged, each name must have a file at every instant. If a
-/// reader finds a file under one name, it must not find the same file under the other name.
+/// Traps T12, T13: while two names are exchanged, each must have a file at every instant. A reader
+/// must not find one file under both names.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {

@@ -58,9 +58,8 @@ fn inodes_after_rename(
     (inodes, moved.slot)
 }
 
-/// Checks that after a rename the target name leads to the moved file only. The name may have had
-/// another dentry that the rename did not know. That dentry must be gone, whatever its position in
-/// the bucket.
+/// After a rename the target name must lead to the moved file only. Another dentry of this name,
+/// unknown to the rename, must be gone, whatever its position in the bucket.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

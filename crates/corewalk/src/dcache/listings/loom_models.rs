@@ -1,9 +1,9 @@
 //! Models of a directory listing that adds a name to the cache while another thread changes the
 //! name.
 //!
-//! In these models, the back end and the cache are one number each, protected by a mutex. The
-//! number tells which file the name refers to: 1 is the old file, and 2 is the new file. In the
-//! cache, 0 means that the name is not cached.
+//! The back end and the cache are one number each, protected by a mutex. It tells which file the
+//! name refers to: 1 is the old file, and 2 the new one. In the cache, 0 means that the name is not
+//! cached.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -210,10 +210,9 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Trap P12, control (a variant with the bug must fail): the invalidation forbids the thread with
-/// the name's in-lookup lock to cache its answer. But it does not increment the directory's count
-/// of changes. So it stops only a listing that already holds the lock. A listing that takes the
-/// lock later adds the old file to the cache.
+/// Trap P12, control (a variant with the bug must fail): the invalidation forbids the current
+/// holder of the in-lookup lock to cache its answer, but does not increment the directory's count
+/// of changes. A listing that takes the lock later adds the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {

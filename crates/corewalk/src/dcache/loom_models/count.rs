@@ -226,7 +226,7 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
 }
 
 /// Trap P5: a faulty client that forgets too often must not take away references of other users.
-/// The first reference of a lookup in progress belongs to the lookup, and not yet to the client.
+/// The reference of a lookup in progress does not belong to the client yet.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));

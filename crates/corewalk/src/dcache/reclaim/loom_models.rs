@@ -50,8 +50,8 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: if a dentry is evicted while a reader takes a reference on it, only
-/// one of the two succeeds. The reader never gets a reference on the next dentry in the slot.
+/// Traps T5, T7, T17, T18, T55: of an eviction and a reader that takes a reference, only one
+/// succeeds. The reader never gets a reference on the next dentry in the slot.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));

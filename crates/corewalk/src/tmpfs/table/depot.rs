@@ -7,8 +7,8 @@
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments (64 inode slots each) without inodes that the depot keeps for later use. The
-/// inode slots of 32 segments use 256 KiB.
+/// Number of segments (64 inode slots each) without inodes that the depot keeps. The slots of 32
+/// segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 

@@ -2,8 +2,8 @@
 //!
 //! # Mechanism
 //! A shared set of attributes is a *block* with a number. An `Mbcache` maps the key (a hash) of a
-//! set's content to the numbers of the blocks that may have this content. An array of slots, which
-//! grows and never moves, maps a number to the block and its user count, under a lock per slot.
+//! content to the numbers of blocks that may have it. A growing array of slots maps a number to the
+//! block and its user count, under a lock per slot.
 //!
 //! An inode points directly at its block. So reading attributes uses neither the cache nor the
 //! slots, and writes no shared memory.
@@ -45,8 +45,8 @@ use corewalk_sync::SlotArena;
 
 use super::set::Set;
 
-/// Maximum number of users of a block, as in ext4. With more users, threads would often wait for
-/// the lock that protects the user count.
+/// Maximum number of users of a block, as in ext4. With more, threads would often wait for the lock
+/// of the user count.
 pub(super) const USERS_MAX: u32 = 1024;
 /// A search compares at most this many blocks that have the key (hash) of the wanted content.
 const LOOKS_MAX: u32 = 4;
@@ -106,14 +106,12 @@ pub(super) enum Leave {
 
 /// The result of a release.
 pub(super) enum Released {
-    /// The caller was the only user of the shared set of attributes. The set is now the caller's
-    /// own.
+    /// The caller was the only user of the shared set, which is now its own.
     Last(Block),
     /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so the caller's
     /// inode still uses the set.
     Shared(Arc<Block>),
-    /// The caller passed [`Leave::Always`], and is no longer a user of the shared set. The set
-    /// still has other users.
+    /// The caller ([`Leave::Always`]) has left the shared set, which has other users.
     Left,
 }
 
@@ -187,9 +185,8 @@ impl Blocks {
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
-        // A free block number has no entry in the cache (invariant K.2), so `create` does not fail
-        // with `Exists`. It may fail because the cache is full. Then later searches do not find the
-        // block, which is harmless.
+        // A free block number has no entry in the cache (invariant K.2), so `create` fails only if
+        // the cache is full. Then later searches do not find the block, which is harmless.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
@@ -284,8 +281,8 @@ pub(super) mod audit {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the user counts of all blocks in use, by block number. Checks that only a slot
-        /// with a block has users (K.1).
+        /// Returns the user counts of all blocks in use, by block number. Checks that a slot
+        /// without a block has no users (K.1).
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
             let slots = (1..self.numbers.len_touched()).map(|number| {
                 let slot = self.slot(number).lock();

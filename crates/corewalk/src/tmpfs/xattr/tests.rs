@@ -64,10 +64,9 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks the invariants K.1, K.2 and X.2. Each block (a shared set of attributes) must have a
-/// user, and as many users as inodes that point at it. The space used of the file system must be
-/// the bytes of all sets, each counted once. `inos` are all inodes with attributes. No file may
-/// have content.
+/// Checks the invariants K.1, K.2 and X.2. Each block (a shared set of attributes) must have as
+/// many users as inodes point at it, at least one. The space used must be the bytes of all sets,
+/// each counted once. `inos` are all inodes with attributes. No file may have content.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -242,8 +241,8 @@ fn control_uncharged_set_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: a full block (a shared set with 1024 users) must not be examined again and again. A
-/// search must skip it, and must find it again when the block loses a user.
+/// Trap T39: searches must skip a full block (a shared set with 1024 users), and find it again when
+/// it loses a user.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -269,8 +268,7 @@ fn block_has_at_most_1024_users() {
 }
 
 /// Trap T38: inode `b` changes a set of attributes that only `b` uses, so that it equals the set of
-/// inode `a`. The search for an equal set must then find the set of `a`, and not the changed set of
-/// `b` itself.
+/// `a`. The search for an equal set must find that of `a`, not the changed set of `b` itself.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -304,10 +302,9 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // Each of the 20 inodes first set `user.a`, and searched the index for an equal set. All 20
-    // searches missed, because each inode before had made its set private again by setting
-    // `user.b`. Then `maintain` searched for the 20 sets of two attributes. The first search
-    // missed, and the other 19 hit.
+    // All 20 searches for `user.a` missed, because each inode before had made its set private again
+    // by setting `user.b`. Then `maintain` searched for the 20 sets of two attributes: one miss, 19
+    // hits.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -365,8 +362,8 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // The inodes `a` and `b` share a set of attributes. So a change of `a` needs a copy of the set,
-    // for which there is no space. When `b` has dropped the set, `a` may change it in place.
+    // The inodes `a` and `b` share a set of attributes. A change of `a` needs a copy, for which
+    // there is no space. When `b` has dropped the set, `a` may change it in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -412,9 +409,9 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A call that fails for lack of space de-duplicates the queued sets of attributes (those of inodes
-/// that changed repeatedly) and tries again. That does not help an inode with too many attribute
-/// names. So in this case the queued sets must stay queued.
+/// A call that fails for lack of space de-duplicates the queued sets of attributes and tries again.
+/// That does not help an inode with too many attribute names, so then the queued sets must stay
+/// queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -528,13 +525,13 @@ fn blocks_found_while_they_are_released_are_never_lost() {
 }
 
 /// The last two users of a block (a shared set of attributes) may release it at the same time. The
-/// last user takes the content out of the block, which needs the only pointer to it. So the other
-/// user must drop its pointer before it unlocks the block's slot.
+/// last one takes the content out, which needs the only pointer to it. So the other must drop its
+/// pointer before it unlocks the slot.
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;
-    // Minimum number of rounds. On a busy machine the two threads seldom run at the same time.
-    // Rounds are slow then, so the test stops after fewer of them.
+    // Minimum number of rounds. On a busy machine the two threads seldom run at the same time, and
+    // rounds are slow.
     const ROUNDS_MIN: u32 = 2_000;
     const ENOUGH: Duration = Duration::from_secs(10);
     let _watchdog = Watchdog::start("two threads release a block", Duration::from_secs(600));
@@ -543,7 +540,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
     let (a, b) = (make(&fs, "a"), make(&fs, "b"));
     let used = fs.space.used();
     let arrived = AtomicU32::new(0);
-    // Spin instead of sleeping, so that both threads start at the same time.
+    // Spin, so that both threads start at the same time.
     let meet = |round: u32| {
         // ORDERING: AcqRel and Acquire. The counter is a barrier.
         arrived.fetch_add(1, Ordering::AcqRel);

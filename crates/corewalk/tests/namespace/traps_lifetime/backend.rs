@@ -69,7 +69,7 @@ fn be_busy(vfs: &Vfs) {
 }
 
 /// Trap T47: while a lookup sleeps in the back end, threads that wait for the same name must use no
-/// CPU time. Threads that use other names must not wait.
+/// CPU time, and threads with other names must not wait.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -98,8 +98,6 @@ fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     assert_eq!(vfs.stats().misses, 1, "a name has more than one loader");
 }
 
-/// Trap T47: if a back end sleeps in `forget`, another thread must be able to make the name again,
-/// and no thread may spin.
 #[test]
 fn sleeping_forget_delays_no_thread() {
     let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
@@ -149,8 +147,8 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // Bound the recursion. This hook makes a file whenever the back end is told to forget one.
-        // If another thread evicts that file, the back end is told to forget it too.
+        // This hook makes a file whenever the back end is told to forget one, which may lead to
+        // another `forget`. So bound the recursion.
         // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
@@ -254,8 +252,8 @@ enum Notice {
     Directory,
 }
 
-/// Looks up `f`. After the back end has answered, and before the answer is cached, another file of
-/// owner 2 replaces `f` in the back end. Returns the owner of `f` that later lookups get.
+/// Looks up `f`. Before the answer is cached, another file of owner 2 replaces `f` in the back end.
+/// Returns the owner of `f` that later lookups get.
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
@@ -302,8 +300,7 @@ fn control_fill_without_an_invalidation_stays_wrong() {
 }
 
 /// Trap P12: after a change in the back end and an invalidation, the next lookup must see the
-/// change. Lookups that asked the back end before the change, however many, must not put their old
-/// answer into the cache.
+/// change. Earlier lookups, however many, must not put their old answer into the cache.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

@@ -21,8 +21,8 @@ fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     }
 }
 
-/// Makes a directory of `children` names. Then each of `threads` threads invalidates the directory
-/// and evicts the entries. Returns the total CPU time of these threads.
+/// Makes a directory of `children` names. Each of `threads` threads invalidates it and evicts the
+/// entries. Returns the total CPU time of these threads.
 fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     let vfs = new();
     tree(&vfs, &["d/"]);
@@ -42,9 +42,8 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
 }
 
 /// Trap T45: sixteen threads that invalidate one directory of 200,000 names must together do about
-/// the work of one thread. Each thread may scan every slot again, which is cheap in comparison with
-/// an eviction. If the threads skipped each other's entries again and again, the work would be at
-/// least sixteen times as much.
+/// the work of one thread. If they skipped each other's entries again and again, the work would be
+/// at least sixteen times as much.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));

@@ -57,7 +57,6 @@ fn crafted_long() -> Vec<Vec<u8>> {
 /// computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
-    // The hash of a name depends on the inode number of the name's directory.
     let root = 1_u64;
     let is_wanted = |name: &[u8; 9]| {
         // The hash reads a name of nine bytes as two overlapping words: its first eight bytes and
@@ -106,9 +105,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: long names that are crafted for one key must not collide under another key. Long names
-/// have a test of their own, because the hash treats the words behind the beginning of a long name
-/// differently.
+/// Trap T54: long names that are crafted for one key must not collide under another key. The hash
+/// treats the words behind the beginning of a long name differently, hence a separate test.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

@@ -17,7 +17,6 @@ const STABLE: usize = 300;
 /// The number of entries in one reply.
 const REPLY: usize = 7;
 
-/// Reads one batch of the entries behind `cookie`. Returns the next cookie, or None at the end.
 fn read_reply(
     vfs: &Vfs,
     dir: &InodeRef<'_>,

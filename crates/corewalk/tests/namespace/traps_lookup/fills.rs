@@ -121,8 +121,8 @@ enum End {
     Never,
 }
 
-/// Two threads make the same call at the same time: a lookup, a creation, a removal or a rename.
-/// `end` decides whether the first call of the back end panics or never ends.
+/// Two threads make the same lookup, creation, removal or rename at the same time. `end` decides
+/// whether the first call of the back end panics or never ends.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
@@ -183,8 +183,8 @@ enum Tell {
     Nothing,
 }
 
-/// A change that another program makes in the back end during the call `at`. After the change, the
-/// namespace is told to invalidate what `tell` says.
+/// A change that another program makes in the back end during the call `at`. Afterwards the
+/// namespace is told to invalidate `tell`.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -329,8 +329,8 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
 }
 
 /// Trap T28: the back end has moved a directory, while another lookup holds the in-lookup lock of
-/// its old name. A walk through the new name needs the directory's dentry. So the walk must wait
-/// for that lookup, without an error and without spinning.
+/// its old name. A walk through the new name needs the directory's dentry, so it must wait for that
+/// lookup, without an error and without spinning.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

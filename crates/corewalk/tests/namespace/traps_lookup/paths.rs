@@ -73,8 +73,8 @@ fn assert_whole(path: &[u8]) {
 }
 
 /// Trap T5: files with long names are made, removed and evicted, so that the memory of their names
-/// is reused at once. Every translated path must be complete. At the end, no name memory may be
-/// leaked or freed twice.
+/// is reused at once. Every translated path must be complete, and no name memory may be leaked or
+/// freed twice.
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
@@ -174,8 +174,8 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: if the translation of a file to its path has to start again, it must keep no name from
-/// its previous attempt. The directory moves between depths 1 and 6, so a leftover name would show.
+/// Trap T8: a translation that starts again must keep no name from its previous attempt. The
+/// directory moves between depths 1 and 6, so a leftover name would show.
 #[test]
 fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));

@@ -48,7 +48,7 @@ fn stable_names_are_found_while_the_table_grows() {
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 
-/// Looks up a file that always exists, while all unused entries are evicted continually.
+/// Looks up a file that always exists, under continual eviction of unused entries.
 fn lookups_under_eviction(vfs: &Vfs) {
     tree(vfs, &["d/", "d/f"]);
     let ino = walk(vfs, "d/f").unwrap().ino();
@@ -158,8 +158,8 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let vfs = new();
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
-    // All parents that the directory has had, in the order of the moves. The last one is the target
-    // of the latest move, which may still be running.
+    // All parents that the directory has had, in the order of the moves. The last move may still be
+    // running.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -176,10 +176,9 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // The test adds each new parent to `allowed` before the move. When the call began, the
-            // last element was the target of the latest move, which may not have happened yet. The
-            // element before it was the parent until that move. So the call may return one of these
-            // two, or a newer one.
+            // Each new parent is added to `allowed` before the move. The last element at the
+            // beginning of the call may not have been reached yet. So the call may return it, the
+            // one before it, or a newer one.
             let since = before.saturating_sub(2);
             assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
