@@ -452,8 +452,8 @@ impl Script {
     }
 }
 
-/// Changes the thread's credentials to the user `id`, the group `id`, and no other groups. User 0
-/// is root.
+/// Changes the thread's credentials to the user `id` (0 is root), the group `id`, and no other
+/// groups.
 fn become_user(id: u32) {
     if id == 0 {
         return become_root();

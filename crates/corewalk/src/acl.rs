@@ -90,9 +90,8 @@ impl Acl {
     /// Returns the ACL with these entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if the ACL lacks a required entry, or has an entry that it must not have (A.1 of
-    /// the module documentation). `EINVAL` also if an entry occurs twice or has a value out of
-    /// range (A.2).
+    /// `EINVAL` if the ACL lacks a required entry, has a forbidden one (A.1 of the module
+    /// documentation), or has an entry twice or with a value out of range (A.2).
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -192,8 +191,8 @@ impl Acl {
     }
 
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
-    /// ACL is `self`. The access ACL is None if the mode alone expresses it. The umask is ignored.
-    /// A new directory also inherits `self` as its default ACL.
+    /// ACL is `self`. The ACL is None if the mode alone expresses it. The umask is ignored. A new
+    /// directory also inherits `self`.
     ///
     /// # Examples
     /// ```
@@ -305,8 +304,8 @@ impl Entry {
     }
 }
 
-/// The tag of an ACL entry: the class of users to which the entry applies. The numbers of the
-/// variants are also the numbers in the stored form of an ACL.
+/// The tag of an ACL entry: the class of users to which it applies. The variants have the numbers
+/// of the stored form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {

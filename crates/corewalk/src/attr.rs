@@ -407,9 +407,8 @@ impl SetAttr {
         with_ctime: ctime = impl Into<Option<Timespec>>;
     }
 
-    /// Returns the access, modification and change times of a file after the changes in `self`.
-    /// `before` has the file's access and modification times before the changes, and `now` is the
-    /// time of the changes.
+    /// Returns the access, modification and change times of a file after the changes in `self`,
+    /// made at `now`. `before` has the earlier access and modification times.
     ///
     /// A new size sets the modification time to `now`. The change time becomes `now`. Times in the
     /// fields `mtime` and `ctime` take precedence.

@@ -1,8 +1,8 @@
 //! The credentials and capabilities of a caller.
 //!
-//! A [`Cred`] holds what Linux calls the file system credentials of a task: `fsuid`, `fsgid`,
+//! A [`Cred`] has what Linux calls the file system credentials of a task: `fsuid`, `fsgid`,
 //! supplementary groups and the capabilities that concern files. On a FUSE mount with
-//! `default_permissions` the kernel has already checked permissions. A server of such a mount uses
+//! `default_permissions` the kernel has already checked permissions. The server then uses
 //! [`Cred::prechecked`], which sets the owner of new files and passes all checks.
 //!
 //! Source: credentials(7), capabilities(7).
@@ -94,8 +94,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check. A FUSE server
-    /// uses such credentials if the kernel has already checked the permissions.
+    /// Returns credentials that make files for `uid` and `gid` and pass every check, for a FUSE
+    /// server whose kernel has already checked the permissions.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

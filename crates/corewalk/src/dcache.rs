@@ -8,11 +8,11 @@
 //! other change at the end of the dentry's seqlock write section.
 //!
 //! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
-//! the slot number of its directory, and the child generation that the directory had then. No
-//! lookup finds a dentry with an old parent key.
+//! the directory's slot number, and its child generation at that time. No lookup finds a dentry
+//! with an old parent key.
 //!
-//! One increment of the child generation thus invalidates all names in a directory. Their dentries
-//! are stale then, and are evicted later.
+//! One increment of the child generation thus invalidates all names in a directory. Their stale
+//! dentries are evicted later.
 //!
 //! A stale dentry is used again if a thread adds its name: it gets the current parent key. It is
 //! found by the hash of the name, which does not depend on the child generation.
@@ -84,9 +84,8 @@ pub(crate) struct Dcache {
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
-    /// Protects the parent of every directory. A thread that moves a directory holds this lock for
-    /// writing. A thread that holds it shared keeps all directories in place. Analogous to Linux's
-    /// `rename_lock`.
+    /// Protects the parent of every directory. A thread that moves a directory holds it for
+    /// writing; held shared, it keeps all directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -484,7 +483,7 @@ impl Dcache {
     }
 
     /// Returns true if the dentry in `slot` is `ancestor` or below it. The caller holds the lock
-    /// `topology`, so no directory moves. Without that lock the answer may be wrong.
+    /// `topology`, so no directory moves.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {

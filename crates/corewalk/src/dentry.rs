@@ -71,17 +71,17 @@ pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
 const PAIRS: usize = (WORDS - 2) / 2;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
-/// The number of words in a slot for the rest of a long name, for each of three size classes. Of
-/// 100,000 names below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of
-/// those; the second holds nearly all others.
+/// Words in a slot for the rest of a long name, for three size classes. Of 100,000 names below
+/// /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the second
+/// holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
 /// A dentry refers to the slot of its long name with one word: the size class shifted left by this
 /// number of bits, and the slot number in the bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
-/// dentry and one for an inode. Each slot also has a cold record, which path walks do not read. It
-/// holds the reference count, and tells which halves are in use.
+/// dentry and one for an inode. Its cold record, which path walks do not read, has the reference
+/// count and tells which halves are in use.
 pub(crate) struct Dentries {
     /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in `cold`. Readers take
     /// no lock: they validate with the sequence in word 0.
@@ -134,8 +134,7 @@ pub(crate) struct DirectoryWords {
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot of a dentry: its parent key and its body word, and the sequence at which they were
-/// read.
+/// A snapshot of a dentry: its parent key and body word, with the sequence at which they were read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -283,9 +282,9 @@ impl Dentries {
         difference == 0
     }
 
-    /// Returns the words of the long-name slot that `reference` refers to. After a torn read,
-    /// `reference` may be arbitrary bytes. The caller's validation then fails. But before that, the
-    /// arbitrary bytes must not lead out of the arena's memory.
+    /// Returns the words of the long-name slot of `reference`. After a torn read, `reference` may
+    /// be arbitrary bytes. The caller's validation then fails, but the bytes must not lead out of
+    /// the arena's memory.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -388,9 +387,8 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot. It holds the slot's generation, the referenced bit, and a
-    /// bit for each half (dentry or inode) that is in use. It also holds the slot of the next
-    /// dentry of the same inode.
+    /// Returns the cold word of a slot: its generation, the referenced bit, a bit for each half in
+    /// use, and the slot of the inode's next dentry.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -653,8 +651,8 @@ impl Line<'_> {
         let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // Load each word of the dentry just before the comparison with a word of the lookup key. So
-        // the loaded word occupies a register only for a short time.
+        // Load each word of the dentry just before its comparison, so that it occupies a register
+        // only for a short time.
         if word(1) != key.0 {
             return None;
         }
@@ -699,9 +697,8 @@ impl NameCopy {
     }
 }
 
-/// Returns the group of slots for the dentry and the inode of a file. Directories have a group of
-/// their own, and thus memory pages of their own, because they are few and every path walk reads
-/// some of them.
+/// Returns the group of slots for a file's dentry and inode. Directories have a group, and so
+/// memory pages, of their own: they are few, and every path walk reads some.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,

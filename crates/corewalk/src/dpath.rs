@@ -46,7 +46,7 @@ pub enum PathKind {
     /// The dentry is not below the root that the caller passed, so the path starts at the root of
     /// the namespace instead.
     OutsideRoot,
-    /// The dentry is in a tree that is not mounted. The path starts at the root of that tree.
+    /// The dentry is in a tree that is not mounted, from whose root the path starts.
     Unreachable,
 }
 
@@ -104,10 +104,9 @@ impl<const N: usize> PathBuffer<'_, N> {
     }
 }
 
-/// Translates a dentry to its path and writes the path to the end of `buf`. Returns the index at
-/// which the path begins, and the kind of path. All names of the path existed at one instant. The
-/// caller holds a reference on the dentry at which `route` begins. The function allocates no
-/// memory.
+/// Translates a dentry to its path, at the end of `buf`. Returns the index at which the path
+/// begins, and its kind. All names existed at one instant. The caller holds a reference on the
+/// dentry at which `route` begins. Allocates no memory.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if the path does not fit.
@@ -207,12 +206,11 @@ pub(crate) struct Chain {
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// Returns a path of an inode from the root of its file system, together with the inodes on that
-/// path. The path and the inodes belonged together at one instant.
+/// Returns a path of an inode from the root of its file system, and the inodes on it, all of one
+/// instant.
 ///
-/// The caller holds a reference on the inode. If the inode is no directory, the caller also keeps
-/// one of its names in the cache (see [`hold_name`]). The function neither takes nor drops a
-/// reference on a dentry.
+/// The caller holds a reference on the inode, and, unless it is a directory, keeps one of its names
+/// in the cache (see [`hold_name`]). No reference on a dentry is taken or dropped.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.

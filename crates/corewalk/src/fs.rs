@@ -83,8 +83,8 @@ pub struct Make<'a> {
     /// The inherited default ACL of a new directory.
     pub default_acl: Option<Acl>,
     /// The flags of open(2), if the caller opens the file right after its creation. A back end may
-    /// use them to create and open the file in one step. It then keeps the open file for the call
-    /// of `open` that follows.
+    /// use them to create and open in one step. It then keeps the open file for the following
+    /// `open`.
     pub open: Option<u32>,
 }
 
@@ -291,8 +291,8 @@ impl Opened {
 ///   names.
 /// - A call that fails changes nothing.
 /// - If `readdir` reports an entry with attributes, later calls may use its inode without a
-///   `lookup`. The cache may also ignore the reported attributes, without a `forget`. So a back end
-///   that keeps state per looked-up inode reports no attributes.
+///   `lookup`. The cache may also ignore the attributes, without a `forget`. So a back end that
+///   keeps state per looked-up inode reports none.
 /// - During a call, the back end must not call the `Vfs` for the names of that call, nor change the
 ///   attributes of its inode through the `Vfs`. Between [`Node::path`] and the end of the call it
 ///   must not call the `Vfs` at all.
@@ -397,10 +397,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The cache may know no name of this inode. `ESTALE` if the inode does not exist, or has no
     /// name any more.
     ///
-    /// If `generation` is given, the inode must have this generation. For a FUSE client it is None:
-    /// the back end returns the current inode with this number, and the kernel compares the
-    /// generation. If a back end implements this method, its other methods may get [nodes](Node)
-    /// without a path. Such a back end must also implement [`FileSystem::parent`].
+    /// The inode must have the given generation. For a FUSE client there is none: the back end
+    /// returns the current inode with this number, and the kernel compares.
+    ///
+    /// A back end with this method must also implement [`FileSystem::parent`]. Its other methods
+    /// may get [nodes](Node) without a path.
     #[doc(alias = "fh_to_dentry")]
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
         Err(Errno::STALE)
@@ -436,9 +437,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The caller has already
-    /// checked that the rename makes no loop of directories, that the kinds of files fit, and that
-    /// no name is `.` or `..`. `ENOTEMPTY` for a target directory that is not empty.
+    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The caller has checked
+    /// that the rename makes no loop, that the kinds of files fit, and that no name is `.` or `..`.
+    /// `ENOTEMPTY` for a target directory that is not empty.
     ///
     /// If the cache does not know the target, the caller first uses [`RenameMode::NoReplace`].
     /// After `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. It does the
@@ -555,9 +556,9 @@ pub trait FileSystem: Send + Sync + 'static {
     fn release(&self, node: Node<'_>) {}
 
     /// Returns true if calls of the back end may wait long, for example for another machine. A
-    /// server then lets any idle thread take the next request. If this method returns false, a
-    /// server may bind the requests of a processor to one thread, which is faster. Waiting in
-    /// `fsync` does not count here, but in [`FileSystem::fsync_waits`].
+    /// server then lets any idle thread take the next request. Otherwise it may bind the requests
+    /// of a processor to one thread, which is faster. Waiting in `fsync` counts in
+    /// [`FileSystem::fsync_waits`] instead.
     fn waits(&self) -> bool {
         true
     }
@@ -655,8 +656,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if the back end manages locks, because other machines or other programs lock
-    /// the files too. If false, the kernel manages the locks of this mount, and others do not see
-    /// them. A server then calls none of the next three methods.
+    /// the files too. If false, the kernel manages the locks of this mount, and a server calls none
+    /// of the next three methods.
     fn has_locks(&self) -> bool {
         false
     }
@@ -674,8 +675,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes the file, or
-    /// those of flock(2) when an open file is closed.
+    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes it, those of
+    /// flock(2) when an open file is closed.
     fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }

@@ -12,9 +12,6 @@
 //!
 //! foldhash 0.2, in contrast to this module, multiplies the words of a long input by a public
 //! constant. So an attacker can construct names that collide under every seed.
-//!
-//! The hash tables use 32 bits of the hash. If two names collide, a lookup compares one more
-//! dentry.
 
 use std::hash::BuildHasher;
 
@@ -87,9 +84,8 @@ impl HashKeys {
     }
 
     /// Returns the hash of a long name. `start` is the hash of its length and its first words. The
-    /// next four words, which suffice for nearly all long names, are hashed without a branch on the
-    /// length. The hash consists of products. Both factors of each product contain a secret, so a
-    /// client cannot choose a name that makes a factor 0.
+    /// next four words suffice for nearly all long names, and are hashed without a branch on the
+    /// length. Each product has a secret in both factors, so that no name can make a factor 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);

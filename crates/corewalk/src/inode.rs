@@ -7,8 +7,8 @@
 //! - The reference record has the reference count and the inode number. Taking and dropping a
 //!   reference writes it.
 //!
-//! Because of the two records, taking a reference does not disturb path walks. The reference record
-//! is small, so that many of them fit the processor's caches.
+//! With two records, taking a reference does not disturb path walks. Many of the small reference
+//! records fit the processor's caches.
 //!
 //! A slot has two halves: one for a dentry, and one for an inode (module `dentry`). The two records
 //! of an inode are part of its half.
@@ -76,8 +76,8 @@ const REFERENCED: u64 = 1 << 15;
 const GENERATION: usize = 3;
 
 /// The weight of one client lookup in an inode's count. The 28 bits below it count internal
-/// references (dentries and `InodeRef`s). The 33 bits above it count lookups that clients hold.
-/// Both lie in one word, so `forget` checks and subtracts in one step.
+/// references (dentries and `InodeRef`s). The 33 bits above it count lookups. Both lie in one word,
+/// so `forget` checks and subtracts in one step.
 pub(crate) const LOOKUP: u64 = 1 << 28;
 /// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
 /// field. The other half is for dentries, and for threads that have not yet checked the incremented
@@ -410,9 +410,8 @@ impl Inodes {
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. This store clears the inode number. `wait_until_gone` also reads the
-        // inode number under the mutex `dying`. Other readers check the lockref, which says that
-        // the inode is dead.
+        // ORDERING: Relaxed. `wait_until_gone` reads the number under the mutex `dying`, too. Other
+        // readers check the lockref, which says that the inode is dead.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -451,9 +450,8 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of an inode, without its first alias. Takes no references on
-    /// them. So a caller that takes a reference on one of them checks afterwards that it is still
-    /// an alias.
+    /// Returns up to `max` aliases of an inode without the first, and without references on them. A
+    /// caller that takes a reference on one checks afterwards that it is still an alias.
     pub(crate) fn other_aliases(
         &self,
         slot: InodeSlot,
@@ -639,8 +637,8 @@ impl Inodes {
         }
     }
 
-    /// Returns a ticket for asking the back end for the permissions of an inode. The caller takes
-    /// it before it asks, and passes it to [`Inodes::install`] together with the answer.
+    /// Returns a ticket for asking the back end for the permissions of an inode.
+    /// [`Inodes::install`] takes it with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The ticket is the version of the permission record, loaded
         // before the caller asks the back end. A change that begins after the question increments
@@ -648,17 +646,17 @@ impl Inodes {
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Stores `perm`, an answer of the back end, in the permission record. Stores nothing if a
-    /// change has begun since `ticket` was taken, which was before the back end was asked.
+    /// Stores the back end's answer `perm` in the permission record, unless a change has begun
+    /// since `ticket` was taken, before the question.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Stores the permissions that the back end has answered to the lookup of a name. Before the
-    /// answer, the inode was not known. So the caller could not take a [`Ticket`], as for
-    /// [`Inodes::install`]. Instead it passes `changes_before`, the value of [`Inodes::changes`]
-    /// before it asked the back end. If attributes have changed since, the function stores nothing.
+    /// Stores the permissions that the back end has answered to the lookup of a name. The inode was
+    /// not known before, so there is no [`Ticket`]. Instead the caller passes the value of
+    /// [`Inodes::changes`] before its question. If attributes have changed since, nothing is
+    /// stored.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         // A change of attributes increments `changes`, and then takes the inode's lock, which this
@@ -673,8 +671,8 @@ impl Inodes {
     /// Returns true if the inode certainly has no file capabilities. The answer is false if the
     /// back end was not asked since the last change of the attributes.
     pub(crate) fn lacks_capability(&self, slot: InodeSlot) -> bool {
-        // ORDERING: Relaxed. One bit. A caller that orders itself after the end of a change, which
-        // clears the bit, sees the bit cleared.
+        // ORDERING: Relaxed. One bit. A caller that is ordered after the end of a change, which
+        // clears the bit, sees it cleared.
         self.perm_words(slot)[MODE].load(Ordering::Relaxed) & LACKS_CAPABILITY != 0
     }
 

@@ -232,8 +232,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             if self.is_above(node, parent)? {
                 return Err(Errno::LOOP);
             }
-            // The namespace finds the node by a lookup in its back end. So it makes the move as for
-            // a directory that another program has moved in the back end of a server.
+            // A lookup in the back end finds the node, and moves it as if another program had moved
+            // a directory in the back end of a server.
             let attr = Attr::new(node.ino(), node.kind().to_mode());
             let _found = self.data.find(parent.ino(), name, attr);
             self.vfs.invalidate(&parent.inode, name)?;
@@ -247,8 +247,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
         Err(Errno::AGAIN)
     }
 
-    /// Removes a name that the server has removed from its storage. Users of the node keep it, with
-    /// its data. If the table does not have the name, the call does nothing and succeeds.
+    /// Removes a name that the server has removed from its storage, if the table has it. Users of
+    /// the node keep it, with its data.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory.
@@ -284,9 +284,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The table has refused the rename, because of the kind or the children of its entry at
-            // the target name. The storage has already made the rename, so this entry is out of
-            // date. Remove it and try again.
+            // The table's entry at the target name is out of date, because the storage has made the
+            // rename despite its kind or children. Remove the entry and try again.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
@@ -329,7 +328,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Drops a name, because the storage may have changed it. The next [`InodeTable::entered`]
-    /// makes a new node, unless another name or a user keeps the old one. Never waits.
+    /// makes a new node, unless another name or a user keeps the old one.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed.
@@ -470,8 +469,7 @@ impl<T> InodeTable<T> {
 }
 
 impl<T> InodeTable<T> {
-    /// Turns a node of this table into one without a lifetime, which a task or another thread can
-    /// keep.
+    /// Turns a node into one without a lifetime, which a task or another thread can keep.
     ///
     /// # Panics
     /// Panics if the node is of another table.

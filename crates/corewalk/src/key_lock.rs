@@ -1,8 +1,8 @@
 //! Locks by key: the in-lookup lock of a name, and the attribute lock of an inode.
 //!
-//! At most one thread at a time asks the back end about a name in a directory. That thread looks
-//! the name up for the cache, or creates, removes or renames the name. It holds the in-lookup lock
-//! of the name, and other threads that need the back end's answer wait for this lock.
+//! At most one thread at a time asks the back end about a name in a directory: to look it up for
+//! the cache, create, remove or rename it. That thread holds the in-lookup lock of the name, for
+//! which other threads that need the back end's answer wait.
 //!
 //! A guard releases the lock when its holder returns, fails or panics (trap T24). Lookups of cached
 //! names use no in-lookup locks.
@@ -47,8 +47,8 @@ pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
-/// If this bit of a shard's word is set, exactly one lock of the shard is held. The other bits of
-/// the word are the key of this lock.
+/// If this bit of a shard's word is set, exactly one lock of the shard is held, whose key is the
+/// rest of the word.
 const ALONE: u64 = 1;
 /// The locks of the shard are in its list.
 const LISTED: u64 = 2;

@@ -10,9 +10,9 @@
 //! mount has no such count.) In one step, an unmount checks that there are no other users, and
 //! marks the mount dead. From then on no walk can end in the mount.
 //!
-//! A walk in progress is not a user of the mount. Its pointer keeps the memory of the mount valid,
-//! but does not keep the file system mounted. When the walk ends, or goes up to the parent mount,
-//! it checks that the mount is alive. If the mount is dead, the walk begins again.
+//! A walk in progress is not a user of the mount. Its pointer keeps only the memory of the mount
+//! valid. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.
+//! Otherwise the walk begins again.
 //!
 //! Pointers to a mount could not replace the count of users: old versions of the mount table have
 //! some, and a walk that is about to enter the mount has none.
@@ -116,7 +116,7 @@ pub(crate) struct Mounts {
     root: OnceLock<Arc<Mount>>,
     /// Readers are in an RCU section. Written under `change`.
     table: RcuCell<Table>,
-    /// The id of the last mount. The mutex also protects all stores to `table`, and the flag
+    /// The id of the last mount. The mutex also protects stores to `table`, and the flag
     /// `Flags::MOUNTED` of all dentries.
     change: Mutex<u64>,
 }

@@ -57,9 +57,8 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Returns `bytes` as a name without the checks, for a lookup in the cache. The cache contains
-    /// no invalid name, so the lookup of an invalid name finds nothing. Before a caller passes the
-    /// bytes to a back end, it must check them with [`Name::new`].
+    /// Returns `bytes` as a name without the checks, for a lookup in the cache, which contains no
+    /// invalid name. Before a call of a back end, check the bytes with [`Name::new`].
     #[inline]
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
         Name(bytes)
@@ -117,8 +116,8 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
 }
 
-/// Returns eight bytes of a name as a word, from byte `at` on. If fewer than eight bytes follow
-/// `at`, returns the last eight bytes of the name instead.
+/// Returns eight bytes of a name as a word, from byte `at` on. If fewer remain, returns the last
+/// eight bytes of the name.
 ///
 /// # Panics
 /// Panics if the name has fewer than eight bytes.
@@ -157,8 +156,7 @@ const GROUP: usize = 64;
 /// The slashes of a path, found sixteen bytes at a time.
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
-    /// The slashes that were found and that `next` has not returned yet. Bit i stands for a slash
-    /// at byte `from + i`.
+    /// Slashes that `next` has not returned yet. Bit i stands for a slash at byte `from + i`.
     found: u64,
     from: usize,
 }
@@ -188,8 +186,8 @@ impl<'a> Slashes<'a> {
     }
 }
 
-/// Searches [`GROUP`] bytes of `path` for slashes, from byte `from` on. In the result, bit i is set
-/// if byte `from + i` is a `/`.
+/// Searches [`GROUP`] bytes of `path`, from byte `from` on. Bit i of the result is set if byte
+/// `from + i` is a `/`.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
     let slashes = |bytes: &[u8; 16]| {

@@ -213,8 +213,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
     }
 
     /// Copies up to `len` bytes from one open file to another, and returns the number of copied
-    /// bytes. Each file is given with the offset of its range, and the two ranges do not overlap.
-    /// If this method returns `EOPNOTSUPP`, the default, a server copies with `read` and `write`.
+    /// bytes. Each file comes with the offset of its range; the ranges do not overlap. After
+    /// `EOPNOTSUPP`, the default, a server copies with `read` and `write`.
     fn copy_file_range(
         &self,
         from: (&Self::File, u64),

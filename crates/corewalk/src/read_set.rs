@@ -1,8 +1,8 @@
 //! A read set: the dentries that a reader has used, each with the sequence that the dentry had when
 //! the reader read it.
 //!
-//! The reader validates the read set when it has finished. If no sequence has changed, all dentries
-//! that it used existed together at the instant between its last read and the validation (trap T8).
+//! The reader validates the read set at the end. If no sequence has changed, all dentries of the
+//! set existed together at the instant between the last read and the validation (trap T8).
 
 use corewalk_sync::SeqCount;
 

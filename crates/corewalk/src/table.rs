@@ -43,8 +43,8 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// The number of stripes. A stripe is a group of buckets that share one lock. The smallest table
-/// has one bucket per stripe. A power of two.
+/// The number of stripes (groups of buckets that share one lock), a power of two. The smallest
+/// table has one bucket per stripe.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -453,8 +453,8 @@ fn slot_at(line: &Line, lane: Lane) -> u32 {
     lane.half_of(slots)
 }
 
-/// Returns the slot number of entry number `entry` in a cache line of a bucket. The caller holds
-/// the lock of the bucket's stripe.
+/// Returns the slot number of an entry of a cache line. The caller holds the lock of the bucket's
+/// stripe.
 fn slot_of(line: &Line, entry: usize) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);

@@ -83,9 +83,8 @@ mod pages;
 mod table;
 mod xattr;
 
-/// The number of entries in a batch, which `readdir` copies at a time under the directory's lock.
-/// The first batch of a call is the smallest, because a caller with a small buffer needs few
-/// entries.
+/// The number of entries that `readdir` copies at a time under the directory's lock. The first
+/// batch of a call is the smallest, for callers with a small buffer.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
@@ -291,8 +290,8 @@ impl Tmpfs {
         self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
-    /// Frees an inode and its slot if `is_wanted` returns true for the inode. Gives the bytes and
-    /// the inode back to the budgets to which they were charged.
+    /// Frees an inode and its slot if `is_wanted` accepts it. Returns the charged bytes and the
+    /// inode to the budgets.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
         let table = self.table.enter();
         let Ok(slot) = table.write(ino) else { return };
@@ -398,7 +397,6 @@ impl Tmpfs {
         }
     }
 
-    /// Updates the access time of `inode` after a read. Releases the lock of `inode`.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
         if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {

@@ -111,9 +111,8 @@ impl Default for VfsOptions {
 
 /// A callback for memory pressure in the cache.
 ///
-/// The namespace calls `please_forget` on a thread that serves a request, so the callback must not
-/// do long work. A FUSE server wakes another thread, which calls [`Vfs::reclaim`] and asks the
-/// kernel to forget inodes.
+/// `please_forget` is called on a thread that serves a request, so it must not do long work. A FUSE
+/// server wakes another thread, which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
 ///
 /// # Examples
 /// ```
@@ -575,7 +574,7 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// The number 0 marks unused entries of the index, so a lookup of it must find no inode.
+    /// Number 0 marks unused entries of the index, so its lookup must find no inode.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();

@@ -9,10 +9,10 @@
 //! Before that it takes a reference on the current dentry, and afterwards it continues in rcu-walk
 //! mode.
 //!
-//! A walk whose validation fails repeatedly becomes a **ref-walk**. In this mode it holds a
-//! reference at each step and needs no validation, so it always ends. Both modes make the same
-//! decisions. But a ref-walk looks up the components of a path one after the other, not all at one
-//! instant. On Linux, both modes do so.
+//! A walk whose validation fails repeatedly becomes a **ref-walk**. It holds a reference at each
+//! step and needs no validation, so it always ends. Both modes make the same decisions, but a
+//! ref-walk looks up the components one after the other, not all at one instant. On Linux, both
+//! modes do so.
 //!
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result of a walk is below the walk's
@@ -63,8 +63,8 @@ bitflags! {
         const IN_ROOT = 1 << 3;
         /// Fail with `ELOOP` at any symbolic link (`RESOLVE_NO_SYMLINKS`).
         const NO_SYMLINKS = 1 << 4;
-        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). A corewalk namespace has no
-        /// magic links, so the flag has no effect.
+        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). No effect, because a
+        /// namespace has no magic links.
         const NO_MAGICLINKS = 1 << 5;
         /// Fail with `EXDEV` at a mount point, up or down (`RESOLVE_NO_XDEV`).
         const NO_XDEV = 1 << 6;
@@ -98,8 +98,8 @@ pub struct FsStruct<'v> {
     pub cwd: PathRef<'v>,
 }
 
-/// The file or directory to which a walk has led, without a reference on it. A caller can compare
-/// it with the result of a later walk.
+/// The file or directory to which a walk has led, without a reference on it. It can be compared
+/// with the result of a later walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resolved {
@@ -194,9 +194,8 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_in_path())
     }
 
-    /// Returns the file or directory to which `path` leads, without taking a reference on it. If
-    /// everything that the walk needs is cached, the walk writes no shared memory. Fails like
-    /// [`Vfs::walk`].
+    /// Returns the file or directory to which `path` leads, without a reference on it. A fully
+    /// cached walk writes no shared memory. Fails like [`Vfs::walk`].
     ///
     /// # Examples
     /// ```

@@ -1,7 +1,6 @@
-//! A test first gets the path of each file or directory in a vector. Then it has the path written
-//! into buffers of many sizes, shorter and longer than the path. A translation writes at the end of
-//! its buffer. So if the path fits, the end of the buffer must contain the path. Otherwise the
-//! result must be an error.
+//! A test first gets each path in a vector, and then has it written into buffers of many sizes. A
+//! translation writes at the end of its buffer. So if the path fits, the buffer must end with it.
+//! Otherwise the result must be an error.
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.
 
@@ -48,9 +47,8 @@ type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 /// Translates `place` to its path from `root`, in every format. Returns four things for each
 /// format.
 ///
-/// The first two are the name of the format and the path. The third is a function that writes the
-/// path into a buffer. The last is the error that this function must return if the buffer is too
-/// small.
+/// Each format has a name, the path, a function that writes the path into a buffer, and the error
+/// of that function if the buffer is too small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,

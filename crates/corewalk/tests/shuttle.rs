@@ -49,8 +49,6 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Makes a file in the directory `dir` or in the root. The type bits of the mode may name another
-/// kind of file.
 fn make(vfs: &Vfs, dir: Option<&str>, file: &str, mode: u32) -> u64 {
     let (root, cred) = (vfs.root(), Cred::root());
     let dir = dir.map_or(root.clone(), |dir| vfs.lookup(&cred, &root, name(dir)).unwrap());
@@ -169,8 +167,8 @@ fn control_removal_before_a_rename_is_caught() {
     });
 }
 
-/// Traps T26, T27, P9: two directories are moved into each other concurrently. Only one of the
-/// moves may succeed, and no thread may wait for ever.
+/// Traps T26, T27, P9: of two concurrent moves of directories into each other, only one may
+/// succeed, and no thread may wait for ever.
 #[test]
 fn directories_moved_into_each_other_stay_a_tree() {
     static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
@@ -331,8 +329,8 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation. In this
-/// test the whole directory is invalidated.
+/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation, here of
+/// the whole directory.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -622,8 +620,8 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
 }
 
 /// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look `d`
-/// up `looks` times each, and a third thread runs `meanwhile`. A lookup must find `d` if it starts
-/// after the creation, or if the same thread has found `d` before.
+/// up `looks` times each, and a third runs `meanwhile`. A lookup must find `d` after the creation,
+/// or after an earlier lookup of its thread.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();
@@ -683,9 +681,8 @@ fn directory_made_under_a_missing_name_stays_found() {
     });
 }
 
-/// Traps T16, T55: a directory is made under a name that has a negative dentry. At the same time a
-/// new file takes the slot of that negative dentry. Once a lookup has found the directory, later
-/// lookups must find it too.
+/// Traps T16, T55: a directory is made under a name with a negative dentry, whose slot a new file
+/// takes at the same time. Once a lookup has found the directory, later lookups must find it too.
 #[test]
 fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {

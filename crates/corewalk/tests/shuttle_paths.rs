@@ -181,8 +181,8 @@ fn file_opened_during_its_removal_is_read_or_gone() {
     });
 }
 
-/// A file is closed while a rename replaces it by another file. The closed file must stay usable
-/// until the client forgets it, because the client has looked it up.
+/// A file that is closed while a rename replaces it must stay usable until the client, which has
+/// looked it up, forgets it.
 #[test]
 fn file_closed_during_its_replacement_stays_until_forget() {
     check(|| {

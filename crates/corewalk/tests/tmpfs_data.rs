@@ -1,9 +1,8 @@
 //! The content of tmpfs files, compared with a model: a vector of bytes, and a state per page.
 //!
 //! The model works byte by byte and page by page, so it is easy to verify. After every step, the
-//! file and the model must have the same bytes, size, blocks, free space, holes and errors. Many
-//! offsets are at the edges of pages, or of extents of 64 pages. The file system has so little
-//! space that writes are often short.
+//! file and the model must agree in bytes, size, blocks, free space, holes and errors. Many offsets
+//! are at the edges of pages, or of extents of 64 pages. Space is short, so writes are often short.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, Seek, SetAttr};

@@ -59,8 +59,7 @@ fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
     (attr.mtime, attr.ctime)
 }
 
-/// Runs `change`. Checks that exactly the inodes that `expected` says got a new mtime or a new
-/// ctime.
+/// Runs `change`, and checks that exactly the inodes in `expected` got a new mtime or ctime.
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
@@ -370,8 +369,8 @@ fn further_names_count_as_inodes_until_removed() {
     assert_eq!(free(), 2);
     fs.remove(dir(ROOT), name(b"g"), node(&other)).unwrap();
     fs.forget(other.ino, other.generation);
-    // A file that was made without a name already counts as one inode. So its first name must not
-    // count as another one.
+    // A file that was made without a name already counts as an inode. Its first name must not count
+    // as another.
     let made = fs.tmpfile(dir(ROOT), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(free(), 2);
     fs.link(node(&made), dir(ROOT), name(b"f")).unwrap();

@@ -87,8 +87,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;
                 }
-                // Rename a file onto a name `stableN`, and exchange two names `stableN`. Each of
-                // these names must keep its directory entry, and so its position in the listing.
+                // Rename a file onto a name `stableN`, and exchange two names `stableN`. Each must
+                // keep its directory entry, and so its position in the listing.
                 if target < 300 {
                     let stable = format!("stable{}", rng.below(700));
                     make(&fs, &format!("file{target}"));
@@ -199,8 +199,8 @@ fn readdir_of_a_million_entries_during_changes_is_complete() {
     }
     let (mut calls, mut sum) = (0, 0);
     let names = pass(&fs, 100, || {
-        // Stop making files at some point. Otherwise each call would find a new entry, and the
-        // listing would not end.
+        // Stop making files, because each call would find a new entry, and the listing would not
+        // end.
         if calls < COUNT / 100 {
             make(&fs, &format!("coming{calls}"));
         }

@@ -51,8 +51,8 @@ impl Dcache {
     /// negative. Returns the dentry with a reference for the caller. The dentry takes its own
     /// reference on the inode.
     ///
-    /// If the name already has a dentry with another inode, that old dentry becomes stale. The
-    /// caller holds the in-lookup lock of the name.
+    /// If the name already has a dentry with another inode, that dentry becomes stale. The caller
+    /// holds the in-lookup lock of the name.
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
@@ -66,9 +66,9 @@ impl Dcache {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
-        // `find` returns a dentry without a reference. Before this thread takes one, the dentry may
-        // change, for example become a mount point. Then the loop repeats the lookup. If it did
-        // not, this thread would add a second dentry for the name.
+        // `find` takes no reference, so the dentry may change before this thread takes one: for
+        // example, it becomes a mount point. The loop then repeats the lookup. Otherwise the name
+        // would get a second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
         // The caller holds the name's in-lookup lock. So if the name is missing now, it stays
         // missing until this thread adds it.
@@ -80,9 +80,8 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // The slots of directories and of other files are in separate groups. A
-                    // negative dentry has a slot for other files, so a directory should not take
-                    // over that slot. Evict the negative dentry if possible.
+                    // A negative dentry has a slot of the group for other files than directories.
+                    // So evict it, if possible, rather than turn it into a directory.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -194,12 +193,12 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Reuses a dentry of the name that was cached before an invalidation. If such a stale dentry
-    /// refers to the inode in `node`, gives it the current parent key, and returns it with a
-    /// reference for the caller. Evicts the unused stale dentries that refer to other inodes.
+    /// Reuses a stale dentry of the name, from before an invalidation. If one refers to the inode
+    /// in `node`, gives it the current parent key, and returns it with a reference for the caller.
+    /// Evicts the unused stale dentries of other inodes.
     ///
-    /// With this reuse, a name has at most one dentry per inode in use, however often it is
-    /// invalidated. The caller holds the in-lookup lock of the name.
+    /// So a name has at most one dentry per inode in use, however often it is invalidated. The
+    /// caller holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -210,9 +209,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // `set_key` has failed because another thread has changed this dentry since the
-                    // search. For example, it has marked the dentry as a mount point. So search for
-                    // the stale dentries again.
+                    // Another thread has changed this dentry since the search: for example, it has
+                    // become a mount point. Search again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -330,8 +328,8 @@ impl Dcache {
     }
 
     /// Updates the cache after the back end has removed a name, whose dentry is in `slot`. The
-    /// caller holds the in-lookup lock of the name, and a reference on the dentry. This function
-    /// drops that reference.
+    /// caller holds the in-lookup lock of the name. This function drops the caller's reference on
+    /// the dentry.
     pub(crate) fn remove(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
@@ -341,8 +339,8 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // The caller has the only reference on the dentry. So make the dentry negative, and
-            // keep it in the cache.
+            // The caller has the only reference. Turn the dentry negative, and keep it in the
+            // cache.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -403,8 +401,8 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // A negative dentry has no inode. A dentry is made stale instead of unhashed only for
-            // the users of its inode. So unhash this one.
+            // A dentry is made stale only for the users of its inode. A negative dentry has none,
+            // so unhash it.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -479,8 +477,7 @@ impl Dcache {
         negative
     }
 
-    /// Does the work of [`Dcache::d_move`] once the hash table also lists the dentry under its new
-    /// name.
+    /// Completes [`Dcache::d_move`] once the hash table also lists the dentry under its new name.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -511,8 +508,7 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // An invalidation may already have unhashed the dentry that the rename replaces. Such a
-            // dentry is no longer in the hash table.
+            // An invalidation may already have taken the replaced dentry out of the hash table.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
@@ -625,8 +621,8 @@ impl Dcache {
         hash
     }
 
-    /// Updates the flag [`Flags::SEARCHABLE`] of a directory's dentry. The flag is set if the
-    /// permission record of the directory's inode lets every caller search the directory.
+    /// Updates [`Flags::SEARCHABLE`] of a directory's dentry: set if the permission record lets
+    /// every caller search the directory.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
         if slot.is_none() {

@@ -60,10 +60,9 @@ impl Dcache {
         }
     }
 
-    /// Searches the dentries of a name for an inode that `test` accepts. The first candidate is the
-    /// dentry with the current parent key `key`. After it come the stale dentries of the name,
-    /// which remain from before an invalidation. Returns the first accepted inode, with a reference
-    /// for the caller. The caller holds the in-lookup lock of the name.
+    /// Searches the dentries of a name for an inode that `test` accepts: first the dentry with the
+    /// current parent key `key`, then the stale ones from before an invalidation. Returns the inode
+    /// with a reference for the caller, which holds the in-lookup lock of the name.
     pub(crate) fn inode_of_name(
         &self,
         key: ParentKey,

@@ -103,7 +103,7 @@ impl Listings {
 }
 
 impl ListingMark<'_> {
-    /// Returns true if no change of a name was counted in the directory since the listing began.
+    /// Returns true if no change of a name in the directory was counted since the listing began.
     /// The caller holds the in-lookup lock of the name that it is about to add.
     pub(crate) fn is_unchanged(&self) -> bool {
         // ORDERING: Relaxed. Changes of this name increment the count under the name's in-lookup

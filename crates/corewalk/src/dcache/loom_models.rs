@@ -165,9 +165,8 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: a reader must not see a reference to an inode before the inode is initialized. In
-/// this model a name has a negative dentry, and then gets a directory. The directory's dentry is a
-/// new one, in another slot than the negative dentry.
+/// Traps T3, T16: a reader must not see an inode in a dentry before the inode is initialized. A
+/// name with a negative dentry gets a directory here, whose dentry is in another slot.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));

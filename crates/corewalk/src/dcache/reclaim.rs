@@ -388,8 +388,8 @@ impl Dcache {
         });
     }
 
-    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name. If the three
-    /// do not come from the same instant, does nothing.
+    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name, if they come
+    /// from one instant.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

@@ -53,9 +53,8 @@ impl<'a> Cold<'a> {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
             generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
         };
-        // ORDERING: Relaxed. Only the caller uses the slot's half for dentries now. The atomic
-        // update preserves the bit of the half for inodes, which another thread may change at the
-        // same time.
+        // ORDERING: Relaxed. Only the caller uses the slot's dentry half now. The update keeps the
+        // bit of the inode half, which another thread may change at the same time.
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
         let before = before.unwrap_or_else(|word| word);
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
@@ -84,9 +83,8 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. The inode's lock protects the link to the next alias. The atomic
-        // update preserves the other bits of the word, which other threads may change at the same
-        // time.
+        // ORDERING: Relaxed. The inode's lock protects the link to the next alias. The update keeps
+        // the other bits, which other threads may change at the same time.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))
         });

@@ -49,9 +49,8 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the lookup key of a path component. The key matches only dentries with the flags in
-    /// `needed`. This function has only one branch on a length: it tests whether the path has fewer
-    /// than eight bytes.
+    /// Returns the lookup key of a path component, which matches only dentries with the flags in
+    /// `needed`. The only branch on a length tests for a path of fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,

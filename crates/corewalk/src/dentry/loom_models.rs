@@ -1,8 +1,8 @@
 //! Models of a slot whose two halves, for a dentry and an inode, are allocated and freed by
 //! different threads. Also models of long names.
 //!
-//! In each model the spawned thread checks the result, and not the main thread. With swapped roles,
-//! loom would skip schedules, because of a known bug (see `tally` in the crate `corewalk_base`).
+//! In each model the spawned thread checks the result. With the roles swapped, a bug of loom would
+//! skip schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -29,9 +29,9 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// One thread owns the dentry half of a slot, and another thread owns the inode half. Each stores a
-/// word in its half, frees the half with `free`, and then allocates such a half again. Returns how
-/// often the first thread got the old slot again, and how often the second thread did.
+/// One thread owns the dentry half of a slot, and another its inode half. Each stores a word in its
+/// half, frees it with `free`, and allocates such a half again. Returns how often the first thread
+/// got the old slot again, and how often the second did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -93,10 +93,9 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33, control (a variant with the bug must fail): the cold word of a slot holds its
-/// generation, and a bit for each half that is in use. The variant increments the generation with a
-/// load and a store. If another thread clears the bit of the inode half in between, the store sets
-/// that bit again.
+/// Trap T33, control (a variant with the bug must fail): a load and a store increment the
+/// generation in a slot's cold word. If another thread clears the bit of the inode half in between,
+/// the store sets that bit again.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
@@ -234,8 +233,8 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     })
 }
 
-/// Traps T2, T5, T6: the slot of a long name may be reused while a reader reads the name. The
-/// reader must not take words of the next name for words of the old name.
+/// Traps T2, T5, T6: a reader of a long name whose slot is reused must not take words of the next
+/// name for words of the old one.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {

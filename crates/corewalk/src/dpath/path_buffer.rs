@@ -275,8 +275,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Moves the path to the end of the buffer that the caller has lent, if it is not there yet.
-    /// Returns the index in that buffer at which the path begins.
+    /// Moves the path to the end of the lent buffer, if it is not there yet. Returns the index at
+    /// which the path begins.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit.
@@ -309,8 +309,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.slots()
     }
 
-    /// Returns true if the read set was too small for the dentries of the path. Then the path
-    /// cannot be validated.
+    /// Returns true if the read set was too small for the path, which then cannot be validated.
     pub(crate) fn is_truncated(&self) -> bool {
         self.read_set.is_truncated()
     }
@@ -322,9 +321,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 }
 
-/// Writes a `/` and an inline name (one that is stored in the dentry) to the end of `bytes`. Copies
-/// whole words, the last one first. A name that is shorter than a word is shifted in its word, so
-/// that the name ends where `bytes` ends.
+/// Writes a `/` and an inline name to the end of `bytes`. Copies whole words, the last one first. A
+/// name that is shorter than a word is shifted, so that it ends where `bytes` ends.
 ///
 /// The copied words may overwrite unused bytes in front of the `/`.
 #[inline(always)]

@@ -1,8 +1,8 @@
 //! Tests of path translations while one name of the path after another is renamed. A translation
 //! then collects the names of the path again.
 //!
-//! The tests check that a pass uses no state of an earlier pass (trap T8). They also check that a
-//! translation does not retry for ever (trap T9).
+//! A collection of names must use no state of an earlier one (trap T8), and a translation must not
+//! retry for ever (trap T9).
 
 use std::sync::Arc;
 
@@ -115,8 +115,8 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: a path translation collects names in one or more passes, and a pass must not use state
-/// of an earlier pass. The test checks that `PathBuffer::clear` resets all state of a path buffer.
+/// Trap T8: an attempt of a translation must not use state of an earlier one. `PathBuffer::clear`
+/// resets all state of a path buffer.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -134,9 +134,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
-/// of an earlier pass. The test checks that `clear` also resets the error of a path that was too
-/// long for the buffer.
+/// Trap T8: an attempt of a translation must not use state of an earlier one. `clear` also resets
+/// the error of a path that was too long for the buffer.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -156,9 +155,8 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates the dentry of `leaf` to its path on another thread, in a pass that takes locks.
-/// Meanwhile this thread holds the lock `held`. Returns true if the translation had to wait for
-/// `held`.
+/// Translates `leaf` to its path on another thread, under locks, while this thread holds `held`.
+/// Returns true if the translation had to wait.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {

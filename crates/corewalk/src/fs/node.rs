@@ -91,9 +91,8 @@ impl<'a> Node<'a> {
     }
 
     /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
-    /// if [`Node::path`] leads to another file, because another program has renamed files in the
-    /// meantime. Each path was valid at some instant, but a rename may make it invalid before the
-    /// back end uses it.
+    /// if another program has renamed files and [`Node::path`] leads to another file. Each path was
+    /// valid at some instant, but may become invalid before it is used.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }

@@ -23,8 +23,8 @@ fn one_inode() -> Arc<Inodes> {
     Arc::new(inodes)
 }
 
-/// Changes an inode's permissions with `change`, while a reader reads them. Returns how often the
-/// reader found them unknown, how often it saw the old ones, and how often the new ones.
+/// Changes an inode's permissions with `change`, while a reader reads them. Counts how often they
+/// were unknown, old, and new.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -45,8 +45,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: a reader must not combine the mode from before a change with the owner from after it,
-/// or the other way round.
+/// Trap T16: a reader must not combine the mode and the owner of different states.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {

@@ -57,9 +57,9 @@ impl StaleGenerations {
         ino: u64,
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
-        // ORDERING: Relaxed. The caller has searched the inode table before. If it found the new
-        // inode there, it also sees the length that `insert` stored when it added the old inode to
-        // this list. The reason is that the new inode was inserted in the table after that store.
+        // ORDERING: Relaxed. The caller has searched the inode table before. A caller that found
+        // the new inode there also sees the length with the old inode, because `insert` stored that
+        // length earlier.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

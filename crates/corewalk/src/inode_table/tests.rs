@@ -11,7 +11,7 @@ fn new() -> InodeTable<u32> {
     InodeTable::new(0, options).expect("a table")
 }
 
-/// A name that is entered twice must be one node, with the data of the first entry.
+/// A name that is entered twice must be one node, with the first data.
 #[test]
 fn name_entered_twice_is_one_node() {
     let table = new();

@@ -36,9 +36,9 @@ pub enum PathFormat<'a> {
     /// directory was removed. No path of an existing file has this suffix, since the suffix
     /// contains two slashes in a row.
     DentryPath,
-    /// The text that getcwd(2) returns for a working directory, to a process with the given root
-    /// directory. If the working directory is not below that root, the text begins with
-    /// `(unreachable)`. `ENOENT` if the working directory was removed.
+    /// The text of getcwd(2) for a working directory, in a process with the given root directory.
+    /// It begins with `(unreachable)` for a directory that is not below that root. `ENOENT` if the
+    /// working directory was removed.
     Getcwd(&'a PathRef<'a>),
 }
 

@@ -23,9 +23,8 @@ impl Vfs {
     ///
     /// # Errors
     /// - `ENOTDIR` if `at` is no directory. `ENOENT` if the directory has been removed.
-    /// - `EBUSY` if a file system is mounted on `at` already. To mount on top of that file system,
-    ///   walk to the same path again. The walk returns the root of that file system. Pass this root
-    ///   as `at`.
+    /// - `EBUSY` if a file system is mounted on `at` already. To mount on top of it, walk to the
+    ///   same path again, and pass the result as `at`.
     /// - `ENFILE` if the namespace has had 1024 file systems. `ENOMEM`.
     /// - The errors of `fs.root()`.
     ///

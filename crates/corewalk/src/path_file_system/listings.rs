@@ -12,10 +12,9 @@
 //! client never gets a page from a listing that is older than that of its first page.
 //!
 //! # Limits
-//! Two names in one directory may have the same hash. Then the second name gets the next free
-//! cookie. If the first name changes while a client reads the directory, the second name may be
-//! listed twice or not at all. In a directory of a million names, the chance of one such pair is
-//! about 1 in 9 million.
+//! Of two names with the same hash in one directory, the second gets the next free cookie. If the
+//! first changes during a listing, the second may be listed twice or not at all. In a directory of
+//! a million names, the chance of one such pair is about 1 in 9 million.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
@@ -106,8 +105,7 @@ impl Listings {
         sink: &mut DirSink<'_>,
         list: impl FnOnce(&Path, &mut Collector<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // With the cookie 0 a client begins to read the directory. It must see all earlier changes.
-        // So do not use a listing that was kept from an earlier call.
+        // A client that begins to read must see all earlier changes, so do not use a kept listing.
         let kept = if cookie == 0 { None } else { self.get(&path) };
         let is_new = kept.is_none();
         let entries = match kept {

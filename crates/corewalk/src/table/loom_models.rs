@@ -1,9 +1,8 @@
 //! Models of the hash table. A reader looks up entries without a lock, while another thread inserts
 //! or removes entries, or splits a bucket.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -118,10 +117,9 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Runs `change`, which frees the middle one of the three cache lines of a bucket. Meanwhile a
-/// reader looks up the entry in the last line, first without the bucket's lock and then with it.
-/// Returns how often the lookup without the lock missed the entry, and how often it found the
-/// entry.
+/// Runs `change`, which frees the middle one of a bucket's three cache lines. Meanwhile a reader
+/// looks up the entry in the last line, first without the bucket's lock and then with it. Returns
+/// how often the first lookup missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -169,9 +167,9 @@ fn control_line_that_loses_its_link_is_caught() {
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: while a reader is at an overflow line, that line may be freed and used again for
-/// another bucket. Then the reader may miss the entries behind it, as guarantee T.1 allows. Checks
-/// that a lookup under the stripe's lock misses none.
+/// Trap T12: while a reader is at an overflow line, the line may be freed and used again for
+/// another bucket. The reader may then miss the entries behind it (guarantee T.1). A lookup under
+/// the stripe's lock must miss none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {

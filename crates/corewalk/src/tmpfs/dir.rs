@@ -14,13 +14,11 @@
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
 //! maps the hash of a name to a handle: the chunk's position in a list, and the cookie within the
-//! chunk. So finding a name needs no search by cookie. Only `readdir` uses `order`, a tree from n
-//! to the chunk.
+//! chunk. So only `readdir` searches by cookie, in `order`, a tree from n to the chunk.
 //!
 //! A removed entry leaves a tombstone until a chunk has many; then the chunk is compacted. The
 //! directory is never rehashed or compacted as a whole, so operations on millions of entries take
-//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide, which is trap
-//! T54.
+//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide (trap T54).
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
@@ -33,7 +31,7 @@
 //!
 //! # Limits
 //! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
-//! (`ENOENT`). A `Directory` has no lock of its own; the lock of its inode protects it.
+//! (`ENOENT`). The lock of its inode protects a `Directory`.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 

@@ -29,9 +29,8 @@
 
 /// Maximum average number of pairs per bucket, above which the table grows.
 const FILL_MAX: usize = 4;
-/// The average number of pairs per bucket below which the table shrinks. It is far below
-/// [`FILL_MAX`], so that alternating insertions and removals do not split and merge a bucket each
-/// time.
+/// The average number of pairs per bucket below which the table shrinks. Far below [`FILL_MAX`], so
+/// that alternating insertions and removals do not split and merge buckets.
 const FILL_MIN: usize = 2;
 
 /// A multimap from hashes to values.

@@ -17,8 +17,7 @@
 //!
 //! # Locks
 //! - `FileContent`: the bytes of one file. Taken before any slot lock.
-//! - The slot lock: everything else. The module `names` says in which order a thread takes several
-//!   slot locks.
+//! - The slot lock: everything else. For the order of several slot locks see the module `names`.
 //!
 //! # Invariants
 //! - N.1: the type bits of the mode and the variant of the body never change while a number is
@@ -66,8 +65,8 @@ pub(super) fn now() -> Timespec {
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// A file of any kind, or a vacant slot. All fields are protected by the lock of the slot.
-/// Analogous to Linux's `struct shmem_inode_info`.
+/// A file of any kind, or a vacant slot. Protected by the lock of the slot. Analogous to Linux's
+/// `struct shmem_inode_info`.
 pub(super) struct Inode {
     ino: u64,
     /// The attributes of an inode except its size.
@@ -89,8 +88,7 @@ enum Body {
     Special(FileKind, u64),
 }
 
-/// Size and page count of a regular file. A reader of these two numbers needs no lock of the
-/// content.
+/// Size and page count of a regular file, which can be read without the content's lock.
 #[derive(Default)]
 struct File {
     size_bytes: u64,

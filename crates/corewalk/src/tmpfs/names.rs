@@ -124,8 +124,7 @@ impl Tmpfs {
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The lock of the inode `node` is released before its kind is used. That is safe, because
-        // the kind of an inode never changes.
+        // The inode's lock is released before its kind is used, because the kind never changes.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
@@ -237,8 +236,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its directory entry `link` was removed. The link
-    /// count of a directory becomes 0, because a directory has only one name.
+    /// Lowers the link count of an inode after its directory entry `link` was removed: that of a
+    /// directory, which has only one name, to 0.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {

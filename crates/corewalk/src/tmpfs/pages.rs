@@ -200,8 +200,7 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns the index in `pages` of the page in `slot`. If `slot` has no page, returns the index
-    /// at which its page would be inserted.
+    /// Returns the index in `pages` of the page in `slot`, or that at which it would be inserted.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }
@@ -215,9 +214,8 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// Adds a page to the extent: stores `page` in `slot`, which has no page and no reserved space
-    /// yet. If `page` is None, marks the slot as reserved (its space is charged, but it has no
-    /// memory).
+    /// Stores `page` in `slot`, which has no page and no reserved space yet. None marks the slot as
+    /// reserved (charged, but without memory).
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {
@@ -276,8 +274,8 @@ impl Extent {
         let mut kept = Vec::new();
         let mut pages = std::mem::take(&mut self.pages).into_iter();
         for slot in (0..EXTENT_PAGES).filter(|slot| charged >> slot & 1 == 1) {
-            // `pages` has one page for each bit that is set in `present` (invariant C.2). So a page
-            // that was charged but is not present is a reserved page.
+            // `pages` has one page per bit of `present` (invariant C.2). So a charged page that is
+            // not present is a reserved one.
             let page = if present >> slot & 1 == 1 { pages.next() } else { None };
             match (slots >> slot & 1 == 1, page) {
                 (true, page) => sink(slot, page),
@@ -320,7 +318,7 @@ fn extents_of(pages: &Range<u64>) -> Range<u64> {
     pages.start / EXTENT_PAGES..(pages.end - 1) / EXTENT_PAGES + 1
 }
 
-/// Returns a bitmap of those pages of extent number `no` (64 pages) that are in the range `pages`.
+/// Returns a bitmap of those pages of extent `no` (64 pages) that are in `pages`.
 fn slots_of(no: u64, pages: &Range<u64>) -> u64 {
     let base = no * EXTENT_PAGES;
     let start = pages.start.saturating_sub(base).min(EXTENT_PAGES);

@@ -2,14 +2,13 @@
 //!
 //! Every call passes an inode number, so all threads of a tmpfs use this table. It is a growing
 //! array of slots. The number contains the slot, which is reached without a lock or a reference
-//! count. Each slot has its own lock, so two threads meet only if they use the same inode.
+//! count. Each slot has its own lock, so threads meet only at the same inode.
 //!
 //! # Mechanism
 //! The lower half of an inode number is its slot. The upper half counts the earlier uses of the
-//! slot. So slots are reused and inode numbers are not: (number, generation 0) identifies an inode
-//! for ever, and no stale handle reaches a new file (trap P11). A slot whose count is at its
-//! maximum is retired. A caller locks the slot, and then compares the inode number in it with its
-//! own. If they differ, the inode is gone, and the caller gets `ESTALE`.
+//! slot. So slots are reused and inode numbers are not, and no stale handle reaches a new file
+//! (trap P11). A slot whose count is at its maximum is retired. A caller locks the slot, and
+//! compares the inode number in it with its own. If they differ, the inode is gone (`ESTALE`).
 //!
 //! A segment is 64 slots. The segments are in arrays (levels), each twice as long as the one
 //! before. So no slot and no segment is ever copied. Threads are divided into shards, and a thread
@@ -106,8 +105,8 @@ pub(super) struct Entered<'t> {
 }
 
 impl InodeTable {
-    /// Returns an inode table with the slots of one segment (64 slots). The slot of the root
-    /// directory is vacant, and is in no free list.
+    /// Returns an inode table with one segment of 64 slots. The root directory's slot is vacant,
+    /// but in no free list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -126,7 +125,6 @@ impl InodeTable {
         Entered { table: self, section: rcu::read_lock() }
     }
 
-    /// Returns the memory of all slots in bytes, including slots that are not in use.
     pub(super) fn bytes(&self) -> u64 {
         let retired = self.depot.lock().retired() as u64;
         // ORDERING: Relaxed. Statistic.
@@ -205,12 +203,12 @@ impl InodeTable {
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::default()).collect());
         let segment = &segments[(nth + 1 - (1 << level)) as usize];
         // ORDERING: Relaxed. `remove` stores a use count before it frees the slot. The locks of the
-        // lists of free slots order that store before this load.
+        // free lists order that store before this load.
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
-        // Push the lowest slot last, so that it is used first. Slot 0 is not pushed, because number
-        // 0 is no inode. Slot 1 is not pushed either, because it belongs to the root directory.
+        // The lowest slot is pushed last, so that it is used first. Slot 0, which is no inode, and
+        // slot 1, the root directory, are not pushed.
         let first = start.max(ROOT_INO as u32 + 1);
         free.extend((first..start + SEGMENT_SLOTS).rev());
     }
@@ -253,8 +251,7 @@ impl Entered<'_> {
         Ok(slot)
     }
 
-    /// Returns the slot of the root directory, locked for writing. This is called once, before the
-    /// slot is used.
+    /// Returns the slot of the root directory, locked for writing. Called once.
     pub(super) fn alloc_root(&self) -> RwLockWriteGuard<'_, Inode> {
         let mut slot = self.slot(ROOT_INO).expect("the first segment exists").write();
         slot.set_number(ROOT_INO);
@@ -374,9 +371,8 @@ mod tests {
         numbers
     }
 
-    /// Trap P11: an inode number must never be reused. A number consists of a slot and the slot's
-    /// use count. So if the memory of slots is freed and allocated again, the slots must continue
-    /// their counts.
+    /// Trap P11: an inode number (a slot and its use count) must never be reused. So slots whose
+    /// memory is freed and allocated again must continue their counts.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;
@@ -396,9 +392,8 @@ mod tests {
         assert!(slots.len() < 2 * COUNT, "slots are not reused: {} numbers", seen.len());
     }
 
-    /// Checks that the numbers of removed inodes stay invalid (`ESTALE`). Meanwhile other threads
-    /// make and remove inodes, so that segments (groups of 64 inode slots) are freed and allocated
-    /// again.
+    /// The numbers of removed inodes must stay invalid (`ESTALE`) while other threads make and
+    /// remove inodes, so that segments of 64 slots are freed and allocated again.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

@@ -17,9 +17,9 @@
 //!   `share_xattrs` off no set is shared.
 //!
 //! # Cost
-//! Sharing sets of attributes saves memory if many files have equal sets. Reading is faster.
-//! Setting a short value takes longer, because of the search for an equal set. The index takes 2.1
-//! MB from the first shared set on. Measurements: `docs/results/xattr-sharing.md`.
+//! Sharing saves memory if many files have equal sets, and makes reading faster. Setting a short
+//! value takes longer, because of the search for an equal set. The index takes 2.1 MB from the
+//! first shared set on. Measurements: `docs/results/xattr-sharing.md`.
 //!
 //! # Charges
 //! The budget of pages is also charged for each attribute (name, value and 48 bytes) and each ACL
@@ -129,9 +129,8 @@ impl Xattrs {
         if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
-            // `Xattrs::first` may charge the new set of attributes to the budget while the old set
-            // is still charged. If the budget has no space for both, change the old set in place.
-            // That charges only the difference.
+            // `Xattrs::first` may charge the new set while the old one is still charged. Without
+            // space for both, change the old set in place, which charges only the difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;
@@ -217,9 +216,9 @@ impl Xattrs {
     /// Ends the running epoch (the time in which repeated changes are queued), and begins one at
     /// `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
-        // ORDERING: Relaxed. Another thread may still load the start of the old epoch, and queue an
-        // inode although its change is the first one in the new epoch. That is harmless. This or
-        // the next call of `end_epoch` de-duplicates the inode's set of attributes.
+        // ORDERING: Relaxed. A thread with the start of the old epoch may queue an inode at its
+        // first change in the new one. That is harmless: this or the next `end_epoch` de-duplicates
+        // its set.
         self.epoch_ms.store(milliseconds(now), Ordering::Relaxed);
         self.queued.share(handle);
     }
@@ -305,9 +304,8 @@ impl Xattrs {
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // An earlier change counts only if its time is between the beginning of the running epoch
-        // and `now`. A time after `now` shows that the clock was set back, or that a caller has set
-        // the time.
+        // An earlier change counts only if it is in the running epoch. A time after `now` shows
+        // that the clock was set back, or that a caller has set the time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
         self.queued.defers(match (block.is_queued, is_again) {
             (true, _) => ChangeInEpoch::Waiting,
@@ -349,8 +347,7 @@ pub struct XattrStats {
 
 /// Returns a time in milliseconds since 1970.
 fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 counts as 1970, so it is before the running epoch. A change at such a time
-    // does not delay de-duplication.
+    // A time before 1970 counts as 1970, and so is before the running epoch.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 

@@ -1,9 +1,8 @@
 //! Attributes and permissions.
 //!
-//! A permission check reads the inode's permission record: its cached mode, owner, group, and
-//! whether it has an ACL. The check asks the back end only while the record is unknown, or for an
-//! ACL. Changes of attributes follow the rules of chmod(2), chown(2), utimensat(2), truncate(2) and
-//! acl(5).
+//! A permission check reads the inode's permission record: mode, owner, group, and whether it has
+//! an ACL. The check asks the back end only for an unknown record or an ACL. Changes of attributes
+//! follow chmod(2), chown(2), utimensat(2), truncate(2) and acl(5).
 //!
 //! # Changes
 //! A change reads the permissions, decides, and then calls the back end. Two overlapping changes
@@ -23,7 +22,7 @@
 //!
 //! # Locks
 //! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
-//! two attribute locks, or takes an in-lookup lock while it holds an attribute lock.
+//! two attribute locks.
 //!
 //! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
@@ -118,9 +117,8 @@ impl Vfs {
             Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
         })?;
         // A client must not get attributes that are newer than the cached permission record (mode,
-        // owner and ACL flag). So if the attributes differ from the record, invalidate the record.
-        // Ignore a difference in `has_acl` alone, because the back end may set that flag without
-        // checking that there is an ACL.
+        // owner and ACL flag). So invalidate a record that differs. Ignore a difference in
+        // `has_acl` alone: a back end may set it without checking for an ACL.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -458,7 +456,7 @@ impl Vfs {
     }
 
     /// Sets an ACL from the value of its extended attribute, as setxattr(2) with the flags `how`
-    /// does. An empty value removes the ACL.
+    /// does. An empty value removes it.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,
@@ -488,7 +486,7 @@ impl Vfs {
             let rest = allowed_set_id(cred, perm.gid, perm.mode);
             (rest & !0o777) | acl.mode()
         });
-        // An ACL that is equivalent to a mode is not stored. Only the mode is stored.
+        // An ACL that is equivalent to a mode is stored only as the mode.
         let stored = acl.as_ref().filter(|acl| acl.equivalent_mode().is_none());
         self.change(inode.slot, || {
             self.with_inode(inode.slot, |fs, node| {
@@ -528,8 +526,8 @@ impl Vfs {
     }
 }
 
-/// Tells whether a permission record and an ACL are certainly of one state of the inode. That is so
-/// if no attribute change came between the reads of the two.
+/// Tells whether a permission record and an ACL are certainly of one state: no attribute change
+/// came between the reads of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
     /// The record and the ACL are of one state.
@@ -570,9 +568,9 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// A chown or a truncation may clear the set-user-ID and set-group-ID bits of a file (not a
-/// directory). If the change `set` does so, returns the new mode. Otherwise returns None. A
-/// truncation clears the same bits as a write, without a check of the owner.
+/// Returns the new mode if `set`, a chown or a truncation, clears the set-user-ID or set-group-ID
+/// bits of a file (not a directory). A truncation clears the same bits as a write, without a check
+/// of the owner.
 ///
 /// # Errors
 /// Those of [`left_by_chown`].
@@ -589,8 +587,8 @@ fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>
 }
 
 /// Returns the mode of a file (not a directory) after a chown, which clears set-user-ID and
-/// set-group-ID. Returns None if the mode stays. `gid` is the group of the file after the chown. If
-/// the group may not execute the file, and the caller is in the group, set-group-ID stays.
+/// set-group-ID. None if the mode stays. `gid` is the group after the chown. If that group may not
+/// execute the file, and the caller is in it, set-group-ID stays.
 ///
 /// # Errors
 /// `EPERM` if the chown clears a bit, and the caller may not chmod the file.

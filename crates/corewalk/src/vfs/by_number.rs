@@ -5,9 +5,8 @@
 //! lookup adds it.
 //!
 //! A directory must be connected to the tree, for `..`, renames and paths. So the back end is asked
-//! for the directory's parent, and for the parent's parent, up to a directory that has a dentry.
-//! From there down, each directory is read to find the name of the next one, and that name is
-//! looked up.
+//! for the parent, its parent, and so on, up to a directory that has a dentry. From there down,
+//! each directory is read to find the name of the next one, which is then looked up.
 //!
 //! # Limits
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.

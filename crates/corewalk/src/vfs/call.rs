@@ -49,8 +49,8 @@ impl Vfs {
         question(call.fs(), node.node())
     }
 
-    /// Works like [`Vfs::with_node`], for an inode that must exist. A back end that finds files by
-    /// path reports a missing inode as `ENOENT`; this function turns that error into `ESTALE`.
+    /// Like [`Vfs::with_node`], for an inode that must exist: turns `ENOENT` of a back end by path
+    /// into `ESTALE`.
     ///
     /// # Errors
     /// `ESTALE` if a back end that finds files by path fails with `ENOENT`, or asks for a path that
@@ -64,8 +64,7 @@ impl Vfs {
         self.with_node(inode, question).map_err(|error| self.stale_if_gone(inode, error))
     }
 
-    /// If a back end that finds files by path has failed with `ENOENT`, returns `ESTALE`. Returns
-    /// any other error unchanged.
+    /// Turns `ENOENT` of a back end by path into `ESTALE`.
     #[inline]
     pub(super) fn stale_if_gone(&self, inode: InodeSlot, error: Errno) -> Errno {
         match error {

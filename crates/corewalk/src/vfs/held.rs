@@ -40,8 +40,8 @@ pub(crate) struct DentryHold<'v> {
     pub(super) slot: DentrySlot,
 }
 
-/// A reference on a dentry and one on its inode. A reference on the dentry alone would not keep the
-/// inode when the name is removed.
+/// A reference on a dentry and one on its inode, which the dentry alone would not keep when the
+/// name is removed.
 pub(crate) struct DentryAndInode<'v> {
     pub(crate) dentry: DentryHold<'v>,
     pub(crate) inode: InodeRef<'v>,

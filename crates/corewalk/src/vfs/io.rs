@@ -28,8 +28,8 @@ const CREATION_FLAGS: u32 =
 
 impl Vfs {
     /// Opens a file with the permissions `what` and returns the back end's answer. `flags` are
-    /// those of open(2). The back end does not get creation flags such as `O_TRUNC`, so the caller
-    /// must truncate the file itself.
+    /// those of open(2). Creation flags such as `O_TRUNC` are dropped, so the caller must truncate
+    /// the file itself.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.
@@ -125,9 +125,8 @@ impl Vfs {
     }
 
     /// Copies up to `len` bytes from one file to another inside the back end, and returns the
-    /// number of copied bytes. Each file comes with its handle and its offset. The caller has
-    /// opened the source for reading and the destination for writing. As [`Vfs::write`] does, a
-    /// copy clears set-user-ID and set-group-ID.
+    /// number of copied bytes. Each file comes with its handle and its offset, and is open for
+    /// reading or writing. Clears set-user-ID and set-group-ID as [`Vfs::write`] does.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the back end cannot copy; `EXDEV` for files of two file systems; `EINVAL`

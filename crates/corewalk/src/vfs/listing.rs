@@ -162,8 +162,8 @@ impl Vfs {
         }
     }
 
-    /// Begins a listing of `dir`. The caller can then enter the listed entries in the cache, unless
-    /// a name in `dir` has changed since this call.
+    /// Begins a listing of `dir`. Its entries can be entered in the cache, unless a name in `dir`
+    /// changes after this call.
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {

@@ -112,8 +112,8 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // Check that the directory's dentry has not changed since it was read. If the directory was
-        // removed, the slot of its dentry may already belong to another directory.
+        // Check that the directory's dentry has not changed since it was read. The slot of a
+        // removed directory may belong to another one.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -238,9 +238,8 @@ impl Vfs {
         Answer { key, changes, attr }
     }
 
-    /// Caches the back end's answer for a name, unless an invalidation has made it stale. `known`
-    /// is the answer that the cache had before. If the new answer is another inode, invalidates the
-    /// known one.
+    /// Caches the back end's answer for a name, unless an invalidation has made it stale.
+    /// Invalidates `known`, the earlier cached answer, if the new one is another inode.
     pub(super) fn take_answer<'v>(
         &'v self,
         dir: &Dir<'_>,
@@ -425,7 +424,7 @@ impl Vfs {
     /// Runs `operation`, which fails if one of `inodes` is gone. The back end has then removed that
     /// inode, but the cache may still have it.
     ///
-    /// A caller must not learn of the removal before the cache shows it. So this method then waits
+    /// A caller must not learn of the removal before the cache shows it, so this method then waits
     /// for the operation that removes the inode. `operation` must contain each question to the back
     /// end, including the permission check.
     ///

@@ -25,7 +25,7 @@ use crate::dentry::LookupKey;
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// The inode number that a back end reports if it has no inode number for a file.
+/// The inode number that a back end reports for a file without one.
 pub(super) const UNNUMBERED: u64 = 0;
 /// The inode number of the root directory of a back end without inode numbers.
 const ROOT: u64 = 1;
@@ -96,8 +96,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the number of the inode that the cache has for a name, or 0 if the cache does not
-    /// have the name. Takes no reference, because dropping one could call the back end.
+    /// Returns the number of the inode that the cache has for a name, or 0. Takes no reference,
+    /// because dropping one could call the back end.
     pub(super) fn cached_number(&self, dir: &InodeRef<'_>, name: Name<'_>) -> u64 {
         let (dcache, lookup_key) = (&self.dcache, self.dcache.lookup_key(name));
         let number = || {

@@ -10,10 +10,9 @@
 //!   the cache shows the change. So no path is built from a name that the back end no longer has.
 //!
 //! Each file system has one table of locks, with an entry for each running call, rename and
-//! removal. The entry of a call lists the inodes on its path. A rename searches these entries for
-//! the inode that it moves. A call searches the entries of renames for the inodes on its path. A
-//! call also holds the last dentry of its path, so no directory on the path can be evicted and
-//! loaded again as another inode.
+//! removal. The entry of a call lists the inodes on its path, among which a rename searches for the
+//! inode that it moves, and vice versa. A call also holds the last dentry of its path, so no
+//! directory on the path can be evicted and loaded again as another inode.
 //!
 //! # Guarantees
 //! - L.1: while a call holds the path lock of an inode, the back end runs no rename or removal of
@@ -107,8 +106,8 @@ struct MoveEntry {
     above: Vec<InodeSlot>,
 }
 
-/// A shared lock of an inode and of the directories above it, which one call of a back end takes.
-/// Other calls can lock the same inodes at the same time, and renames of these inodes wait.
+/// A shared lock of an inode and of the directories above it, for one call of a back end. Other
+/// calls can lock the same inodes; renames of these inodes wait.
 #[must_use]
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
@@ -145,8 +144,7 @@ pub(crate) enum Nesting {
 }
 
 impl Paths {
-    /// Returns the path locks of a back end. Returns None for a back end that finds files by inode
-    /// number and needs no path.
+    /// Returns the path locks of a back end, or None for a back end by number, which needs no path.
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
@@ -259,8 +257,8 @@ impl Paths {
         self.addressing == Addressing::PathOnly
     }
 
-    /// Counts an open of `inode`, before the back end opens the file. If the open fails,
-    /// [`Paths::count_close`] undoes the count.
+    /// Counts an open of `inode`, before the back end opens the file. A failed open undoes it with
+    /// [`Paths::count_close`].
     pub(crate) fn count_open(&self, inode: InodeSlot) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;
@@ -319,8 +317,8 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
-    /// Called when the cache evicts an inode, whose slot another inode may use next. Drops the
-    /// inode's count of opens and its hidden name. Returns the hidden name.
+    /// Called when the cache evicts an inode. Drops the inode's count of opens and its hidden name,
+    /// and returns that name.
     pub(crate) fn forget(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -366,8 +364,8 @@ impl Table {
     /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
     /// the inodes `moved`, and the paths of its directories contain the inodes `above`.
     ///
-    /// Another operation prevents it only if that operation has its path locks, or a lower ticket,
-    /// and is one of these:
+    /// Other operations prevent it only if they have path locks or a lower ticket, and are one of
+    /// these:
     /// - a call with one of `moved` on its path;
     /// - a rename or removal that moves one of `moved` or `above`;
     /// - a rename or removal with one of `moved` on the paths of its directories.

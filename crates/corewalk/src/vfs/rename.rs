@@ -12,7 +12,7 @@
 //! current and announced parents. A move that would close a loop with an announced one waits for
 //! it.
 //!
-//! The lock of the announced moves is not held while the back end runs, and no reader takes it
+//! No reader takes the lock of the announced moves, and it is not held while the back end runs
 //! (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
@@ -138,7 +138,7 @@ impl Vfs {
 
     /// Moves a dentry, which has the name `from`, to the name `lookup_key` in the directory of the
     /// parent key `key`. The caller holds the dentry and the in-lookup locks of both names, and
-    /// `topology` for a directory. Returns the old parent. The caller must drop it when it holds no
+    /// `topology` for a directory. Returns the old parent, which the caller drops when it holds no
     /// lock.
     pub(super) fn move_dentry(
         &self,
@@ -157,8 +157,7 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // This `put` does not drop the last reference, because the running operation
-                    // holds a reference on the directory.
+                    // Not the last reference, because the running operation holds the directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -379,21 +378,20 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// The directories between which renames are moving entries. A rename registers its two directories
-/// before it calls the back end, and unregisters them when the cache shows the result.
+/// The directories of running renames: a rename registers its two directories before it calls the
+/// back end, until the cache shows the result.
 ///
-/// A rename that replaces a directory waits for other renames into and out of that directory. It
-/// waits only after the back end has made its own change, which removes the directory. By then the
-/// back end has made each of the other renames already, or it will refuse that rename, because the
-/// directory is gone. So no other rename waits for this one, and renames never wait in a circle.
+/// A rename that replaces a directory waits for other renames into and out of it, but only after
+/// the back end has removed the directory. By then the back end has made the other renames, or will
+/// refuse them. So none of them waits for this one, and renames never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
 /// The entries of some directories.
 struct InFlightShard {
-    /// The directories of the running renames, as far as they belong to this shard. A directory
-    /// with several running renames is in the list several times. Protected by its own mutex.
+    /// The directories of running renames in this shard, once per rename. Protected by its own
+    /// mutex.
     busy: Mutex<Vec<DentrySlot>>,
     /// Notified when a rename leaves `busy`. Waited on under `busy`.
     left: Condvar,
@@ -469,8 +467,8 @@ enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// The directory is not an ancestor of its new parent yet, but another rename that has
-    /// announced its move may make it one. So the caller must wait for that rename.
+    /// The directory is not an ancestor of its new parent yet, but another announced rename may
+    /// make it one. So the caller must wait for that rename.
     Perhaps,
 }
 

@@ -57,8 +57,8 @@ impl Vfs {
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // The name has a negative dentry. Invalidate it without asking the back end, because
-            // the next operation that uses the name asks the back end anyway.
+            // The name has a negative dentry. Invalidate it without a call: the next operation on
+            // the name asks the back end anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
@@ -73,8 +73,8 @@ impl Vfs {
     /// For a back end that other programs also change: a server calls this instead of
     /// [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
     ///
-    /// If the back end still has the same directory under the name, the entries below that
-    /// directory stay cached.
+    /// If the back end still has the same directory under the name, the entries below it stay
+    /// cached.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`].
@@ -113,8 +113,8 @@ impl Vfs {
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns true if the back end has the same inode under the name as the cache. The caller
-    /// holds the in-lookup lock of the name.
+    /// Returns true if the back end has the cached inode under the name. The caller holds the
+    /// in-lookup lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         let attr = attr.map(|attr| self.numbered(dir, lookup_key, attr));

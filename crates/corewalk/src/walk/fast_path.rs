@@ -17,8 +17,8 @@
 //! The last component of a path has its own copy of the loop's body, since it may be any kind of
 //! file. This copy prefetches the cache line with the inode number.
 //!
-//! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
-//! Each lookup depends on the one before, through a chain of loads.
+//! A component takes about 120 instructions on x86-64, and its validation about 10. Each lookup
+//! depends on the one before.
 //!
 //! One component takes these dependent loads: the name's hash, which contains the number of the
 //! directory; the bucket of that hash; the slot in the bucket's entry; the dentry in that slot,
@@ -79,8 +79,8 @@ impl FastCursor<'_> {
     /// Moves to the child called `component`, and adds it to the read set. Calls `before` with the
     /// slot of the child before it loads the child's dentry.
     ///
-    /// Returns false if: the child lacks a flag in `needed`; the child is not the first entry of
-    /// the bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
+    /// Returns false if the child lacks a flag in `needed`; the child is not the first entry of the
+    /// bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
     /// (empty, a dot, too long).
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
@@ -105,8 +105,8 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// The number of bytes of the path that are already walked. The next byte is a slash. At the
-    /// start of the fast path it may also be the first byte of a name.
+    /// The number of bytes of the path that are already walked. A slash is next, or, at the start,
+    /// perhaps the first byte of a name.
     done: usize,
 }
 

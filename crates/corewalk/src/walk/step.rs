@@ -67,8 +67,8 @@ impl<'v> Walk<'v, '_> {
         }
     }
 
-    /// Moves the walk to the child called `name`. Returns the reference on the child, if this
-    /// function has taken one.
+    /// Moves the walk to the child called `name`. Returns the reference on the child, if it has
+    /// taken one.
     fn child(
         &mut self,
         name: Name<'_>,
@@ -102,8 +102,8 @@ impl<'v> Walk<'v, '_> {
     ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
-        // The parent's dentry needs a reference during the call of the back end. Either the caller
-        // holds one, or this function takes one.
+        // The parent's dentry needs a reference during the call of the back end. If the caller
+        // holds none, take one.
         let _hold = match parent {
             Some(_) => None,
             None => {
@@ -141,9 +141,9 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns how a walk goes on if the back end has found an inode, but the cache could not make
-    /// a dentry. `why` is the reason. If another operation is changing the name of the inode, first
-    /// waits for that operation. The walk then begins again. Otherwise it fails.
+    /// Returns how a walk goes on without a dentry for an inode from the back end. `why` is the
+    /// reason. If another operation is changing the inode's name, waits for it, and the walk begins
+    /// again. Otherwise the walk fails.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -196,10 +196,9 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves the walk to the dentry in `slot`. The walk has no reference on this dentry yet. A
-    /// mount, a child dentry, or the root of the walk keeps it alive. A ref-walk takes a reference
-    /// of its own, and then calls `is_kept` to check that the dentry was still kept alive at that
-    /// time.
+    /// Moves the walk to the dentry in `slot`, which a mount, a child dentry, or the root of the
+    /// walk keeps alive. A ref-walk takes a reference of its own, and then checks with `is_kept`
+    /// that the dentry was still alive at that time.
     fn move_to(
         &mut self,
         slot: DentrySlot,

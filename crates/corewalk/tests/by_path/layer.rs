@@ -1,5 +1,5 @@
-//! Tests of [`ByPath`], the adapter that serves a back end which knows its files only by path and
-//! has no inode numbers.
+//! Tests of [`ByPath`], the adapter for back ends that know files only by path and have no inode
+//! numbers.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -100,8 +100,7 @@ fn name_with_another_kind_of_file_is_another_file() {
         assert_ne!(found.ino(), file.ino());
         assert_eq!((found.kind(), found.ino()), (FileKind::Directory, lookup(&vfs, "f").ino()));
     }
-    // The back end gets only a path. The path of the old file leads to the new directory, so the
-    // read fails with `EISDIR`.
+    // The old file's path leads to the new directory, so the read fails with `EISDIR`.
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 4]), Err(Errno::ISDIR));
 }
 
@@ -122,8 +121,8 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
     vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
     let mut buf = [0; 8];
-    // If the caller passes no handle, or one with the wrong access mode, `ByPath` opens the file
-    // for this call only.
+    // Without a handle, or with one of the wrong access mode, `ByPath` opens the file for this call
+    // only.
     for handle in [reader, writer, 0] {
         assert_eq!(vfs.read(&file, handle, 1, &mut buf), Ok(3));
         assert_eq!(&buf[..3], b"ext");
@@ -210,8 +209,8 @@ fn large_directory_is_listed_once_beside_changes() {
     }
 }
 
-/// Lists more directories at the same time than the number of listings that `ByPath` keeps. Checks
-/// that each listing is complete.
+/// Lists more directories at the same time than `ByPath` keeps listings. Each listing must be
+/// complete.
 #[test]
 fn many_directories_are_listed_at_once() {
     let (_, vfs) = new();

@@ -1,5 +1,5 @@
 //! A back end in memory that knows its files only by path. It has neither inode numbers nor hard
-//! links. Each call pauses before it uses its paths.
+//! links. Each call pauses before it uses a path.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -77,7 +77,7 @@ impl Memory {
         self.root.lock().find(path).map(|file| file.bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`. Reads the back end directly.
+    /// Returns the names in the directory at `path`, from the back end.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let path = Path::new(path.trim_start_matches('/'));
         let mut root = self.root.lock();

@@ -151,9 +151,9 @@ fn waiting_call_precedes_a_later_rename() {
             let call = || vfs.getattr(&file).map(|attr| attr.ino);
             let caller = named("caller").spawn_scoped(scope, call).unwrap();
             until_asleep("caller", &caller);
-            // The first rename (`a` to `b`) hangs in the back end. The call `getattr` needs the
-            // path of `a/f`, so it waits for this rename. The later rename moves `f` to `sub`. It
-            // uses no name that the first rename changes, so it can wait only for `getattr`.
+            // The first rename (`a` to `b`) hangs in the back end, and `getattr`, which needs the
+            // path of `a/f`, waits for it. The later rename (`f` to `sub`) uses none of these
+            // names, so it can wait only for `getattr`.
             let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)

@@ -20,8 +20,8 @@ const CALLS: u64 = 60_000;
 /// Threads of a stress test with a fast back end. One moves directories, one writes new versions of
 /// a file and renames them into place, one makes files, and two read.
 const THREADS: usize = 5;
-/// The number of threads of a stress test with a slow back end. It is high, so that many calls are
-/// running when a rename begins.
+/// Threads of a stress test with a slow back end: so many that calls are running when a rename
+/// begins.
 const THREADS_MANY: usize = 24;
 /// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
@@ -177,7 +177,7 @@ impl<'v> Storm<'v> {
 const TURNS_MIN: u64 = 4;
 
 /// Runs the threads of a stress test, which move directories, make files and read files. Returns
-/// the number of files that must exist at the end, and the number of directory moves.
+/// how many files must exist at the end, and how many moves there were.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {

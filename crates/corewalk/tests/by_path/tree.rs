@@ -127,7 +127,7 @@ impl PathTree {
         }
     }
 
-    /// Gets the path of `node`, pauses, and then returns the inode to which that path leads.
+    /// Gets the path of `node`, pauses, and then returns the inode to which the path leads.
     fn at(&self, node: Node<'_>) -> Result<u64, Errno> {
         let path = self.path(node)?;
         (self.pause)(At::Call, &path);

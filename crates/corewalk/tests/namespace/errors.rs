@@ -208,7 +208,7 @@ fn security_attributes_need_a_capability_to_change() {
 }
 
 /// A write, a truncation or a chown of a file that its group may not execute must keep set-group-ID
-/// if the caller may set that bit. A caller in the group or with `CAP_FSETID` may set it.
+/// for a caller in the group or with `CAP_FSETID`.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();

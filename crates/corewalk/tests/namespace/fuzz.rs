@@ -68,8 +68,8 @@ impl Drop for HostTree {
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // openat2(2) of a path with `..` fails with `EAGAIN` if another program renames any
-            // file during the call. Then try again.
+            // openat2(2) of a path with `..` fails with `EAGAIN` during any rename of another
+            // program. Then try again.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }
@@ -125,7 +125,6 @@ fn fuzz_names_and_paths_resolve_as_on_the_host() {
     }
 }
 
-/// Stores the ACL in `input`, reads it back, and returns the number of its entries.
 fn store_acl(fs: &Tmpfs, file: Node<'_>, input: &[u8]) -> Result<usize, Errno> {
     let Some(mut acl) = Acl::from_xattr(input)? else { return Ok(0) };
     assert_eq!(Acl::from_xattr(&acl.to_xattr()), Ok(Some(acl.clone())));

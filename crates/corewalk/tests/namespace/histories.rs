@@ -118,9 +118,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             });
             record(&world, seed, random_op)
         });
-        // A ref-walk looks up the names of a path at several instants, so its result need not be
-        // linearizable. Do not check a history with a walk that fell back to ref-walk. The
-        // statistics count such walks.
+        // A ref-walk looks up the names of a path at several instants. So skip a history with a
+        // walk that fell back to ref-walk.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {
@@ -131,7 +130,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
 }
 
 /// A removal of a directory and concurrent creations in it must fit one sequential order. If the
-/// removal succeeds, the directory has no entries. Otherwise lookups find its entries.
+/// removal succeeds, the directory has no entries. Otherwise lookups find them.
 #[test]
 fn histories_of_rmdir_beside_create_are_linearizable() {
     let _watchdog = Watchdog::start("histories of rmdir", Duration::from_secs(300));

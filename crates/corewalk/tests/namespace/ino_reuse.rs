@@ -81,8 +81,7 @@ impl Reused {
         self.vfs.invalidate(&self.vfs.root(), name("d")).unwrap();
     }
 
-    /// Looks up a name in the root on behalf of a client, and counts the lookup. The client must
-    /// return it by `forget`.
+    /// Looks up a name in the root for a client, which must return the lookup by `forget`.
     fn look(&self, name: &[u8]) -> Result<u64, Errno> {
         look_by_ino(&self.vfs, self.vfs.root().ino(), name)
     }
@@ -155,8 +154,8 @@ fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     assert_eq!(vfs.forget_all(d.ino), 0);
 }
 
-/// If two inodes have the same number, `forget_all` must drop the lookups of both, because the
-/// server's only client is gone.
+/// `forget_all` must drop the lookups of both inodes with a number, because the server's only
+/// client is gone.
 #[test]
 fn forget_all_covers_both_inodes_of_a_number() {
     let reused = Reused::new();

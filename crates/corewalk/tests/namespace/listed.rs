@@ -90,8 +90,8 @@ const CHANGES_OF_F: [fn(&Vfs); 7] = [
     |vfs| vfs.invalidate_dir(&vfs.root()).unwrap(),
 ];
 
-/// Trap T25: if a name has changed since a listing read it, the entry of the listing must not enter
-/// the cache.
+/// Trap T25: a listing's entry must not enter the cache if its name has changed since the listing
+/// read it.
 #[test]
 fn entry_from_before_a_change_is_refused() {
     for change in CHANGES_OF_F {

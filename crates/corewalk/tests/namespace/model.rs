@@ -213,7 +213,6 @@ pub(crate) struct World<'v> {
 }
 
 impl<'v> World<'v> {
-    /// Makes the directories 1 and 2 of [`DIRS`], and holds references on them and on the root.
     pub(crate) fn new(vfs: &'v Vfs) -> World<'v> {
         let root = vfs.root();
         let mut dirs = vec![root.clone()];

@@ -48,8 +48,8 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes, from the beginning of `MODES`, that are enough for some calls: those whose
-/// result does not depend on set-user-ID and set-group-ID.
+/// The number of modes, from the beginning of `MODES`, for calls whose result does not depend on
+/// set-user-ID and set-group-ID.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -380,8 +380,7 @@ impl Drop for Judge {
     }
 }
 
-/// Makes each received call on the host with the credentials `cred`, and sends the answer. Runs on
-/// a thread of its own.
+/// Makes each received call on the host with the credentials `cred`, and sends the answer.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));

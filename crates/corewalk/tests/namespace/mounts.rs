@@ -109,8 +109,8 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// While a thread holds a path into a mount, an umount of that mount must not succeed. Threads walk
-/// into a directory on which file systems are mounted and unmounted in turn.
+/// While a thread holds a path into a mount, an umount must not succeed. Threads walk into a
+/// directory on which file systems are mounted and unmounted in turn.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;
@@ -237,7 +237,7 @@ fn mount_of_a_slow_file_system_delays_no_other() {
     vfs.umount(place(&vfs, "slow")).unwrap();
 }
 
-/// If the cache is full of entries in use, a mount must fail and must leave no entry and no file
+/// In a cache that is full of entries in use, a mount must fail, and leave no entry and no file
 /// system behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {

@@ -1,8 +1,8 @@
 //! Tests of the interval between a change in the back end and its appearance in the cache, for
 //! instance of a removal.
 //!
-//! The back end has made a change, for example removed a directory, but the cache still has the old
-//! names.
+//! The back end has made a change, such as the removal of a directory, but the cache still has the
+//! old names.
 //!
 //! While the cache shows the old names, no caller may get an error such as `ENOENT`, which tells
 //! that the directory is gone. A later lookup would find the directory again. So the call that
@@ -38,9 +38,8 @@ fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// Returns a namespace whose back end stops as in [`slow_back_end`]. After the stop, its back end
-/// returns ESTALE for attributes and ACLs of the inode `gone`, and for a lookup of the name `new`.
-/// The tests look up `new` only in the directory `gone`.
+/// Like [`slow_back_end`]. After the stop, the back end also returns ESTALE for attributes and ACLs
+/// of the inode `gone`, and for a lookup of `new`, which the tests look up only in `gone`.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
@@ -132,8 +131,8 @@ fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// A rename replaces a directory. While the name of the replaced directory still leads to it,
-/// creating a file in this directory must not fail with `ENOENT`.
+/// Creating a file in a replaced directory must not fail with `ENOENT` while its name still leads
+/// to it.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));

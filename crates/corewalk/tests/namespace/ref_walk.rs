@@ -1,5 +1,5 @@
-//! Tests of ref-walk, the fallback of a path walk that holds references. The tests change the tree
-//! during a walk.
+//! Tests of ref-walk, the fallback of a path walk that holds references, during changes of the
+//! tree.
 //!
 //! These tests walk through a directory with an ACL, so each walk asks the back end for it. The
 //! test then changes the tree. A walk whose path changes in each lock-free attempt falls back to

@@ -1,5 +1,5 @@
-//! Stress tests with many lookups during many renames. No lookup may miss an existing name, and no
-//! answer may mix two files.
+//! Stress tests with lookups during renames: none may miss an existing name, and no answer may mix
+//! two files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +45,8 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Decrements the count of running threads when it is dropped, even after a panic. The stress test
-/// ends when the count is 0.
+/// Decrements the count of running threads when it is dropped, even after a panic. At 0 the stress
+/// test ends.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {

@@ -31,7 +31,6 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Runs `work`. Returns the CPU time of the calling thread for it, and its result.
 fn cpu_time<R>(work: impl FnOnce() -> R) -> (Duration, R) {
     let before = thread_clock();
     let result = work();

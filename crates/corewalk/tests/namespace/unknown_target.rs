@@ -39,8 +39,8 @@ impl Log {
     }
 }
 
-/// Returns a namespace with the files `paths`. Its cache does not have the name `forgotten`. Its
-/// back end logs its calls, and answers the first rename with `first`.
+/// Returns a namespace with the files `paths`, of which `forgotten` is not cached. Its back end
+/// logs its calls, and answers the first rename with `first`.
 fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
     let log = Log::default();
     let written = log.clone();

@@ -62,7 +62,7 @@ fn door<'a>(
     Door { name, passes_max, ask: Box::new(ask) }
 }
 
-/// Returns a door for each interface that translates a file or directory of the tree into its path.
+/// Returns a door for each interface that translates an entry of the tree into its path.
 pub(crate) fn translations<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.extend(from_elsewhere(tree));

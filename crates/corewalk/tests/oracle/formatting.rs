@@ -1,7 +1,6 @@
-//! Patterns of the paths that can exist in the test's tree. Renames change the names and places of
-//! some files and directories. In the model, each such file or directory is a *variable*, and its
-//! present name and place are the variable's value (see `judge`). So the names in a path show the
-//! values of variables.
+//! Patterns of the paths that can exist in the test's tree. Each file or directory that renames
+//! change is a *variable*, whose value is its present name and place (see `judge`). So the names in
+//! a path show the values of variables.
 
 use crate::judge::Seen;
 

@@ -21,9 +21,9 @@
 //! values at once.
 //!
 //! Proof: choose a moment inside `k`. Let the rename that gives a variable its value take place
-//! before this moment, and the next rename of this variable after it. The recorded ticks of both
-//! renames allow that. Renames of one variable keep their order, and renames of different variables
-//! do not depend on each other. So an answer can be true if and only if there is such a `k`.
+//! before this moment, and the next rename of this variable after it. The recorded ticks allow
+//! that, and renames of different variables do not depend on each other. So an answer can be true
+//! if and only if there is such a `k`.
 //!
 //! # Answers of one thread
 //! A thread gives its answers one after the other. So after an answer that shows a rename, it must
@@ -127,8 +127,8 @@ impl Judge {
     /// Returns the first instant in which `answer` was true.
     ///
     /// # Errors
-    /// Returns a description of the answer and the recorded renames if there is no instant in which
-    /// the answer can be true. After that, the caller must not use this `Judge` again.
+    /// Returns a description of the answer and the recorded renames if the answer can be true in no
+    /// instant. The caller must not use this `Judge` again.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {
@@ -167,9 +167,9 @@ mod tests {
     use super::*;
     use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-    /// Returns the recorded values of two variables (such as names of directories). The first has
-    /// the value 0. A rename in instant 11 or 12 of the clock makes it 1, and another in 14 or 15
-    /// makes it 0 again. The second has the value 0, and becomes 1 in one of the instants 15 to 17.
+    /// Returns the recorded values of two variables. The first is 0, becomes 1 in instant 11 or 12
+    /// of the clock, and 0 again in 14 or 15. The second is 0, and becomes 1 in one of the instants
+    /// 15 to 17.
     fn lives() -> [Life; 2] {
         let (mut a, mut b) = (Life::new(0), Life::new(0));
         a.change(10, 12, 1);

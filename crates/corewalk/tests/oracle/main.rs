@@ -112,9 +112,8 @@ fn assert_judged(found: &Report, answers: u64) {
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Translates a file to its path by the interface `door`, which returns wrong paths on purpose.
-/// Stops when a path is found that did not exist at one instant during its call, and returns the
-/// error. Fails if no such path is found in the usual number of calls.
+/// Translates a file to its path by `door`, which returns wrong paths on purpose, until a path did
+/// not exist during its call. Returns that error. Fails if the usual number of calls finds none.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -124,8 +123,7 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control for trap P8: each name of a path was right when it was read, but the names were read at
-/// different times. The test must notice that the path as a whole did not exist.
+/// Control for trap P8: each name of a path was right when it was read, but at different times.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);

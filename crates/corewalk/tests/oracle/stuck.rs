@@ -1,9 +1,9 @@
 //! Tests of readers while a rename hangs in its back end, before or after the back end has made the
 //! change. In both cases the readers must get the old state without waiting.
 //!
-//! While a rename hangs, an operation waits only if it must ask the back end about the rename's old
-//! or new name. Such operations are other changes of these names, and a lookup of the new name if
-//! the cache does not have it.
+//! While a rename hangs, an operation waits only if it must ask the back end about the old or the
+//! new name. That is another change of these names, or a lookup of the new name without a cached
+//! answer.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -118,8 +118,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // Look up three missing names, so that the cache has negative dentries of them. The
-            // name `b/unknown` is not looked up here, so the cache has no dentry of it.
+            // These lookups make negative dentries of three missing names. The cache has no dentry
+            // of `b/unknown`.
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();

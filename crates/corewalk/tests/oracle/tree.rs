@@ -82,9 +82,8 @@ pub(crate) struct Tree<'v> {
     /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// All pairs of a parent directory and a name that renames give to the files and directories of
-    /// the tree. There is a list of pairs for each file or directory that is renamed, such as
-    /// [`TOP`].
+    /// All pairs of a parent directory and a name that renames give to files and directories, with
+    /// a list per renamed file or directory, such as [`TOP`].
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 

@@ -4,8 +4,8 @@ use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
-/// The number of schedules per scheduler, unless `COREWALK_SCHEDULES` is set. With this many, each
-/// control test (a program with a deliberate bug) fails as it must.
+/// Schedules per scheduler, unless `COREWALK_SCHEDULES` is set: enough for each control test to
+/// fail as it must.
 const SCHEDULES: usize = 600;
 /// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;

@@ -47,8 +47,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. Pairs with the reader's load of `over`. If the reader loads 1, its
-        // lookup sees all stores of `publish`.
+        // ORDERING: Release. Pairs with the reader's load of `over`: after a 1, its lookup sees all
+        // stores of `publish`.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -201,9 +201,8 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges the names `A` and `B` with `exchange`, while a reader looks up first `A` and then `B`.
-/// Returns how often the two lookups were both before the exchange, how often on different sides of
-/// it, and how often both after it.
+/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Counts how
+/// often both lookups were before the exchange, on different sides of it, and after it.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -298,9 +297,8 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: after an invalidation has returned, no lookup may find an older answer of the back
-/// end. The test checks three cases: a new name, a name that was cached before, and a name to which
-/// another file is renamed.
+/// Trap T25: after an invalidation has returned, no lookup may find an older answer. Three cases: a
+/// new name, a name that was cached before, and the target of a rename.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -321,8 +319,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
 /// Trap T25, control (a variant with the bug must fail): `publish` checks before its write section
 /// whether an invalidation has cancelled the fill (the caching of the answer). That is too early.
 ///
-/// An invalidation after the check does not find the name, because it is not valid yet. So a stale
-/// answer may stay in the cache.
+/// A later invalidation does not find the name, because it is not valid yet. So a stale answer may
+/// stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -106,8 +106,8 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
 }
 
 /// The listing calls `begin` before it reads from the back end. The changing thread calls `counts`
-/// after its change, to increment the directory's count of changes. Returns how often the listing
-/// added nothing to the cache, how often the old file, and how often the new file.
+/// after its change. Counts how often the listing added nothing, the old file, and the new file to
+/// the cache.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
@@ -154,7 +154,7 @@ fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the changing thread has no fence between
-/// its store in the back end and its load of the count of listings.
+/// its change of the back end and its load of the count of listings.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -171,8 +171,8 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Trap T25, control (a variant with the bug must fail): the listing increments the directory's
-/// count of listings and then reads from the back end, but without a fence in between.
+/// Trap T25, control (a variant with the bug must fail): the listing has no fence between its
+/// increment of the count of listings and its read from the back end.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -185,8 +185,8 @@ fn control_listing_without_a_fence_is_caught() {
     list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
-/// Plays another program that changes the name in the back end, and then an invalidation of the
-/// name. The invalidation calls `first` and `second`, and then drops the name from the cache.
+/// Plays another program that changes the name in the back end, and an invalidation of the name.
+/// The invalidation calls `first` and `second`, and then drops the name from the cache.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
     *shared.backend.lock() = NEW;
     first(shared);
@@ -220,9 +220,8 @@ fn control_invalidation_that_only_cancels_is_caught() {
 }
 
 /// Trap P12, control (a variant with the bug must fail): the invalidation increments the
-/// directory's count of changes. But it does not forbid the thread with the name's in-lookup lock
-/// to cache its answer. A listing that has already compared the count under this lock does not
-/// notice the invalidation. So it adds the old file to the cache.
+/// directory's count of changes, but does not forbid the holder of the in-lookup lock to cache its
+/// answer. A listing that has already compared the count adds the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

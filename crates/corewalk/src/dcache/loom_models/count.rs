@@ -1,9 +1,8 @@
 //! Models of [`Dcache::get_by_ino`]. This function finds a child by its name and by the inode
 //! number of its directory, without a lookup of the directory.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -85,9 +84,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: a lookup that starts after an invalidation must not return an older answer. An
-/// invalidation increments the child generation of the directory. The lookup loads it to check
-/// whether the answer is still valid.
+/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The
+/// invalidation increments the directory's child generation, which the lookup checks.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -133,8 +131,8 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none. This must
-/// hold even if the dentry of `A` is evicted and its slot is reused during the lookup.
+/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none, even if
+/// its dentry is evicted and the slot reused during the lookup.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
@@ -153,16 +151,15 @@ fn control_count_without_a_last_look_is_caught() {
 /// other reference weighs 1.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count.
-/// First adds 1. When the dentry is validated, adds the rest.
+/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count:
+/// first 1, and the rest after the validation.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
     Some(dcache.inodes.ino(inode))
 }
 
-/// A wrong variant of [`count_for_client`]: adds the whole [`LOOKUP`] to the inode's reference
-/// count before it validates the dentry.
+/// A wrong variant of [`count_for_client`]: adds the whole [`LOOKUP`] before the validation.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;

@@ -114,8 +114,8 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// An inode in use has two names, and each of two threads runs `evict` for one of them. Returns how
-/// often the name that the spawned thread evicts stayed, and how often it was evicted.
+/// Two threads run `evict` for the two names of an inode in use. Returns how often the spawned
+/// thread's name stayed, and how often it was evicted.
 fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -145,8 +145,7 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
 }
 
 /// Control (a variant with the bug must fail): the eviction checks in one step whether the inode
-/// has another name, and removes its own name in a second step. So two threads may evict both
-/// names.
+/// has another name, and removes its own in a second. So two threads may evict both.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

@@ -58,9 +58,8 @@ impl Depot {
     /// the end of `slots`, the lowest slot last. If the depot is empty, moves nothing.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // Each set bit of `bits` stands for a free slot of the segment. There is none if the
-            // segment was freed. There is also none if the list `partial` had the segment twice,
-            // and its slots were taken the first time. Then try the next segment.
+            // There is no free slot (a set bit) if the segment was freed, or was in `partial`
+            // twice. Then try the next segment.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

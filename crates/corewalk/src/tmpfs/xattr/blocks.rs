@@ -30,10 +30,9 @@
 //! the lock of its inode. That thread waits only for slot locks, so there is no deadlock.
 //!
 //! # Limits
-//! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If their
-//! contents all differ from it, the set is not shared. So an attacker's sets with equal hashes make
-//! no long chains (trap T54). No set is shared if the cache cannot be made. If all block numbers
-//! are in use, no further set becomes shared.
+//! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If all
+//! differ from it, the set is not shared, so an attacker's sets with equal hashes make no long
+//! chains (trap T54). Nor is a set shared without a cache or a free block number.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -99,8 +98,8 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// If the user is the last user of the block (a shared set of attributes), it releases the
-    /// block and gets its content. Otherwise it stays a user.
+    /// The last user of the block (a shared set of attributes) releases it and gets its content.
+    /// Any other stays a user.
     IfLast,
 }
 
@@ -108,8 +107,8 @@ pub(super) enum Leave {
 pub(super) enum Released {
     /// The caller was the only user of the shared set, which is now its own.
     Last(Block),
-    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so the caller's
-    /// inode still uses the set.
+    /// Other inodes use the shared set too, and, because of [`Leave::IfLast`], so does still the
+    /// caller's inode.
     Shared(Arc<Block>),
     /// The caller ([`Leave::Always`]) has left the shared set, which has other users.
     Left,
@@ -206,9 +205,8 @@ impl Blocks {
                 if slot.users + 1 == USERS_MAX {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop this pointer to the block before the slot is unlocked. After the unlock,
-                // another thread may release the block as its last user. That thread takes the
-                // content out of the block, so it must have the only pointer.
+                // After the unlock, another thread may release the block as its last user, and take
+                // the content out. That needs the only pointer, so drop this one first.
                 drop(block);
                 return Released::Left;
             }

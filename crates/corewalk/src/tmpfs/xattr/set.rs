@@ -3,7 +3,7 @@
 //! # Mechanism
 //! The attributes are sorted by name. Most files have one or none, so a single one needs no list.
 //! An attribute is one allocation: the length of the name in a byte, the name, the value. ACLs are
-//! stored parsed, because they are checked more often than read as attributes.
+//! parsed, because they are checked more often than read.
 //!
 //! The key of a set of attributes (a hash) is the sum of the hashes of its attributes and ACLs.
 //! Each attribute keeps its hash, so after a change only new attributes and the ACLs are hashed.
@@ -33,17 +33,14 @@ const LIST_BYTES_MAX: usize = 65536;
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Number of bytes that are hashed at the beginning of an attribute that is too long to be hashed
-/// completely.
+/// Number of bytes that are hashed at the beginning of a long attribute.
 const HEAD_BYTES: usize = 128;
-/// Number of bytes that are hashed at the end of an attribute that is too long to be hashed
-/// completely.
+/// Number of bytes that are hashed at the end of a long attribute.
 const TAIL_BYTES: usize = 64;
 /// Number of samples (words of eight bytes) that are hashed from the middle of a long attribute.
 const MIDDLE_WORDS: usize = 8;
-/// The bytes that are charged for each attribute besides its name and value. They cover about the
-/// overhead of the list and the allocator. So the charge for many short attributes is about the
-/// memory that they use.
+/// The bytes that are charged for each attribute besides its name and value: about the overhead of
+/// the list and the allocator.
 pub(super) const ATTR_BYTES: u64 = 48;
 /// The charge of an ACL besides its entries, in bytes.
 const ACL_BYTES: u64 = 4;
@@ -197,8 +194,8 @@ impl Set {
     }
 }
 
-/// The secret of the hash of attribute sets. It is random, because callers choose the attributes
-/// and could otherwise make sets with equal hashes (trap T54).
+/// The secret of the hash of attribute sets. Random, so that callers cannot make sets with equal
+/// hashes (trap T54).
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 

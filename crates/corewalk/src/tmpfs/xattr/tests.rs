@@ -255,8 +255,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // The files use three blocks: two with the maximum number of users, and one with 10. Remove the
-    // 10 files, and then one file of a full block, so that this block has space for one new user.
+    // Two blocks have the maximum number of users, and one has 10. Remove these 10 files, and one
+    // file of a full block, which then has space for one new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -313,9 +313,9 @@ fn queued_inode_is_shared_by_maintain() {
     audit(&fs, inos);
 }
 
-/// A set of attributes that waits for de-duplication is not shared, and takes memory of its own. So
-/// the number of waiting inodes must be bounded. If the queue is full, the sets of further inodes
-/// must be shared at once, even if they change again and again.
+/// A set of attributes that waits for de-duplication takes memory of its own, so the number of
+/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared at
+/// once, even if they change again and again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -398,8 +398,8 @@ fn change_without_space_changes_nothing() {
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
-    // Only `c` uses its set of attributes, so the set is changed in place. That needs no space if
-    // the set does not become larger.
+    // Only `c` uses its set of attributes, which is therefore changed in place. That needs no space
+    // if the set does not grow.
     set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");
@@ -464,13 +464,13 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: an attacker can choose attributes such that many sets of attributes have the same
-/// hash. Such a set must be compared with only a few other sets, and then not be shared.
+/// Trap T54: sets of attributes that an attacker has made with equal hashes must be compared with
+/// only a few others, and then not be shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // The hash reads only some words in the middle of a long value. The values of this test differ
-    // in other words, so their sets have equal hashes.
+    // The hash reads only some words in the middle of a long value. The values here differ in other
+    // words, so their sets have equal hashes.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];

@@ -135,9 +135,8 @@ thread_local! {
 /// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
-/// Trap T50: a back end may use other names of the namespace in `forget`. This must not deadlock,
-/// whichever operation dropped the last reference: remove, rename over a file, the drop of an
-/// `InodeRef`, or reclaim.
+/// Trap T50: a back end may use other names of the namespace in `forget`, whichever operation
+/// dropped the last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
@@ -195,8 +194,8 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // Maps each pair of inode number and generation to the owner of the file that had it. Each file
-    // has an owner of its own.
+    // Maps each pair of inode number and generation to the owner of its file. Each file has an
+    // owner of its own.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -274,8 +273,8 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // Another file replaces `f` after the back end has answered the first lookup. So the first
-    // lookup returns the old file.
+    // Another file has replaced `f` after the back end's answer, so the first lookup returns the
+    // old file.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;

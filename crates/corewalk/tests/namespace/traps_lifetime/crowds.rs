@@ -69,9 +69,8 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     assert!(large < small * 20 + Duration::from_micros(100), "200: {small:?}, 200,000: {large:?}");
 }
 
-/// Trap T46: reclaim evicts entries, and a walker on the same CPU needs these entries. Each does a
-/// fixed amount of work, and neither may spin. If both run at the same time, they must take about
-/// as much CPU time as if one runs after the other.
+/// Trap T46: reclaim evicts entries that a walker on the same CPU needs. Neither may spin. Together
+/// they must take about as much CPU time as one after the other.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -111,9 +110,9 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// Trap T49: an entry must never show a parent that it did not have, and no entry may be left at
-/// the end. Two threads evict parents and children together, while two others walk to them, hold
-/// them and translate them to paths.
+/// Trap T49: an entry must never show a parent that it did not have, and none may be left at the
+/// end. Two threads evict parents and children together, while two others walk to them, hold them
+/// and translate them to paths.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -197,7 +196,6 @@ fn many_references_are_no_lookups() {
     );
 }
 
-/// `forget_all` must drop all lookups of an inode and no other references.
 #[test]
 fn forget_all_drops_lookups_alone() {
     let vfs = new();

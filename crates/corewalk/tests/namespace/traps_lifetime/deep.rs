@@ -11,8 +11,7 @@ use corewalk_testkit::race::Watchdog;
 use super::cpu_time;
 use crate::fixtures::{name, new};
 
-/// The stack size, in bytes, of a thread whose work must not recurse. A deep recursion would
-/// overflow this stack.
+/// The stack size, in bytes, of a thread whose work must not recurse.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Makes a chain of `depth` directories, all called `d`, and returns the last one.

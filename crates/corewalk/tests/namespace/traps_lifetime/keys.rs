@@ -4,8 +4,8 @@
 //! are in the same 1/512 of the hash table. If the table uses the key that the attacker assumes,
 //! such names make chains of hundreds of entries.
 //!
-//! Under a random key, a directory of such names must be as fast as any other. In the control, the
-//! attacker knows the key, and lookups must be slow.
+//! Under a random key, a directory of such names must be as fast as any other. As a control,
+//! lookups under the key that the attacker knows must be slow.
 
 use std::time::Duration;
 
@@ -17,8 +17,7 @@ use super::cpu_time;
 
 /// The number of crafted names.
 const NAMES: usize = 100_000;
-/// The number of crafted long names. All of them have equal hashes, so a small number is enough to
-/// make lookups slow.
+/// Number of crafted long names. Their hashes are all equal, so a few make lookups slow.
 const LONG_NAMES: u64 = 2000;
 /// The hash bits that all crafted names share.
 const SHARED_BITS: u32 = 9;
@@ -40,9 +39,8 @@ fn secret(n: u64) -> u64 {
     fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f)
 }
 
-/// Returns long names that collide under the key of [`SEED`]. After forty bytes each name has a
-/// word that equals a secret of the hash. This word makes a factor of the hash 0, so the next word
-/// has no effect.
+/// Returns long names that collide under the key of [`SEED`]. After forty bytes each has a word
+/// that equals a secret of the hash. It makes a factor 0, so the next word has no effect.
 fn crafted_long() -> Vec<Vec<u8>> {
     let word = secret(11).to_le_bytes();
     assert!(
@@ -93,8 +91,8 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
 }
 
 /// Trap T54: 100,000 names that were crafted to collide under one key must be looked up as fast as
-/// other names, under a random key. As a control in the same test, lookups under the key for which
-/// the names were made must be slow.
+/// other names under a random key. As a control, lookups under the key for which they were made
+/// must be slow.
 #[test]
 fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();

@@ -50,9 +50,9 @@ fn load_and_wait(
     })
 }
 
-/// Trap T21: a thread that waited for another thread's lookup of the same name must then search the
-/// cache again. If the name was invalidated meanwhile, the first answer is stale, and the waiting
-/// thread must not return it.
+/// Trap T21: a thread that has waited for another lookup of the same name must search the cache
+/// again. If the name was invalidated meanwhile, it must not return the first answer, which is
+/// stale.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -67,8 +67,8 @@ fn waiter_after_an_invalidation_asks_again() {
     assert_eq!(after.misses - before.misses, 2, "the waiter did not ask the back end");
 }
 
-/// Trap T21: two threads look up the same name, and the second waits for the first. If the name is
-/// not invalidated meanwhile, one call of the back end must answer both.
+/// Trap T21: of two threads that look up the same name, the second waits for the first. Without an
+/// invalidation, one call of the back end must answer both.
 #[test]
 fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));

@@ -15,8 +15,7 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place (mount and dentry) to which `path` leads. Does not follow a symbolic link at
-/// its end.
+/// Returns the place to which `path` leads, without following a symbolic link at its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
@@ -245,7 +244,7 @@ fn path_results_have_their_kinds_and_formats() {
     assert_eq!(odd.path_of(&root), (text, Linked));
 }
 
-/// Trap T11: a path must be complete, whatever its length. No buffer may truncate it.
+/// Trap T11: a path must be complete, whatever its length.
 #[test]
 fn path_longer_than_any_buffer_is_complete() {
     let vfs = new();

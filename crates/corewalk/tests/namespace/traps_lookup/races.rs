@@ -43,8 +43,7 @@ fn stable_names_are_found_while_the_table_grows() {
             assert_eq!(found.ino, inos[i]);
         },
     );
-    // Each lookup must have been answered from the cache, without a call of the back end. This
-    // includes the lookup that a rename makes of its new name.
+    // Each lookup, including that of a rename's new name, must have been answered from the cache.
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 
@@ -150,8 +149,8 @@ fn control_kind_of_another_inode_is_caught() {
     assert_kind(2, FileKind::Regular, &right);
 }
 
-/// Trap T19: the reported parent of a directory must be one that it had during the call, also while
-/// the parents are dropped and their slots reused.
+/// Trap T19: the reported parent of a directory must be one that it had during the call, even if
+/// parents are dropped and their slots reused.
 #[test]
 fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
@@ -245,8 +244,8 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
 }
 
 /// Traps T26, T27: directories that are moved at random must stay a tree, and no thread may wait
-/// for ever. Meanwhile the names in random directories are invalidated. So some moves use names
-/// that are not cached, below directories that no lookup finds.
+/// for ever. Names in random directories are invalidated meanwhile, so some moves use names that
+/// are not cached, below directories that no lookup finds.
 #[test]
 fn randomly_moved_directories_stay_a_tree() {
     let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));
