@@ -1,13 +1,13 @@
-//! Runs a fixed script of system calls for extended attributes and prints a transcript. The
-//! transcripts of two file systems can be compared.
+//! Runs a fixed script of system calls for extended attributes and prints a transcript, for a
+//! comparison of two file systems.
 //!
 //! ```text
 //! xattr_calls DIR
 //! ```
 //!
 //! The script works in DIR, an empty directory that all users can reach. It prints one line per
-//! call, with the call and its result, errno or bytes. Names in a list are sorted, because no
-//! manual specifies an order. Values over 40 bytes are shown as length and checksum.
+//! call: the call and its result, errno or bytes. Lists of names are sorted. Values over 40 bytes
+//! are shown as length and checksum.
 //!
 //! The script needs root, and runs some calls as other users.
 //!

@@ -1,14 +1,13 @@
 //! POSIX access control lists.
 //!
 //! An [`Acl`] says which users and groups may read, write and execute a file, beyond the nine
-//! permission bits. The default ACL of a directory is inherited by new files. The type holds only
-//! valid lists: each constructor checks invariants A.1 and A.2 below, so permission checks and
-//! inheritance can rely on them.
+//! permission bits. New files inherit the default ACL of their directory. Each constructor checks
+//! invariants A.1 and A.2 below, so permission checks and inheritance can rely on them.
 //!
 //! # Mechanism
-//! The entries are a small slice, sorted by tag and then by id. acl(5) checks permissions in this
-//! order. The entries of the owner, the owning group and others mirror the permission bits of the
-//! mode.
+//! The entries are a small slice, sorted by tag and then by id: the order in which acl(5) checks
+//! permissions. The entries of the owner, the owning group and others mirror the permission bits of
+//! the mode.
 //!
 //! If the ACL has a mask entry, the group bits of the mode mirror the mask. The mask limits the
 //! permissions of named users, of the owning group and of named groups.
@@ -158,8 +157,8 @@ impl Acl {
         &self.entries
     }
 
-    /// Returns the nine permission bits of the ACL: those of the owner, of the mask and of others.
-    /// An ACL without a mask gives the bits of the owning group instead of those of the mask.
+    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (without one,
+    /// of the owning group) and of others.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -177,9 +176,8 @@ impl Acl {
         }
     }
 
-    /// Changes the ACL as chmod(2) does: the three classes of permission bits in `mode` replace the
-    /// permissions of the owner, of the mask, and of others. Without a mask, the group bits replace
-    /// those of the owning group.
+    /// Changes the ACL as chmod(2) does: the permission bits in `mode` replace those of the owner,
+    /// of the mask (without one, of the owning group), and of others.
     #[doc(alias = "posix_acl_chmod")]
     pub fn chmod(&mut self, mode: u32) {
         let group = self.group_class();
@@ -217,7 +215,7 @@ impl Acl {
     /// for a file of `owner` and `group`. `is_member` tells whether the process is in a group,
     /// supplementary ones included.
     ///
-    /// This is the ACCESS CHECK ALGORITHM of acl(5). It ignores capabilities; the caller checks
+    /// This is the access check algorithm of acl(5). It ignores capabilities; the caller checks
     /// them.
     ///
     /// # Examples
@@ -348,8 +346,8 @@ fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     }
 }
 
-/// Checks that sorted entries are a valid ACL: none is missing, duplicate or out of range (A.1 and
-/// A.2 of the module documentation). `EINVAL` if they are not.
+/// Checks that sorted entries are a valid ACL (A.1 and A.2 of the module documentation). `EINVAL`
+/// if they are not.
 fn check_valid(entries: &[Entry]) -> Result<(), Errno> {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let has_required = [Tag::UserObj, Tag::GroupObj, Tag::Other].into_iter().all(|t| count(t) == 1);
@@ -374,7 +372,6 @@ mod tests {
         Acl::new(entries.iter().map(|&(tag, perm, id)| Entry::new(tag, perm, id)))
     }
 
-    /// Returns an ACL that names user 1000 and the groups 20 and 30.
     fn named() -> Acl {
         acl(&[
             (Tag::Other, 1, 0),

@@ -183,8 +183,8 @@ impl Dcache {
         }
     }
 
-    /// Looks up the dentry of a name without a lock. So None does not prove that the name has no
-    /// dentry. Use [`Dcache::find_exact`] for such a proof.
+    /// Looks up the dentry of a name without a lock. None does not prove that the name has no
+    /// dentry; [`Dcache::find_exact`] does.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -379,7 +379,7 @@ impl Dcache {
     }
 
     /// Takes a reference on the inode of the dentry in `slot`. Returns false if the dentry has
-    /// changed since its sequence was `seq`.
+    /// changed since `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -392,9 +392,9 @@ impl Dcache {
         false
     }
 
-    /// Drops a reference on a dentry. When the last reference on an unhashed dentry is dropped, the
-    /// dentry is freed, and its reference on its parent is dropped. This function walks up the
-    /// parents in a loop and not by recursion, because the tree may be deep (trap T43).
+    /// Drops a reference on a dentry. The last reference on an unhashed dentry frees it, which
+    /// drops its reference on its parent. The function walks up the parents in a loop, because the
+    /// tree may be deep (trap T43).
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {

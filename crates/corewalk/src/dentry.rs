@@ -1,9 +1,9 @@
 //! The dentry: a name in a directory, in one cache line that readers copy without a lock.
 //!
-//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words. The memory of
-//! slots is never unmapped, so a reader can always load a word of any slot. Word 0 is the dentry's
-//! sequence (a seqlock): it tells a reader whether the words that it has read belong together. So a
-//! reader detects a torn name, and needs no lock.
+//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words, whose memory is
+//! never unmapped, so a reader can always load them. Word 0 is the dentry's sequence (a seqlock):
+//! it tells a reader whether the words that it has read belong together. So a reader detects a torn
+//! name, and needs no lock.
 //!
 //! The reference count and the reclaim state of a dentry are on another cache line ([`Cold`]),
 //! which a path walk does not touch.
@@ -60,8 +60,8 @@ pub(crate) use parent_key::ParentKey;
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
 /// The length in bytes up to which a name fits in the dentry itself.
 pub(crate) const INLINE_MAX: usize = 8 * INLINE_WORDS;
-/// The number of words at the end of a directory's dentry that hold its inode number and its child
-/// generation. In other dentries these words hold a part of the name.
+/// Number of words at the end of a directory's dentry for its inode number and child generation.
+/// Other dentries have a part of the name there.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -396,10 +396,9 @@ impl Dentries {
 
     // Writing.
 
-    /// Allocates a dentry. A slot has two halves, one for a dentry and one for an inode. `beside`
-    /// is the dentry's inode, on which the caller holds a reference, or none. If the dentry half of
-    /// this inode's slot is free, the dentry goes there. Otherwise it goes into a new slot, among
-    /// the slots of `group`. Returns None if no slot is left.
+    /// Allocates a dentry, if possible in the slot of `beside`, its inode, on which the caller
+    /// holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. Returns None
+    /// if no slot is left.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -409,9 +408,8 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees a dentry: the half of its slot that is for dentries. The other half may still hold an
-    /// inode. The slot keeps its sequence, so the sequence of the next dentry in this slot starts
-    /// from there.
+    /// Frees the dentry half of a slot, whose other half may still hold an inode. The sequence of
+    /// the next dentry in the slot continues from this one's.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
@@ -518,8 +516,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the long name that `image` refers to, if there is one. When this function
-    /// is called, no dentry contains `image` any more.
+    /// Frees the slot of the long name of `image`, if it has one. No dentry contains `image` any
+    /// more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -532,7 +530,7 @@ impl Dentries {
     }
 
     /// Stores the bytes of `name` from `start` on in a new slot for long names. Returns the word
-    /// that refers to that slot, or None if no slot is left.
+    /// for that slot, or None if none is left.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
@@ -735,8 +733,7 @@ mod tests {
     use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// Checks that a dentry matches the name that was stored in it, for each length of the name,
-    /// and that it does not match any other name.
+    /// For each length of a name, a dentry must match the stored name and no other.
     #[test]
     fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();

@@ -168,8 +168,7 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns more paths of an inode: those by its other names. The first name, which
-/// [`append_inode_path`] uses, is left out.
+/// Returns paths of an inode by its other names than the first, which [`append_inode_path`] uses.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -249,8 +248,8 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // The dentry `first` is in a removed directory, for example, and has no path. So try
-            // the inode's other dentries.
+            // The dentry `first` has no path: for example, its directory was removed. Try the
+            // others.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }

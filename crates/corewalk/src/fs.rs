@@ -380,8 +380,7 @@ impl Opened {
 /// ```
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
-    /// Returns how the back end identifies files. The method is called once, when the file system
-    /// is mounted.
+    /// Returns how the back end identifies files. Called once, when the file system is mounted.
     fn addressing(&self) -> Addressing {
         Addressing::Number
     }
@@ -509,9 +508,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(Opened::default())
     }
 
-    /// Returns true if the back end keeps state per open file. If it does not, a server may skip
-    /// `open` and `release`. A server never skips them for a back end with
-    /// [`Addressing::PathOnly`], because then the namespace must know which files are open.
+    /// Returns true if the back end keeps state per open file. Otherwise a server may skip `open`
+    /// and `release`, except for a back end with [`Addressing::PathOnly`], where the namespace must
+    /// know which files are open.
     fn has_open_state(&self) -> bool {
         false
     }
@@ -522,8 +521,8 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Returns the file of the host that has the content of the open file [`Node::handle`]. `None`,
-    /// the default, if there is no such file.
+    /// Returns the file of the host that has the content of the open file [`Node::handle`], if
+    /// there is one.
     ///
     /// A server calls this at the first open of an inode, and the answer holds until the inode is
     /// not open any more. If the kernel agrees, it opens that file of the host again for each
@@ -542,9 +541,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Opens a directory for a listing. A back end that keeps state per listing implements this
-    /// method. `readdir`, `fsync` and `releasedir` get the returned handle in [`Node::handle`]. A
-    /// server may skip this call under the conditions of [`FileSystem::has_open_state`].
+    /// Opens a directory for a listing. For a back end that keeps state per listing. `readdir`,
+    /// `fsync` and `releasedir` get the handle in [`Node::handle`]. A server may skip this call as
+    /// [`FileSystem::has_open_state`] says.
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }

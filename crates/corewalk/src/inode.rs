@@ -13,8 +13,8 @@
 //! A slot has two halves: one for a dentry, and one for an inode (module `dentry`). The two records
 //! of an inode are part of its half.
 //!
-//! The back end owns the attributes, and the permission record is a copy of them. A thread that
-//! changes attributes marks the record as unknown before it calls the back end.
+//! The permission record is a copy of the back end's attributes. A thread that changes attributes
+//! marks the record as unknown before it calls the back end.
 //!
 //! A thread that finds the permission record unknown takes a ticket (the record's version) and asks
 //! the back end for the attributes. It stores them only if no change has begun since it took the
@@ -134,8 +134,8 @@ pub(crate) struct Entered {
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version of the permission record when an attribute change began, or when a thread began to
-/// ask the back end for the attributes.
+/// The version of the permission record at the beginning of an attribute change, or of a question
+/// to the back end.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -211,7 +211,7 @@ impl Inodes {
     #[inline]
     pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
         // ORDERING(alias): Acquire. Pairs with the store in `set_alias`. A dentry is filled before
-        // it becomes an alias. So a reader that loads the alias also sees the filled dentry.
+        // it becomes an alias, so a reader of the alias sees it filled.
         DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
@@ -260,8 +260,8 @@ impl Inodes {
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A lookup without a lock may miss an entry (T.1 of `table`). So after a miss repeat
-            // the lookup under the lock of the hash table's stripe.
+            // A lookup without a lock may miss an entry (T.1 of `table`). So repeat it under the
+            // lock of the table's stripe.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -609,8 +609,8 @@ impl Inodes {
         self.changes.sum()
     }
 
-    /// Begins a change of attributes: marks the permissions as unknown. The caller calls the back
-    /// end afterwards.
+    /// Begins a change of attributes: marks the permissions as unknown. The caller then calls the
+    /// back end.
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
@@ -619,9 +619,8 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change of attributes. `perm` contains the permissions in the back end's answer, or
-    /// None if the call has failed. The permissions are known afterwards if there is an answer, and
-    /// if no other change overlapped this one.
+    /// Ends a change of attributes. `perm` is the back end's answer, or None if the call has
+    /// failed. The permissions are then known if there is an answer and no other change overlapped.
     pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
@@ -668,8 +667,8 @@ impl Inodes {
         }
     }
 
-    /// Returns true if the inode certainly has no file capabilities. The answer is false if the
-    /// back end was not asked since the last change of the attributes.
+    /// Returns true if the inode certainly has no file capabilities: the back end was asked since
+    /// the last change of attributes.
     pub(crate) fn lacks_capability(&self, slot: InodeSlot) -> bool {
         // ORDERING: Relaxed. One bit. A caller that is ordered after the end of a change, which
         // clears the bit, sees it cleared.

@@ -40,8 +40,7 @@ use crate::slot::InodeSlot;
 use crate::vfs::{EntryId, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
 use no_backing::{NoBacking, ROOT_INO};
 
-/// The number of attempts of [`InodeTable::moved`] to add a name to the table while other threads
-/// change this name.
+/// Number of attempts of [`InodeTable::moved`] to add a name that other threads change.
 const MOVE_TRIES: u32 = 16;
 
 /// A table of inodes and their names, with user data `T` for each inode.

@@ -12,9 +12,9 @@
 //! cancels the fill: the thread may not cache the answer, which may be stale (trap T25).
 //!
 //! # How it works
-//! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. If a
-//! shard has only one locked key, the key is in the word. Then one compare-exchange takes the lock,
-//! and another one releases it.
+//! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. The only
+//! locked key of a shard is in the word, so one compare-exchange takes the lock, and another
+//! releases it.
 //!
 //! Three operations need the shard's list: locking a second key, waiting for a locked key, and
 //! cancelling a fill. They move the one locked key from the shard's word to the list, and set the
@@ -124,8 +124,8 @@ impl KeyLocks {
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
-    /// Forbids the holder of the lock of `key` to cache the answer of its current call of the back
-    /// end. The call may be in progress or finished. Does nothing if no thread holds the lock.
+    /// Forbids the holder of the lock of `key`, if there is one, to cache the answer of its current
+    /// or finished call of the back end.
     pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
@@ -243,9 +243,8 @@ impl Shard {
     /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(key-lock): Release. Pairs with the acquisition in `take_alone`. All locks
-            // that were in the list `held` are released. The next holder sees everything that was
-            // done under them.
+            // ORDERING(key-lock): Release. Pairs with the acquisition in `take_alone`: the next
+            // holder sees everything that was done under the released locks of the list `held`.
             self.word.store(0, Ordering::Release);
         }
     }

@@ -6,9 +6,9 @@
 //!
 //! # Lifetime of a mount
 //!
-//! Each mount counts its users: the mount table, and every [`PathRef`] into the mount. (The root
-//! mount has no such count.) In one step, an unmount checks that there are no other users, and
-//! marks the mount dead. From then on no walk can end in the mount.
+//! Each mount except the root mount counts its users: the mount table, and every [`PathRef`] into
+//! it. In one step, an unmount checks that there are no other users, and marks the mount dead. From
+//! then on no walk can end in it.
 //!
 //! A walk in progress is not a user of the mount. Its pointer keeps only the memory of the mount
 //! valid. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.

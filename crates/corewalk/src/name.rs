@@ -101,9 +101,8 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // Read the first, the middle and the last byte of `bytes`. If `len` is 1 or 2, some of
-        // these are the same byte. That does no harm, because the OR of a byte with itself is that
-        // byte.
+        // The first, the middle and the last byte. For `len` 1 or 2 some are the same, and the OR
+        // does not change.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -150,7 +149,7 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// The number of bytes of a path in which one call of `slashes_in` finds all slashes.
+/// Number of bytes of a path that one call of `slashes_in` searches.
 const GROUP: usize = 64;
 
 /// The slashes of a path, found sixteen bytes at a time.

@@ -138,8 +138,8 @@ impl<K: Copy> Table<K> {
     /// if the table grows.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
-        // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader that loads the
-        // larger size also sees the new bucket that the split has filled.
+        // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader of the larger
+        // size also sees the new bucket's entries.
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
@@ -242,10 +242,9 @@ impl<K: Copy> Table<K> {
         self.buckets.extend_to(new);
         let stripe = self.lock(old);
         let wide = Size::word(new + 1);
-        // First store the moved entries in the new bucket, then publish the size, then remove the
-        // entries from the old bucket. So a reader finds them with the old size until they are
-        // removed, and with the new size afterwards. A reader that still uses the old size after
-        // the removal may miss an entry, which T.1 allows.
+        // Store the moved entries in the new bucket, publish the size, and then remove them from
+        // the old bucket. So a reader finds them with the old size until they are removed, and then
+        // with the new size. A reader that keeps the old size may miss an entry, which T.1 allows.
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {
@@ -356,9 +355,8 @@ impl<K: Copy> Stripe<'_, K> {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
         for word in fresh {
-            // ORDERING: Relaxed. The store of the link below makes the line visible to readers.
-            // Another bucket may have freed this line, and its readers may still be there. Such a
-            // reader may miss an entry, which guarantee T.1 allows.
+            // ORDERING: Relaxed. The store of the link below publishes the line. Readers of another
+            // bucket that has freed this line may miss an entry, which guarantee T.1 allows.
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
@@ -379,8 +377,8 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Moves entries of a bucket from its overflow lines (its second and further cache lines) to
-    /// free positions in its first cache line. Frees the overflow lines that become empty.
+    /// Moves entries of a bucket from its overflow lines to free positions in its first cache line.
+    /// Frees the overflow lines that become empty.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {
@@ -446,10 +444,9 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. An
-    // entry's slot number is stored before its tag (16 bits of its hash). If a removed entry left
-    // an equal tag, a reader sees the slot number before the tag is stored. It still sees the
-    // slot's content, which was stored before the slot number.
+    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`,
+    // before that of the tag. If a removed entry left an equal tag, a reader may see the slot
+    // number before its tag. It still sees the slot's content, which was stored first.
     lane.half_of(slots)
 }
 
@@ -501,8 +498,8 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
-/// Stores a slot number as entry number `entry` in a cache line of a bucket. The number 0 removes
-/// the entry. The caller holds the lock of the bucket's stripe.
+/// Stores the slot number of an entry in a cache line; 0 removes the entry. The caller holds the
+/// lock of the bucket's stripe.
 fn store_slot(line: &Line, entry: usize, slot: u32) {
     let pair = &line[SLOTS + entry / 2];
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));

@@ -234,9 +234,8 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // Slot numbers must fit into 30 bits. The reason is that the dentries of an inode form a
-        // list. Each dentry record stores the slot number of the next dentry in 30 bits
-        // (`dentry::cold`).
+        // Slot numbers must fit into 30 bits: the list of an inode's dentries stores them in the
+        // dentry records (`dentry::cold`).
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -376,8 +375,7 @@ impl fmt::Debug for Vfs {
     }
 }
 
-/// The statistics of a namespace. A field counts entries or events, unless its name ends with
-/// `bytes`.
+/// The statistics of a namespace: numbers of entries or events, and bytes where the name says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -402,8 +400,8 @@ pub struct Stats {
     /// Failed lock-free attempts of walks and path translations: a dentry that was read has changed
     /// before the end of the attempt.
     pub retries: u64,
-    /// The number of walks and path translations that gave up after several failed lock-free
-    /// attempts. The walks fell back to ref-walk. The translations blocked renames of directories.
+    /// Walks and path translations that gave up after several failed lock-free attempts: walks fell
+    /// back to ref-walk, translations blocked renames of directories.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,

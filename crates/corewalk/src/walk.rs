@@ -1,13 +1,12 @@
 //! The path walk: from a pathname to a place.
 //!
 //! A walk starts in **rcu-walk** mode. It looks up each component without a lock, a reference or a
-//! store, and adds each dentry with its sequence to a read set. When the walk ends, it validates
-//! the read set. If no dentry has changed, all names existed at one instant, so the answer is that
-//! of this instant. (Linux's rcu-walk does not promise that for a whole path.)
+//! store, and adds each dentry with its sequence to a read set. At the end it validates the read
+//! set. If no dentry has changed, all names existed at one instant. (Linux's rcu-walk does not
+//! promise that for a whole path.)
 //!
 //! A walk may have to block, at a name that is not cached, a symbolic link, or unknown permissions.
-//! Before that it takes a reference on the current dentry, and afterwards it continues in rcu-walk
-//! mode.
+//! It then takes a reference on the current dentry, and afterwards continues in rcu-walk mode.
 //!
 //! A walk whose validation fails repeatedly becomes a **ref-walk**. It holds a reference at each
 //! step and needs no validation, so it always ends. Both modes make the same decisions, but a
@@ -16,8 +15,8 @@
 //!
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result of a walk is below the walk's
-//! root at the instant of the answer. That holds even if directories are moved out of that root
-//! during the walk (trap T20).
+//! root at the instant of the answer, even if directories are moved out of that root during the
+//! walk (trap T20).
 //!
 //! The read set of a confined walk also includes the directories between the result and the root. A
 //! ref-walk checks them under `topology`, held shared, so that none of them moves.
@@ -105,8 +104,8 @@ pub struct FsStruct<'v> {
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot and the sequence of the dentry. If two walks return the same slot and the same
-    /// sequence, the dentry has not changed between the two walks.
+    /// The slot and the sequence of the dentry. If they are equal after two walks, the dentry has
+    /// not changed in between.
     pub dentry: (u32, u64),
 }
 
@@ -160,8 +159,7 @@ impl Vfs {
     ///
     /// # Errors
     /// - `ENOENT` (also for an empty path), `ENOTDIR`, `EACCES`.
-    /// - `ELOOP` if the path has more than 40 symbolic links, or a symbolic link that the flags
-    ///   forbid.
+    /// - `ELOOP` for more than 40 symbolic links, or one that the flags forbid.
     /// - `ENAMETOOLONG` for a component over 255 bytes, or a path of 4096 bytes and more.
     /// - `EXDEV` for a path that leaves the directory or the mount to which the flags confine it.
     /// - `EAGAIN` with the flag [`WalkFlags::CACHED`], if the walk would have to ask the back end.

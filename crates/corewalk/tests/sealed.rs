@@ -5,8 +5,7 @@
 //! read-only, and resolves thousands of paths. One store to shared memory would end the process.
 //!
 //! Two control processes make the smallest possible stores: one takes a reference on the result of
-//! a walk, and one makes a name. Each must be killed by its store, otherwise the test proves
-//! nothing.
+//! a walk, and one makes a name. Their stores must kill them, otherwise the test proves nothing.
 //!
 //! Source: `corewalk_testkit::seal`; Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(not(miri))]

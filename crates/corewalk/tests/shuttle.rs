@@ -122,8 +122,8 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// Runs `replace`, which renames the file `a` over the file `b`. Meanwhile one thread looks up `b`,
-/// and another one looks up `a` and translates it to its path.
+/// Runs `replace`, which renames `a` over `b`. Meanwhile one thread looks up `b`, and another looks
+/// up `a` and translates it to its path.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -338,17 +338,16 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control for trap T25: the cache is not told of the change in the back end. It keeps the stale
-/// answer, and the test must catch that.
+/// Control for trap T25: the cache is not told of the change in the back end, and keeps the stale
+/// answer.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// A user writes to a set-user-ID file while `chmod` changes the mode. The chmod must not be lost.
-/// At the end set-user-ID may be set only if the chmod came after the write. Returns the mode at
-/// the end.
+/// A user writes to a set-user-ID file while `chmod` changes the mode, which must not be lost.
+/// Set-user-ID may remain only if the chmod came after the write. Returns the mode at the end.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
@@ -541,8 +540,7 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap T25: if a name has changed since a listing read its entry, the entry's attributes must not
-/// bring the name back.
+/// Trap T25: a listed entry must not bring its name back if the name has changed since.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -664,9 +662,9 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     assert_eq!(end.removed, 0);
 }
 
-/// Traps T16, T25: a directory is made under a name that has a negative dentry. At the same time
-/// the negative dentry is evicted, so the directory's dentry gets another slot. Once a lookup has
-/// found the directory, later lookups must find it too.
+/// Traps T16, T25: a directory is made under a name whose negative dentry is evicted at the same
+/// time, so its dentry gets another slot. Once a lookup has found the directory, later lookups must
+/// find it too.
 #[test]
 fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
@@ -698,8 +696,8 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control for trap T16: the new directory is renamed away and back, so for a moment the name is
-/// missing. The test must catch that.
+/// Control for trap T16: the new directory is renamed away and back, so for a moment its name is
+/// missing.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {

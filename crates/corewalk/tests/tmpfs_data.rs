@@ -119,8 +119,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns true if the model has space for `len` more bytes. Reserved pages behind the end of
-    /// the file count as used.
+    /// Returns true if the model has space for `len` more bytes. Reserved pages behind the end
+    /// count as used.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE

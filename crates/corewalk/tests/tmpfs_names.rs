@@ -2,8 +2,8 @@
 //! names.
 //!
 //! Most tests make single calls, and compare the results with the rules of POSIX. A property test
-//! makes random operations, and compares the tmpfs with a map. Stress tests of renames look for
-//! deadlocks and lost links.
+//! compares random operations with a map. Stress tests of renames look for deadlocks and lost
+//! links.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -377,7 +377,6 @@ fn further_names_count_as_inodes_until_removed() {
     assert_eq!(free(), 2);
 }
 
-/// A long link target must be charged one page until the link is forgotten.
 #[test]
 fn long_link_target_is_charged() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(8192));
@@ -613,10 +612,9 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino, old.generation);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // `ESTALE`: this lookup found the entry. Then another thread replaced the
-                    // entry, and the old inode was forgotten. A caller that follows rule F.1 of
-                    // `FileSystem` never gets this error, because its calls for one name do not
-                    // overlap.
+                    // `ESTALE`: another thread replaced the entry after this lookup had found it.
+                    // Callers that follow rule F.1 of `FileSystem` never get it, because their
+                    // calls for one name do not overlap.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }
@@ -643,9 +641,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names. The key of the map is a directory and a name. The value is an inode number,
-/// and whether the inode is a directory. Operations make no names in the directories that they have
-/// made, so the model needs no tree.
+/// The model's names: from a directory and a name to an inode number, and whether it is a
+/// directory. Directories that operations make stay empty, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

@@ -35,8 +35,8 @@ fn rename(fs: &Tmpfs, from: &str, to: &str, mode: RenameMode) -> Result<(), Errn
     fs.rename(from, to, mode)
 }
 
-/// Reads the root directory in calls that return at most `step` entries each. Runs `between` after
-/// each call. Returns all names in order.
+/// Reads the root directory in calls of at most `step` entries, with `between` after each. Returns
+/// all names in order.
 fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {

@@ -420,8 +420,8 @@ impl Dcache {
     /// caller holds `topology` for writing.
     ///
     /// # Errors
-    /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile. In
-    /// both cases the name does not change.
+    /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile.
+    /// Then the name does not change.
     pub(crate) fn d_move(
         &self,
         moved: DentrySlot,
@@ -512,8 +512,8 @@ impl Dcache {
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
-        // Guarantee C.2 (a rename appears at one instant): while the dentry of a name is inside a
-        // write section, readers of that name wait. So they see the whole move or nothing of it.
+        // Guarantee C.2 (a rename appears at one instant): readers of a name wait while its dentry
+        // is inside a write section. So they see the whole move or nothing of it.
         self.write(moved, &guard, |dcache| {
             image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
@@ -599,8 +599,8 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the content that the dentry `this` has after an exchange of names: its own inode and
-    /// flags, and the name of the dentry `other`. `slot` is the slot of `other`.
+    /// Returns the content of `this` after an exchange: its own inode and flags, with the name of
+    /// the dentry `other` in `slot`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);

@@ -39,8 +39,8 @@ impl Dcache {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The snapshot above was read without a lock, and the slot may hold another dentry by
-            // now. So read the parent key again under the dentry's lock.
+            // The snapshot was read without a lock, and the slot may hold another dentry by now. So
+            // read the parent key again under the dentry's lock.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {

@@ -1,5 +1,5 @@
-//! Directory listings in progress. For each of them, this module can tell whether a name in the
-//! directory may have changed since the listing began.
+//! Directory listings in progress. This module tells whether a name may have changed since a
+//! listing of its directory began.
 //!
 //! A listing may report entries with attributes, which are added to the cache. The names are not
 //! known beforehand, so no in-lookup lock is held while the back end reads the entries.
@@ -124,11 +124,9 @@ impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
         // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. Either the
-        // load below sees that a listing is in progress, or the listing reads the name after this
-        // change from the back end.
+        // load below sees a listing in progress, or the listing reads the name after this change.
         fence(Ordering::SeqCst);
-        // ORDERING: Relaxed. The fence above orders this load after the store of the change in the
-        // back end.
+        // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
             // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);

@@ -18,8 +18,7 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 2;
-/// The names in the models have two machine words each. So a torn read could return the first word
-/// of one name with the second word of another.
+/// Names of two machine words, so that a torn read could combine two names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -143,8 +142,8 @@ fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
     dcache.put(slot);
 }
 
-/// Traps T3, T14, T23: when a reader finds a dentry that was just added, the dentry must already
-/// refer to its inode. The inode must already have its number.
+/// Traps T3, T14, T23: a dentry that was just added must already refer to its inode when a reader
+/// finds it, and the inode must have its number.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
@@ -222,8 +221,7 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: when a reader reads a name, its length and all its bytes must come from the same
-/// instant.
+/// Traps T1, T4: the length and all bytes of a name must come from the same instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
@@ -263,7 +261,7 @@ fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize;
     })
 }
 
-/// Trap T13: if a reader misses the old name of a renamed file, it must then find the new name.
+/// Trap T13: a reader that misses the old name of a renamed file must then find the new one.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));

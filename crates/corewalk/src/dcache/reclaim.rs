@@ -1,8 +1,7 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
-//! A clock hand moves over the slots of the cache. At an unused dentry it checks whether the dentry
-//! was looked up since the hand last passed it. If so, the dentry gets a second chance; otherwise
-//! it is evicted.
+//! A clock hand moves over the slots of the cache. An unused dentry that was looked up since the
+//! hand last passed it gets a second chance; otherwise it is evicted.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
 //! clock hand evicts a deep tree (trap T44).
@@ -10,18 +9,17 @@
 //! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
 //! per thread, all threads would scan the same slots (trap T45).
 //!
-//! A dentry is not evicted while it has references or children. It also stays while it is the only
-//! name of an inode in use, because some back ends find their files by name. A dentry that stays
-//! only because its inode is in use is called a pinned entry.
+//! A dentry is not evicted while it has references or children. As the only name of an inode in use
+//! it also stays, because some back ends find their files by name; it is then called a pinned
+//! entry.
 //!
 //! If all entries are in use, the cache asks the host (its owner) to drop the inodes of pinned
 //! entries. A FUSE server asks the kernel to forget them.
 //!
 //! Each thread that adds entries to a cache over its budget also evicts, a few slots at a time.
-//! That does not always suffice: pinned entries stay, and without load no thread adds entries. So a
-//! host with a background thread calls [`Dcache::reclaim`], which reports pinned entries. When the
-//! host has dropped its references on the inode of a pinned entry, it calls
-//! [`Dcache::evict_entry`].
+//! That does not suffice for pinned entries, or without load. So a host with a background thread
+//! calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped its
+//! references on a pinned entry's inode, it calls [`Dcache::evict_entry`].
 //!
 //! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
 //! lookup finds them any more.
@@ -379,8 +377,7 @@ impl Dcache {
         self.put(parent);
     }
 
-    /// Asks the host (the owner of the cache) to drop its references on the inode of the dentry in
-    /// `slot`.
+    /// Asks the host to drop its references on the inode of the dentry in `slot`.
     fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);

@@ -4,9 +4,9 @@
 //! than eight bytes remain, the word holds the last eight bytes of the name instead, which overlap
 //! the word before ([`name_word_at`]).
 //!
-//! Reading the words of a name thus needs no shift and no mask, and two names of equal length are
-//! equal if their words are equal. The number of words is fixed. If a name is shorter than eight
-//! bytes, each word is the whole name, padded with zeroes.
+//! So the words of a name are read without shift and mask, and names of equal length are equal if
+//! their words are. In a name shorter than eight bytes, each word is the whole name, padded with
+//! zeroes.
 //!
 //! Branches on the length of a name are often mispredicted, so this code avoids them. It compares
 //! names two words at a time, together with the dentry's body word, which contains the length.

@@ -61,8 +61,8 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T7, T59: if two threads free the two halves of a slot at the same time, the slot must be
-/// freed exactly once. The next owner of the slot must see the stores of both threads.
+/// Traps T7, T59: a slot whose two halves are freed by two threads at the same time must be freed
+/// exactly once. Its next owner must see the stores of both.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -102,8 +102,8 @@ fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. The order is strong enough. This control test fails because the
-            // load and the store are two steps.
+            // ORDERING: Acquire. The order is strong enough. The bug is that load and store are two
+            // steps.
             let before = word.load(Ordering::Acquire);
             // ORDERING: Release. The order is strong enough. The bug is that the word is loaded and
             // stored in two separate steps.

@@ -57,8 +57,8 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// Returns the result of one pass over the dentries of a path: the path, its kind, the dentry at
-/// which the pass ended, and the number of dentries that it has read.
+/// Returns what one attempt has collected: the path, its kind, the dentry at which it ended, and
+/// the number of dentries read.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
@@ -90,9 +90,8 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     }
 }
 
-/// Translates dentries of different depths and kinds with one path buffer, one after the other.
-/// `clear` resets the buffer between two translations. Compares each result with that of a fresh
-/// buffer.
+/// Translates dentries of different depths and kinds with one path buffer, which `clear` resets
+/// each time. Each result must equal that of a fresh buffer.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -214,8 +213,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Checks the statistics of path translations. They count failed attempts, and attempts that take
-/// the locks. They do not count attempts that succeed without a lock.
+/// The statistics of path translations count failed attempts and those under locks, but not those
+/// that succeed without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;

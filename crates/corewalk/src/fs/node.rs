@@ -85,7 +85,7 @@ impl<'a> Node<'a> {
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].
-    /// `EOPNOTSUPP` if the back end has declared that it finds its files by inode number.
+    /// `EOPNOTSUPP` for a back end by number.
     pub fn path(self) -> Result<Vec<u8>, Errno> {
         self.source.ok_or(Errno::NOENT)?.path()
     }

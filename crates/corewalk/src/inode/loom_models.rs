@@ -15,8 +15,7 @@ const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: t
 
 const SLOT: InodeSlot = InodeSlot::new(1);
 
-/// Returns an inode table with one inode in the slot [`SLOT`]. The permissions of the inode are
-/// [`OLD`].
+/// Returns an inode table with one inode in the slot [`SLOT`], with the permissions [`OLD`].
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
     inodes.store_perm(SLOT, OLD, true);
@@ -72,7 +71,7 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         let _ = inodes.mark_unknown(SLOT);
-        // The permissions in the back end: 0 stands for the old ones, 1 for the new ones.
+        // The permissions in the back end: 0 are the old ones, 1 the new ones.
         let store = Arc::new(AtomicU64::new(0));
         let asker = thread::spawn({
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
@@ -116,9 +115,9 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two threads change the permissions at the same time, and the back end makes one change after the
-/// other. Each thread calls `end` after its change, to update the permission record. Returns how
-/// often the permissions are unknown afterwards, and how often they are known.
+/// Two threads change the permissions at the same time, one after the other in the back end. Each
+/// then calls `end` to update the permission record. Returns how often the permissions are unknown
+/// afterwards, and how often known.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -163,9 +162,8 @@ fn control_change_that_ends_last_is_caught() {
     });
 }
 
-/// Frees an inode and gives its slot to a second inode. Meanwhile a reader looks up the first inode
-/// by its number with `get`. Returns how often the lookup missed the first inode, and how often it
-/// found it.
+/// Frees an inode and gives its slot to another. Meanwhile a reader looks up the first by its
+/// number with `get`. Returns how often it missed the first inode, and how often it found it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();

@@ -28,10 +28,9 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Adds the inode in `slot` to the list, before a new inode replaces it in the inode table. The
-    /// new inode has the same number and another generation. The caller holds a reference on the
-    /// old inode, and the lock of the table's stripe for this number. After this call the caller
-    /// inserts the new inode in the table.
+    /// Adds the inode in `slot` to the list. The caller then inserts a new inode with the same
+    /// number and another generation in the inode table. It holds a reference on the old inode, and
+    /// the lock of the table's stripe for this number.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));

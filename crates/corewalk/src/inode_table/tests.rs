@@ -39,7 +39,7 @@ fn name_of_another_kind_is_a_new_node() {
 }
 
 /// A name is entered for one file and then for another. The second file must get a new node, and
-/// the first file's node must keep its data.
+/// the first must keep its data.
 #[test]
 fn name_of_another_file_is_a_new_node() {
     let table = new();
@@ -169,8 +169,8 @@ fn unused_entries_are_evicted() {
     assert_eq!(table.path(held).unwrap(), b"/held");
 }
 
-/// Threads enter, rename and remove names of their own in one directory, and must always find the
-/// names that they have entered. Meanwhile all of them look up each other's names.
+/// Threads enter, rename and remove names of their own in one directory, and look up each other's
+/// names. Each must always find the names that it has entered.
 #[test]
 fn threads_find_their_own_changes() {
     const THREADS: u32 = 4;
@@ -223,7 +223,7 @@ fn threads_that_replace_a_node_agree_on_the_new_one() {
     }
 }
 
-/// A lookup that finds a known directory at another name must move it, with everything below it. A
+/// A lookup of a known directory at another name must move it, with everything below it. A
 /// directory whose name was invalidated must keep its node.
 #[test]
 fn moved_directory_keeps_its_node_and_its_files() {

@@ -56,9 +56,9 @@ fn entry_that_is_found_was_filled_before() {
     }));
 }
 
-/// Traps T3, T23: when a reader finds an entry, it must also see the content of the entry's slot.
-/// Readers find entries by their tag (16 bits of the hash). In this test the tag is 0, as in an
-/// unused place of a bucket. So the store of the slot number alone makes the entry visible.
+/// Traps T3, T23: a reader that finds an entry must also see the content of its slot. Here the
+/// entry's tag (16 bits of the hash) is 0, as in an unused place of a bucket. So the store of the
+/// slot number alone makes the entry visible.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| {
@@ -185,9 +185,9 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up an entry that the
-/// split moves, first without the lock and then with it. Returns how often the lookup without the
-/// lock missed the entry, and how often it found the entry.
+/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up an entry that moves,
+/// first without the lock and then with it. Returns how often the first lookup missed the entry,
+/// and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -269,9 +269,9 @@ fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Trap T12, control (a variant with the bug must fail): the variant moves an entry from the second
-/// cache line of its bucket to the first. It takes no lock. It removes the entry from the second
-/// line before it stores the entry in the first. So a lookup may miss the entry.
+/// Trap T12, control (a variant with the bug must fail): an entry moves from the second cache line
+/// of its bucket to the first without a lock, and is removed from the second line first. So a
+/// lookup may miss it.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -45,8 +45,8 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::{Name, name_words};
 
-/// Number of cookies (positions of entries in a directory listing) in a chunk. A chunk is compacted
-/// when most of its entries were removed. The compaction moves at most this many entries.
+/// Cookies (positions in a directory listing) per chunk. A chunk is compacted when most of its
+/// entries were removed, which moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
 /// A handle is the number that the index stores for an entry. Its low bits, of this number,
 /// identify the entry within its chunk; the others identify the chunk.

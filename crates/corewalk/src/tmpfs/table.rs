@@ -11,9 +11,9 @@
 //! compares the inode number in it with its own. If they differ, the inode is gone (`ESTALE`).
 //!
 //! A segment is 64 slots. The segments are in arrays (levels), each twice as long as the one
-//! before. So no slot and no segment is ever copied. Threads are divided into shards, and a thread
-//! takes free slots from the list of its shard. The list exchanges batches with the depot, a pool
-//! of free slots for all shards (`depot`). New slots are made only if the depot is empty.
+//! before, so none is ever copied. A thread takes free slots from the list of its shard. The list
+//! exchanges batches with a pool of free slots for all shards, the depot (`depot`). New slots are
+//! made only if the depot is empty.
 //!
 //! # Returning memory
 //! A segment is freed when all its slots are free; a few spare segments are kept. A caller that
@@ -97,8 +97,7 @@ pub(super) struct InodeTable {
     segments: CachePadded<AtomicU64>,
 }
 
-/// Access to an inode table within an RCU read section. No slot of the table is freed during the
-/// section.
+/// Access to an inode table within an RCU read section, during which no slot is freed.
 pub(super) struct Entered<'t> {
     table: &'t InodeTable,
     section: rcu::ReadGuard,
@@ -194,8 +193,8 @@ impl InodeTable {
         }
     }
 
-    /// Allocates the 64 inode slots of segment number `nth`, which has no memory at this time. Adds
-    /// them to `free`. No other thread can find these slots yet.
+    /// Allocates segment `nth` of 64 inode slots, which has no memory yet, and adds its slots to
+    /// `free`. No other thread can find them yet.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();

@@ -151,8 +151,8 @@ impl Xattrs {
     /// change.
     ///
     /// # Errors
-    /// `ENOSPC` if there is no space for the change. Then the attributes are unchanged, but other
-    /// inodes may no longer share the set of attributes.
+    /// `ENOSPC` if there is no space for the change. The attributes are then unchanged, but perhaps
+    /// no longer shared.
     fn change_private(
         &self,
         own: &mut OwnSet,
@@ -177,9 +177,9 @@ impl Xattrs {
         Ok(())
     }
 
-    /// Returns a block (a reference-counted set of attributes) with the content `set`. It is an
-    /// equal shared block if there is one. Otherwise it is a new block, whose bytes are charged to
-    /// `space`. `set` is not empty.
+    /// Returns a block (a reference-counted set of attributes) with the content `set`, which is not
+    /// empty: an equal shared block if there is one, otherwise a new block that is charged to
+    /// `space`.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space.
@@ -270,8 +270,7 @@ impl Xattrs {
         blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
-    /// If an inode is the only user of its shared set of attributes, makes the set private to the
-    /// inode and returns true. Otherwise returns false.
+    /// Makes an inode's shared set private, and returns true, if the inode is its only user.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {
@@ -300,7 +299,7 @@ impl Xattrs {
     }
 
     /// Returns true if the changed set of an inode must be queued for de-duplication. The change is
-    /// at `now`, and the inode's previous change was at `changed`.
+    /// at `now`, the previous one was at `changed`.
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);

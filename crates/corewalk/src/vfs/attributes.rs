@@ -131,8 +131,8 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns the mode of an inode from the cache. It is at least as new as the attributes that
-    /// clients have got. Asks the back end only if the cache does not know the mode.
+    /// Returns the cached mode of an inode, at least as new as the attributes that clients have
+    /// got. Asks the back end only if the mode is unknown.
     ///
     /// # Errors
     /// The errors of the back end.
@@ -257,9 +257,9 @@ impl Vfs {
         }
     }
 
-    /// Runs a change of the mode, the owner or the group. The inode's permission record (its cached
-    /// mode and owner) is marked unknown while `change` runs. Afterwards the record is set from the
-    /// back end's answer. If another change overlapped, the record stays unknown.
+    /// Runs a change of the mode, the owner or the group. The inode's permission record is unknown
+    /// while `change` runs. Afterwards it is set from the back end's answer, unless another change
+    /// overlapped.
     pub(super) fn change(
         &self,
         slot: InodeSlot,

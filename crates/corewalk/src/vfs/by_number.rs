@@ -12,7 +12,7 @@
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.
 //!
 //! # Locks
-//! This module has no locks. The lookups take the in-lookup locks of the names, one at a time.
+//! This module has no locks. Its lookups take the in-lookup locks of the names, one at a time.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/exportfs/expfs.c` (`reconnect_path`, `get_name`).
 

@@ -149,8 +149,8 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of a directory that was passed to [`Vfs::lock_move`]: the one at position
-    /// `index` of the list `above`.
+    /// Returns the path of the directory at position `index` of the list `above` that was passed to
+    /// [`Vfs::lock_move`].
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

@@ -115,8 +115,8 @@ impl Vfs {
         self.readdir_through(dir, 0, cookie, sink)
     }
 
-    /// Reports a page of entries, as [`Vfs::readdir`] does, through the handle of an
-    /// [open directory](Vfs::opendir).
+    /// Reports a page of entries, as [`Vfs::readdir`] does, through the handle of an [open
+    /// directory](Vfs::opendir).
     ///
     /// # Errors
     /// The errors of [`Vfs::readdir`].

@@ -100,8 +100,8 @@ impl Vfs {
         })
     }
 
-    /// Looks a name up in the cache. The search writes no shared memory except the reference count
-    /// of the found inode.
+    /// Looks a name up in the cache, and writes no shared memory except the found inode's reference
+    /// count.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -508,8 +508,8 @@ impl Vfs {
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
-                // The file exists in the back end but could not be entered in the cache. So a
-                // negative dentry of the name is wrong.
+                // The file exists in the back end but could not be cached. So a negative dentry of
+                // the name is wrong.
                 self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);

@@ -4,8 +4,8 @@
 //! the cache numbers the files.
 //!
 //! A file keeps its number as long as the cache has its inode: through renames, and while a client
-//! holds a lookup of it. A file that was evicted gets another number at its next lookup. No number
-//! is given out twice.
+//! holds a lookup of it. An evicted file gets another number at its next lookup. No number is given
+//! out twice.
 //!
 //! Without inode numbers from the back end, the cache cannot tell whether another program has
 //! replaced a file. It assumes that a name still leads to the same file while the kind of file is
@@ -110,7 +110,7 @@ impl Vfs {
         number().unwrap_or(UNNUMBERED)
     }
 
-    /// Checks that a back end has numbers for all of its files, or for none.
+    /// Checks that a back end has numbers for all of its files or for none.
     ///
     /// # Errors
     /// `EIO` if a number is missing.

@@ -56,8 +56,8 @@ pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait on this condition variable until other renames, removals or calls
-    /// of the back end have ended. Used with the mutex `table`.
+    /// Renames and removals wait on this condition variable for the end of other renames, removals
+    /// or calls. Used with the mutex `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -112,9 +112,9 @@ struct MoveEntry {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// A reference on the last dentry of the path. To drop it may call `Paths::forget`, which takes
-    /// the mutex `Paths::table`. So drop it without this mutex, after the call's entry was removed
-    /// from the table.
+    /// A reference on the last dentry of the path. Its drop may call `Paths::forget`, which takes
+    /// the mutex `Paths::table`. So drop it without this mutex, after the call's entry has left the
+    /// table.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -183,8 +183,8 @@ impl Paths {
                     Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name was removed. So try another name of the inode, or its hidden name (which
-                // an unlinked open file has).
+                // The name was removed, so try another one, or the hidden name of an unlinked open
+                // file.
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -362,7 +362,7 @@ impl Table {
     }
 
     /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
-    /// the inodes `moved`, and the paths of its directories contain the inodes `above`.
+    /// the inodes `moved`; the inodes `above` are on the paths of its directories.
     ///
     /// Other operations prevent it only if they have path locks or a lower ticket, and are one of
     /// these:

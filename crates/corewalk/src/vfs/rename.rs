@@ -121,9 +121,9 @@ impl Vfs {
         })
     }
 
-    /// Waits until the cache shows all renames that have moved an entry into or out of the
-    /// directory `victim`. Called after the back end has removed or replaced `victim`, or has
-    /// refused to, for example because it is not empty.
+    /// Waits until the cache shows all renames into or out of the directory `victim`. Called after
+    /// the back end has removed or replaced `victim`, or has refused to, for example because it is
+    /// not empty.
     ///
     /// The result shows whether `victim` is empty. Without the wait, the caller could learn of
     /// renames that the cache does not show yet.
@@ -206,9 +206,8 @@ impl<'v> Rename<'v, '_> {
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The rename without replacement failed, but the lookup found no target. There are two
-            // reasons: the target was removed between the two, or the back end does not support
-            // `NoReplace`. So try again, and allow a replacement.
+            // The target was removed before its lookup, or the back end does not support
+            // `NoReplace`. Try again, and allow a replacement.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -236,8 +235,8 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Add the rename to `in_flight_renames` only after it has its path locks. Then a thread
-        // that waits for in-flight renames never waits for one that itself waits for path locks.
+        // Add the rename to `in_flight_renames` only now, with its path locks. So a thread that
+        // waits for in-flight renames does not wait for path locks.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -446,9 +445,8 @@ impl Drop for InFlightRename<'_> {
 
 /// The directories that running renames are about to move to a new parent.
 pub(super) struct InFlightMoves {
-    /// The moves that running renames have announced: a directory and its new parent each. A thread
-    /// that wants to move a directory checks them, so that two moves cannot make a loop. Protected
-    /// by its own mutex.
+    /// The moves that running renames have announced, each a directory and its new parent. Checked
+    /// before each move, so that no two moves make a loop. Protected by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
     /// Notified when an announcement is withdrawn. Waited on under `announced`.
     withdrawn: Condvar,

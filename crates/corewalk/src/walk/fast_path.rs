@@ -1,10 +1,9 @@
 //! The fast path of a walk. It handles components that are cached names of files and of searchable
 //! directories.
 //!
-//! Nearly all components of nearly all paths are cached names of files or of searchable
-//! directories, which the fast path handles. Where the fast path ends, [`Walk::step`] continues. It
-//! handles names that are not cached, symbolic links, mount points, `..`, and unknown permissions.
-//! The fast path only fills the read set, and the walk validates it later.
+//! Where the fast path ends, [`Walk::step`] continues. It handles names that are not cached,
+//! symbolic links, mount points, `..`, and unknown permissions. The fast path only fills the read
+//! set, and the walk validates it later.
 //!
 //! # How it works
 //! The fast path ([`Cursor::fast_steps`]) is a loop over the components of the path. It handles
@@ -140,7 +139,6 @@ impl Cursor<'_> {
             let Some(upto) = path.get(..end) else { break };
             let component = Component { path: upto, start };
             if end == path.len() {
-                // The walk will need the inode number of the last component, so prefetch it.
                 if fast
                     .to(component, Flags::empty(), |slot| dcache.inodes.prefetch(slot.inode_half()))
                 {
@@ -161,9 +159,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Walks one component if its name is cached, and if it is neither a symbolic link nor a mount
-    /// point. The name's entry may be in any cache line of its bucket. Returns false if the
-    /// component cannot be walked this way.
+    /// Walks one component if its name is cached, and is neither a symbolic link nor a mount point.
+    /// The name's entry may be in any cache line of its bucket. Returns false otherwise.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];

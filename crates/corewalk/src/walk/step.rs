@@ -179,8 +179,8 @@ impl<'v> Walk<'v, '_> {
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child's dentry contains its parent and is in the read set. So a validation also
-            // confirms that `parent` is the child's parent.
+            // The child's dentry, which contains its parent, is in the read set. So a validation
+            // also confirms `parent`.
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since its snapshot, and its old parent's slot may have been
             // reused. So take a reference on `parent`, and check again that it is the child's

@@ -59,8 +59,7 @@ impl Gate {
         }
     }
 
-    /// Returns true if a call of the back end has passed the point `at` since the last call of
-    /// `has_passed` or `take_passed`.
+    /// Returns true if a call of the back end has passed `at` since the last query.
     pub(crate) fn has_passed(&self, at: At) -> bool {
         self.take_passed().contains(&at)
     }
@@ -145,8 +144,8 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
     assert_eq!(files[0].path().unwrap(), b"/d/f");
 }
 
-/// Trap P7: if a rename hangs in the back end, lookups of cached names and calls in other
-/// directories must not wait for it.
+/// Trap P7: lookups of cached names and calls in other directories must not wait for a rename that
+/// hangs in the back end.
 #[test]
 fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
     let _watchdog = Watchdog::start("lookups beside a rename", Duration::from_secs(60));

@@ -112,8 +112,7 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     let open = || fs.get_ref().open.load(Ordering::Relaxed);
     let file = make(&vfs, &root, "f", 0o644);
     // A client that creates and then opens a file passes `O_CREAT` and `O_EXCL` with the open.
-    // `ByPath` must not pass these flags on, because open(2) of the existing file would fail with
-    // `EEXIST`.
+    // `ByPath` must not pass them on, because open(2) would fail with `EEXIST`.
     let creation = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
     let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap().handle;
     let reader = vfs.open(&cred, &file, 0, May::READ).unwrap().handle;
@@ -337,7 +336,7 @@ fn later_pages_of_a_listing_have_no_attributes() {
 }
 
 /// Several clients list a directory at once. A listing that began after a file was made must report
-/// the file, even if `ByPath` still has older listings of the directory.
+/// it, even if `ByPath` keeps older listings.
 #[test]
 fn pass_shows_every_file_that_was_made_before_it() {
     let (_, vfs) = new();

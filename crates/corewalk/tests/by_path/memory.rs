@@ -119,8 +119,8 @@ impl File {
         path.iter().try_fold(self, |at, name| at.names.get_mut(name))
     }
 
-    /// Splits `path` into the path of a parent directory and a name. Returns the map of the
-    /// parent's entries, and the name.
+    /// Splits `path` into a parent directory and a name. Returns the map of the parent's entries,
+    /// and the name.
     fn place<'p>(
         &mut self,
         path: &'p Path,

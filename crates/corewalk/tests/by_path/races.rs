@@ -117,8 +117,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
     });
 }
 
-/// A file's count of opens must be dropped when the file is evicted. In an earlier version of the
-/// cache, the next file in the same slot got the count. So that file was kept after its removal.
+/// A file's count of opens must be dropped at its eviction. Otherwise the next file in the slot
+/// would inherit it and stay after its removal.
 #[test]
 fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();

@@ -78,8 +78,8 @@ impl<'v> Storm<'v> {
 
     /// Counts `calls` more calls. Returns false once enough calls were made.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. The count of calls only ends the stress test. No other memory is
-        // published with it.
+        // ORDERING: Relaxed. The count of calls only ends the stress test, and publishes no other
+        // memory.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
@@ -119,8 +119,7 @@ impl<'v> Storm<'v> {
         vfs.release(&file, handle);
         let (from, to) = ((dir, name("new")), (dir, name("current")));
         vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
-        // ORDERING: Relaxed. Readers expect at least the published version. If they load an older
-        // version, they only check less.
+        // ORDERING: Relaxed. A reader with an older version only checks less.
         self.published.store(version, Ordering::Relaxed);
     }
 

@@ -44,9 +44,8 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// Set only by control tests. If it is set, a call of this back end asks this namespace for the
-    /// path of its file, without a path lock. So a rename can make such a path invalid during the
-    /// call.
+    /// For control tests: a call of this back end asks this namespace for the path of its file,
+    /// without a path lock. So a rename can make the path invalid during the call.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
     /// Number of calls of the back end whose path led to another file than the namespace meant.
     pub(crate) strays: AtomicU64,
@@ -87,8 +86,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a back end in which each call sleeps for the time `call`. A rename sleeps for half
-    /// of the time `rename` before the change, and for the other half after the change.
+    /// Returns a back end in which each call sleeps for the time `call`, and a rename for half of
+    /// `rename` before the change and for half of it after.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),

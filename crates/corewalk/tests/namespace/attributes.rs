@@ -76,8 +76,8 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // Create the file with set-user-ID, so that no earlier `setattr` sets the bit. The first
-    // `setattr` of the back end is then the one that clears the bit.
+    // Create the file with set-user-ID, so that the first `setattr` of the back end is the one that
+    // clears it.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
@@ -216,7 +216,7 @@ fn change_after_a_panic_of_the_back_end_succeeds() {
 }
 
 /// Trap X3: a second panic during unwinding must not abort the process. A back end with a poisoned
-/// lock panics in each call, also in the `forget` of a reference that is dropped while unwinding.
+/// lock panics in each call, also in the `forget` of a reference that is dropped during unwinding.
 #[test]
 fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));

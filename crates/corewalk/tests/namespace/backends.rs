@@ -53,8 +53,8 @@ pub(crate) enum Call<'a> {
 
 /// A hook around the calls of a back end.
 pub(crate) trait Hook: Send + Sync + 'static {
-    /// Called before and after each call of the namespace to the tmpfs, for example a lookup.
-    /// `call` tells which call it is. If this hook returns an error, the namespace gets that error.
+    /// Called before and after calls of the namespace to the tmpfs, such as a lookup (`call`). The
+    /// namespace gets an error of this hook.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
     /// Returns the tmpfs's own number of the inode that the namespace sees as `ino`.

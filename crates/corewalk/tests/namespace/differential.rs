@@ -258,7 +258,6 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // Drop the sender at the end, even after a panic, so that the serving thread ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

@@ -1,7 +1,6 @@
 //! The order of errors, and the attributes of new and changed files, as on Linux.
 //!
-//! If several errors apply to a call, the tests expect the one that Linux 6.18 returns for the same
-//! call on ext4 and tmpfs.
+//! If several errors apply to a call, the tests expect that of Linux 6.18 on ext4 and tmpfs.
 
 use std::sync::Arc;
 
@@ -74,8 +73,8 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     );
 }
 
-/// The creation of a file under an existing name must fail with `EEXIST`, even if the file system
-/// is full and the cache does not have the name.
+/// The creation of an existing name must fail with `EEXIST`, even if the file system is full and
+/// the name is not cached.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
     let vfs = over(Tmpfs::new(TmpfsOptions::default().with_inodes_max(3)));

@@ -63,8 +63,7 @@ impl Drop for HostTree {
     }
 }
 
-/// Resolves `path` on the host to a file or directory of the test's tree. Returns its index in the
-/// tree.
+/// Resolves `path` on the host to an entry of the test's tree. Returns its index.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {

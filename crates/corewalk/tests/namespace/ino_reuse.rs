@@ -14,8 +14,8 @@ use crate::fixtures::{name, over};
 /// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The inode numbers of the directories `d` and `e` in the tmpfs. This hook reports both with
-    /// the number of `d`, as if the number was reused.
+    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as that of `d`, as if
+    /// it was reused.
     numbers: (u64, u64),
 }
 
@@ -87,8 +87,8 @@ impl Reused {
     }
 }
 
-/// Looks up a name on behalf of a client, in the directory with the inode number `parent`. Counts
-/// the lookup, so the client must later return the reference by `forget`.
+/// Looks up a name for a client, in the directory with the inode number `parent`. The client must
+/// later return the lookup by `forget`.
 fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }

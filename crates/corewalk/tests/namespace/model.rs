@@ -1,7 +1,7 @@
 //! The reference model: a map of names, which gives the expected answer of each operation.
 //!
 //! The checker of recorded histories uses the model as the sequential specification. Property tests
-//! make the same random operations on the model and on a namespace, and compare the answers.
+//! compare random operations on the model and on a namespace.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Tests of permissions to change a file, and of the resulting modes. The same calls are made in a
-//! namespace and on the host.
+//! Tests of permissions to change a file, and of the resulting modes, in a namespace and on the
+//! host.
 //!
 //! Each caller makes each call of a list, on files of each owner and mode, in a namespace and on
 //! the host. The results must be equal, and afterwards the file's mode, owner and attribute names.
@@ -8,9 +8,8 @@
 //! host, threads with exactly these privileges make the calls. If the tests do not run as root, the
 //! user that runs them is the only caller and owns all files.
 //!
-//! The namespace is compared with two file systems of the host: the one for temporary files, and
-//! the tmpfs in `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does.
-//! corewalk follows ext4.
+//! The namespace is compared with the host's file system for temporary files and the tmpfs in
+//! `/dev/shm`. fallocate(2) clears set-user-ID on ext4, but not on tmpfs; corewalk follows ext4.
 //!
 //! Two calls are left out. Linux lets any caller set an empty `security.capability` on any file;
 //! corewalk refuses that. `setattr` cannot express a chown(2) with neither an owner nor a group.

@@ -30,8 +30,7 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// An unmount must succeed even if a reader still uses an old mount table, which therefore cannot
-/// be freed yet.
+/// An unmount must succeed even if a reader still uses an old mount table.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -272,8 +271,6 @@ fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     vfs.mount(tmpfs(), &m).unwrap();
 }
 
-/// A namespace accepts 1024 file systems during its life, even if few of them are mounted at the
-/// same time.
 #[test]
 fn mount_of_one_file_system_too_many_is_enfile() {
     let vfs = new();

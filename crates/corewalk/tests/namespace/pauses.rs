@@ -30,7 +30,7 @@ pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     (pause, Stop { arrived, go_on })
 }
 
-/// Returns a namespace whose back end stops at the first call for which `matches` returns true.
+/// Returns a namespace whose back end stops at the first call that `matches`.
 pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {

@@ -8,9 +8,9 @@
 //! that the directory is gone. A later lookup would find the directory again. So the call that
 //! meets this error waits until the cache shows the change.
 //!
-//! The back end of each test makes a change, reports to the test that it has made it, and returns
-//! only when the test says so. The tests do not depend on timing. Before they let the change
-//! return, they wait until the other thread sleeps or has ended.
+//! The back end of each test makes a change, reports it to the test, and returns only when the test
+//! says so. Before that, the test waits until the other thread sleeps or has ended. So no test
+//! depends on timing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +32,8 @@ fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-/// Returns a namespace whose back end stops once, until the test lets it go on. It stops after it
-/// has removed or renamed the file or directory with the name `slow`.
+/// Returns a namespace whose back end stops once, after it has removed or renamed the entry `slow`,
+/// until the test lets it go on.
 fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
@@ -45,8 +45,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. The store stands for the change of the back end, which every thread
-            // sees at once.
+            // ORDERING: SeqCst. Stands for a change of the back end, which every thread sees at
+            // once.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -145,8 +145,8 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations on a directory or a file in it. Before most of them change anything, they ask the
-/// back end: for permissions, for an inherited ACL, or to look up a name.
+/// Operations on a directory or a file in it. Most ask the back end before they change anything:
+/// for permissions, for an inherited ACL, or to look up a name.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -224,8 +224,7 @@ fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// After a rename has replaced a directory, no operation may report that the directory is gone as
-/// long as its name still leads to it.
+/// No operation may report that a replaced directory is gone as long as its name still leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));

@@ -60,8 +60,7 @@ proptest! {
                 Noise::Prune => { vfs.prune(); }
                 Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
             }
-            // The model identifies each file by a number (its tag), so give each new file a new
-            // tag.
+            // The model identifies files by tags, so give each new file a new one.
             let op = match *op {
                 Op::Create { dir, name, .. } => Op::Create { dir, name, tag: 3 + step as u32 },
                 ref op => op.clone(),

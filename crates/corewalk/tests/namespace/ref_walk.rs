@@ -24,9 +24,8 @@ fn user() -> Cred {
 
 /// Disturbs each walk that searches a certain directory.
 ///
-/// When a walk searches `directory` in rcu-walk mode, renames the parent of `directory` away and
-/// back. When a ref-walk searches `directory` for the first time, calls `change`, the change that
-/// the test makes.
+/// When an rcu-walk searches `directory`, renames its parent away and back. When a ref-walk
+/// searches it for the first time, calls `change`.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -35,8 +34,8 @@ struct Disturber {
 }
 
 impl Disturber {
-    /// Called when a walk asks the back end for the ACL of the directory `ino`. If `ino` is
-    /// `self.directory`, changes the tree.
+    /// Called when a walk asks the back end for the ACL of `ino`. If that is `self.directory`,
+    /// changes the tree.
     fn acl_asked(&self, ino: u64) {
         if self.directory.get() != Some(&ino) {
             return;
@@ -115,9 +114,8 @@ fn fallback_to_ref_walk_is_counted_once() {
     assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
-/// Traps T17, T19: a walk goes up from `p/d` by `..`. As a ref-walk, it holds `p/d` but not `p`. So
-/// `p` may have been removed, and another directory may have its slot. The walk must not go to that
-/// directory.
+/// Traps T17, T19: a ref-walk from `p/d` by `..` holds `p/d` but not `p`. So `p` may have been
+/// removed, and its slot reused for another directory. The walk must not go there.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {

@@ -17,8 +17,8 @@ use crate::fixtures::{at, name, new, rename, tree, walk};
 const LOOKUPS: u64 = 10_000_000;
 const THREADS: u64 = 4;
 
-/// Runs `storm` repeatedly on one thread, until `readers` other threads have each run `read` a
-/// fixed number of times. Returns how often `storm` ran.
+/// Runs `storm` repeatedly on one thread, until each of `readers` others has run `read` a fixed
+/// number of times. Returns how often `storm` ran.
 fn under_storm(
     seed: Seed,
     readers: u64,
@@ -139,8 +139,7 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // Make one rename at a time, in this cycle: from `d` to `long`, from `long` to `odd`, and from
-    // `odd` to `d`.
+    // One rename at a time: from `d` to `long`, then to `odd`, and back to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -213,8 +212,7 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // After the renames, the directories must still form a tree. So visit all directories from the
-    // root, and check that each one has a path to the root.
+    // The directories must still form a tree: each one has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -277,11 +275,11 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Renames two directories in turn: the outer one is above a mount point, and the inner one is in
-/// the mount. Each gets the names a, b and c in this order, again and again.
+/// Renames two directories in turn: the outer one is above a mount point, and the inner one in the
+/// mount. Each gets the names a, b and c in turn.
 ///
-/// The renames alternate, so only six of the nine pairs of names ever exist. A path with one of the
-/// other three pairs combines names of different instants.
+/// Only six of the nine pairs of names ever exist. A path with one of the other three combines
+/// names of different instants.
 ///
 /// Two threads call `translate`, `each` times each, during the renames. `translate` returns the
 /// path of a file in the mount.

@@ -109,7 +109,7 @@ fn rename_onto_an_uncached_name_of_the_same_file_changes_nothing() {
 }
 
 /// A rename to an uncached name first uses a flag of renameat2(2) that forbids replacement. If the
-/// back end does not support the flag, the rename must look up the name and then rename without it.
+/// back end does not support it, the rename must look up the name and then rename without it.
 #[test]
 fn back_end_without_no_replace_is_asked_for_the_name() {
     for refusal in [Errno::INVAL, Errno::NOSYS] {

@@ -72,8 +72,8 @@ fn stay_on(cpu: usize) {
     sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through randomly chosen doors (interfaces that return a path), and checks how many
-/// attempts each call makes.
+/// Translates through random doors (interfaces that return a path), and checks how many attempts
+/// each call makes.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
@@ -95,8 +95,8 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories on the translated paths, mostly the topmost one, until the translating
-/// thread is done.
+/// Renames directories on the translated paths, mostly the topmost, until the translating thread is
+/// done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.

@@ -32,8 +32,8 @@ pub(crate) struct Door<'a> {
 
 /// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
 pub(crate) const PASSES: u64 = 4;
-/// Maximum number of lock-free attempts of one path translation by inode number. The first attempt
-/// takes no reference on the inode. After it come up to `PASSES` attempts with a reference.
+/// Maximum number of lock-free attempts of a path translation by inode number: one without a
+/// reference on the inode, and up to `PASSES` with one.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
 /// Maximum number of failed lock-free attempts of a translation into a buffer: up to `PASSES` use a
 /// small read set.

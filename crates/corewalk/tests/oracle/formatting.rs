@@ -22,8 +22,8 @@ pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// Returns a part of a path that depends on one variable, such as a directory that is renamed. If
-/// the variable has the value `n` (the directory has its name number `n`), the part is `forms[n]`.
+/// Returns a part of a path that depends on one variable, such as the name of a renamed directory.
+/// It is `forms[n]` if the variable has the value `n`.
 pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())

@@ -16,9 +16,8 @@
 //! returned.
 //!
 //! # Why variables are judged separately
-//! An answer claims values of several variables. Suppose that there is an instant `k` in which each
-//! variable, judged alone, can have the value that the answer claims. Then all can have had these
-//! values at once.
+//! An answer claims values of several variables. Suppose that in instant `k` each variable, judged
+//! alone, can have its claimed value. Then all can have had these values at once.
 //!
 //! Proof: choose a moment inside `k`. Let the rename that gives a variable its value take place
 //! before this moment, and the next rename of this variable after it. The recorded ticks allow
@@ -45,9 +44,8 @@ pub(crate) const VARIABLES: usize = 6;
 /// No claim about a variable.
 pub(crate) const ANY: u8 = u8::MAX;
 
-/// The claim of an answer about the names and places of the files and directories that are renamed
-/// (the variables). For each variable it has the set of values that do not contradict the answer.
-/// Each value is one bit.
+/// The claim of an answer about names and places of renamed files and directories (the variables):
+/// for each, the values that do not contradict the answer, one bit per value.
 pub(crate) type Seen = [u8; VARIABLES];
 
 /// One answer.
@@ -62,8 +60,8 @@ pub(crate) struct Answer {
     pub(crate) door: u8,
 }
 
-/// A value of a variable, such as a name of a directory. Also the first and the last instant in
-/// which the recorded renames allow the variable to have this value.
+/// A value of a variable (such as a name of a directory), with the first and the last instant in
+/// which the variable may have it according to the recorded renames.
 #[derive(Clone, Copy, Debug)]
 struct State {
     value: u8,
@@ -218,8 +216,8 @@ mod tests {
     #[test]
     fn answers_of_one_thread_do_not_go_back() {
         let mut judge = Judge::default();
-        // While the two answers are given, a rename changes the second variable of `lives` from 0
-        // to 1. The first answer shows 1. So the second answer must not show 0.
+        // A rename changes the second variable of `lives` from 0 to 1 during both answers. After a
+        // 1, the second answer must not show 0.
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
         assert!(
             judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(),
@@ -266,8 +264,8 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// Checks that [`Judge`] never refuses a true answer. In this test one thread gives the answers
-    /// in order. The recorded start and end of each call contain the instant of its answer.
+    /// [`Judge`] must never refuse a true answer. One thread gives the answers in order, each at an
+    /// instant between the recorded start and end of its call.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());

@@ -69,9 +69,9 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: if a translation of a file to its path blocks moves of directories by a lock, the
-/// path must have existed at one instant. The paths of this test have more names than a translation
-/// into a buffer can check without this lock. So each translation takes the lock.
+/// Traps T9, P8: a path that was translated under the lock against moves of directories must have
+/// existed at one instant. The paths here have so many names that each translation into a buffer
+/// takes this lock.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));

@@ -1,5 +1,5 @@
-//! Tests of readers while a rename hangs in its back end, before or after the back end has made the
-//! change. In both cases the readers must get the old state without waiting.
+//! Tests of readers while a rename hangs in its back end, before or after the change. The readers
+//! must get the old state without waiting.
 //!
 //! While a rename hangs, an operation waits only if it must ask the back end about the old or the
 //! new name. That is another change of these names, or a lookup of the new name without a cached
@@ -56,8 +56,8 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns two namespaces, whose back ends hang in the rename that `self` describes. The first
-    /// back end hangs before it makes the rename, and the second after it.
+    /// Returns two namespaces, whose back ends hang in the rename that `self` describes: before
+    /// they make it, and after.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -78,8 +78,8 @@ fn number(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     walk(vfs, path).map(|found| found.ino())
 }
 
-/// Runs `hanging`, and then `read` while `hanging` hangs. Returns the result of `read`, or None if
-/// `read` had to wait.
+/// Runs `hanging`, and then `read` while it hangs. Returns the result of `read`, or None if that
+/// had to wait.
 fn read_beside<T: Send>(
     vfs: &Vfs,
     stop: &Stop,
@@ -109,8 +109,8 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs in the back end, lookups of names must give the same results
-/// as before the rename. So must translations of files to their paths.
+/// Traps T13, P7: while a rename hangs in the back end, lookups and path translations must give the
+/// same results as before it.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));
@@ -200,8 +200,8 @@ fn locked_translation_during_a_hanging_move_succeeds() {
     }
 }
 
-/// Control: during a hanging rename, a lookup of the new name, which is not in the cache, must
-/// wait. Then it returns the result of the rename.
+/// Control: during a hanging rename, a lookup of the new name without a cached answer must wait,
+/// and then return the result of the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));

@@ -31,15 +31,14 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The directory [`MOVED`] has four values: combinations of its parent and its name, with one bit
-/// each. In this set are the values whose parent is the directory [`WAY`].
+/// Those of the four values of [`MOVED`] (parent and name, with one bit each) whose parent is the
+/// directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns the names that a file or directory can get by renames. `variable` is the number of the
-/// file or directory, such as [`TOP`]. Its value is an index in the result. No other entry in the
-/// same directories has one of these names.
+/// Returns the names that renames give to `variable`, such as [`TOP`]. Its value is an index in the
+/// result. No other entry in the same directories has one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -59,9 +58,8 @@ fn tmpfs() -> Arc<Tmpfs> {
 /// chains make paths longer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// The number of nested directories named `q` directly below the directory [`TOP`]. All other
-    /// files and directories are below them. So each path of a file has at least this many names
-    /// after the name of `TOP`.
+    /// Number of nested directories `q` directly below [`TOP`], with all other files below them. So
+    /// each path of a file has at least this many names after that of `TOP`.
     pub(crate) below_top: usize,
     /// The directory [`MOVED`] is either in [`WAY`], or below a chain of nested directories `q`.
     /// This is the number of directories in the chain.

@@ -74,8 +74,7 @@ struct Race<'a> {
 }
 
 /// Asks for paths through random `doors` (interfaces that return a path), while renamers rename
-/// every part of the tree. Ends after the number of periods (windows) that `extent` says, or at the
-/// first wrong answer.
+/// every part of the tree. Ends after `extent` periods, or at the first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -149,8 +148,8 @@ impl Race<'_> {
     }
 
     /// Compares the answers of one translating thread with the recorded renames, and adds the
-    /// counts and the first error to the report. `wrong` is an error that the thread has found
-    /// before: an answer that is false in every state of the tree.
+    /// counts and the first error to the report. `wrong` is an earlier error: an answer that is
+    /// false in every state of the tree.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);
@@ -179,9 +178,8 @@ impl Race<'_> {
         Ok(Answer { before, after, seen, door: number as u8 })
     }
 
-    /// Ends a window (a period of the test). Waits until all threads have recorded their renames
-    /// and answers of this window. Then runs `judge`, and waits until all threads have run their
-    /// `judge`. Returns true after the last window.
+    /// Ends a window (a period of the test): waits until all threads have recorded their renames
+    /// and answers, runs `judge`, and waits until all have. Returns true after the last window.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {

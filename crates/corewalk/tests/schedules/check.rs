@@ -10,8 +10,8 @@ const SCHEDULES: usize = 600;
 /// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;
 
-/// Runs `program` under two schedulers. The first is PCT. Even in the worst case, it has a known
-/// probability of finding a bug that needs few preemptions. The second is random.
+/// Runs `program` under two schedulers: PCT, which has a known probability of finding a bug that
+/// needs few preemptions, and a random one.
 pub fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
     let schedules = std::env::var("COREWALK_SCHEDULES").map_or(SCHEDULES, |n| n.parse().unwrap());
     let seed = Seed::choose();

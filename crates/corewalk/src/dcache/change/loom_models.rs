@@ -77,9 +77,9 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. In this test the name
-/// refers to the same file before and after the invalidation. So a lookup may find the old dentry,
-/// but only after `publish` has made it valid again.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. Here the name refers to
+/// the same file before and after it. So a lookup may find the old dentry, but only after `publish`
+/// has made it valid again.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
@@ -94,8 +94,8 @@ fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the variant makes the old dentry valid
-/// again before it stores the new inode in it. So a reader may find the old file.
+/// Trap T25, control (a variant with the bug must fail): the old dentry becomes valid again before
+/// it gets the new inode. So a reader may find the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -160,10 +160,9 @@ fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): this variant of `publish` searches for the
-/// dentry from before the invalidation only once. If another thread then marks that dentry as a
-/// mount point, the variant cannot reuse it. A correct `publish` searches again, and does not make
-/// a second dentry.
+/// Trap T55, control (a variant with the bug must fail): `publish` searches for the dentry from
+/// before the invalidation only once. If another thread then marks it as a mount point, it is not
+/// reused, and a second dentry is made.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -261,9 +260,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Adds an answer of the back end to the cache with `enter_as`. Meanwhile another thread
-/// invalidates the name and then looks it up. `prepare` first sets up the cache. Returns how often
-/// the invalidation was too late to forbid caching this answer, and how often it was in time.
+/// Adds an answer of the back end to the cache with `enter_as`, after `prepare`. Meanwhile another
+/// thread invalidates the name and then looks it up. Returns how often the invalidation was too
+/// late to forbid caching, and how often in time.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),

@@ -25,8 +25,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name from the back end, as a listing does, and adds it to the cache if that is
-    /// allowed. Returns the number of the file that it has added, or 0 if it has added none.
+    /// Reads the name from the back end, as a listing does, and adds it to the cache if allowed.
+    /// Returns the number of the added file, or 0.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();
@@ -84,8 +84,8 @@ fn listing_beside_a_change_enters_no_older_entry() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the changing thread does not increment the
-/// directory's count of changes. So the listing does not notice the change, and adds the old file
-/// to the cache.
+/// directory's count of changes. So the listing misses the change, and adds the old file to the
+/// cache.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
@@ -93,7 +93,7 @@ fn control_change_that_does_not_count_itself_is_caught() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the changing thread looks for listings in
-/// progress too early, before it calls the back end. So it may miss a listing.
+/// progress before it calls the back end. So it may miss a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {

@@ -19,9 +19,8 @@ fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
-/// Evicts a dentry and uses its slot for another name. Meanwhile a reader, which has seen the old
-/// dentry before, takes a reference on it with `get`. Returns how often the reader failed to get a
-/// reference, and how often it got one.
+/// Evicts a dentry and uses its slot for another name. Meanwhile a reader of the old dentry takes a
+/// reference with `get`. Returns how often the reader failed, and how often it got one.
 fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -69,8 +68,8 @@ fn control_get_that_validates_first_is_caught() {
 }
 
 /// Evicts the only name of an inode with `evict`. Meanwhile a reader that has found the name takes
-/// a reference on the inode. Returns how often the reader failed to get the reference, and how
-/// often it got the reference.
+/// a reference on the inode. Returns how often the reader failed, and how often it got the
+/// reference.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

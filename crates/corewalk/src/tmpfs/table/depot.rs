@@ -1,9 +1,8 @@
-//! The depot of an inode table: the free slots that are in no shard's free list, grouped by segment
-//! (64 slots that are allocated together).
+//! The depot of an inode table: the free slots that are in no shard's free list, by segment (64
+//! slots that are allocated together).
 //!
-//! If the depot has all 64 slots of a segment, the segment has no inodes. Then no other free list
-//! has one of its slots, so it can be freed. A few such segments are kept, for programs that
-//! repeatedly make and remove files.
+//! A segment whose 64 slots are all in the depot has no inodes, and can be freed. A few such
+//! segments are kept, for programs that repeatedly make and remove files.
 
 use super::SEGMENT_SLOTS;
 
@@ -54,8 +53,8 @@ impl Depot {
         }
     }
 
-    /// Chooses a segment (a group of 64 inode slots), and moves its free slots from the depot to
-    /// the end of `slots`, the lowest slot last. If the depot is empty, moves nothing.
+    /// Moves the free slots of one segment (of 64 inode slots) from the depot to the end of
+    /// `slots`, the lowest last. Moves nothing if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
             // There is no free slot (a set bit) if the segment was freed, or was in `partial`

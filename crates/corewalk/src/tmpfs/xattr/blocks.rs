@@ -12,9 +12,9 @@
 //! cache, locks its slot, compares the sets, and increments the user count. The last user removes
 //! the entry before it frees the block (trap T34).
 //!
-//! A block does not change while it is in a slot. To change its attributes, the last user first
-//! takes the block out of the slot and the cache. After the change it searches for an equal block.
-//! So the search cannot find the user's own block (trap T38).
+//! A block does not change while it is in a slot. To change its attributes, the last user takes the
+//! block out of the slot and the cache, and afterwards searches for an equal block. So the search
+//! cannot find its own block (trap T38).
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at the slot's block. It is 0 if the

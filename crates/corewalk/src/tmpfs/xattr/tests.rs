@@ -334,8 +334,8 @@ fn inodes_beyond_the_limit_share_at_once() {
     audit(&fs, inos);
 }
 
-/// If there is no space for the changed set beside the old one, the set must be changed in place.
-/// The changed set must be shared like any other set.
+/// A changed set without space beside the old one must be changed in place, and then be shared like
+/// any other.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));
@@ -482,9 +482,8 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// Trap T34: a block (a shared set of attributes) must not be freed after a thread has found it and
-/// wants to share it. In this test, threads find blocks while the last inodes that use them release
-/// them.
+/// Trap T34: a block (a shared set of attributes) must not be freed after a thread has found it to
+/// share it. Threads find blocks while their last users release them.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;

@@ -180,8 +180,8 @@ fn forget_may_call_back_into_the_namespace() {
     assert!(calls.load(Ordering::Relaxed) >= CALLS);
 }
 
-/// Trap T55: a name is removed and made again, and the back end gives the next file the same
-/// number. A held inode must stay the same file, and a number must lead to an existing file.
+/// Trap T55: a name is removed and made again, and the back end reuses the inode number. A held
+/// inode must stay the same file, and a number must lead to an existing file.
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));

@@ -43,8 +43,7 @@ fn read_reply(
 const PASSES: u32 = 60;
 const CHANGES: u64 = 100;
 
-/// Maximum number of times that a reader lists the directory. The limit ends the test if the
-/// threads that change the directory get no CPU.
+/// Maximum number of listings of a reader: ends the test if the changing threads get no CPU.
 const PASSES_MAX: u32 = 20_000;
 
 /// Trap T48: a listing of a directory must report each entry that exists throughout exactly once.

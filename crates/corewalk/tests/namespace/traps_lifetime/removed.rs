@@ -1,4 +1,4 @@
-//! Tests of negative dentries below removed directories. They must be evicted with the directory.
+//! Tests of negative dentries below removed directories: they must be evicted with the directory.
 
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs};
 use corewalk_testkit::race;
@@ -42,8 +42,7 @@ fn negatives_of_a_replaced_directory_are_evicted() {
     assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// If a directory is in use when it is removed, the negative dentries below it must be evicted all
-/// the same.
+/// The negative dentries below a directory that is removed while in use must be evicted.
 #[test]
 fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();

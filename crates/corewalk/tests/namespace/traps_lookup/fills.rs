@@ -29,8 +29,8 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// Starts a lookup of `f`, which stops in its back end. Then starts a second lookup of `f`, which
-/// waits for the first. Then runs `meanwhile`, lets the back end answer, and returns both results.
+/// Starts a lookup of `f`, which stops in its back end, and a second one, which waits for the
+/// first. Then runs `meanwhile`, lets the back end answer, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,

@@ -50,7 +50,6 @@ fn replaced_file_keeps_its_own_name() {
 }
 
 /// Control for trap T4: a rename exchanges the names of the two dentries, as it once did in Linux.
-/// The check must catch that.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
@@ -136,8 +135,8 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: each path translation and each walk must end, although another thread continually
-/// renames directories on its path.
+/// Trap T9: path translations and walks must end although another thread continually renames
+/// directories on the path.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));

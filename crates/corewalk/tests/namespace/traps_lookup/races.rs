@@ -14,8 +14,8 @@ use super::beside;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
-/// Trap T12: names that are not changed must always be found. Meanwhile thousands of other names
-/// are added, and the hash table of the cache grows to many times its size.
+/// Trap T12: names that are not changed must always be found while thousands of others are added,
+/// and the hash table grows to many times its size.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -77,7 +77,7 @@ fn existing_file_under_eviction_is_never_missing() {
     lookups_under_eviction(&new());
 }
 
-/// Control for trap T15: the back end returns a single wrong ENOENT. The check must detect it.
+/// Control for trap T15: the back end returns a single wrong ENOENT.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
