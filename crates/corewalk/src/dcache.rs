@@ -120,6 +120,7 @@ pub(crate) struct Directory {
 /// The directory of a component that is looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupParent {
+    /// The directory's number, a part of its children's hashes.
     pub(crate) id: u64,
     /// The current key of its children.
     pub(crate) key: ParentKey,

@@ -629,6 +629,7 @@ impl Line<'_> {
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
+    /// Like [`Line::is_named`], for a name of at most [`INLINE_MAX`] bytes.
     #[inline(always)]
     pub(crate) fn is_named_inline(&self, lookup_key: &LookupKey<'_>) -> bool {
         let (pairs, _) = self.0.as_chunks::<2>();

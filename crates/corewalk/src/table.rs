@@ -425,6 +425,7 @@ impl Size {
     }
 }
 
+/// Returns the bucket of `hash` in a table of this size.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
     Extent::of(size).bucket_of(hash)

@@ -392,11 +392,13 @@ impl Tmpfs {
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
+            // Afterwards the memory of the freed slots is in the allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }
     }
 
+    /// Updates the access time of an inode after a read.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
         if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {

@@ -90,6 +90,7 @@ pub(super) fn file(
     (slot, node)
 }
 
+/// Returns the inode number of a name, without a lock.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();

@@ -127,6 +127,7 @@ impl<'a> LookupKey<'a> {
     }
 }
 
+/// Returns the number of words of a name of `len` bytes.
 #[inline]
 pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)

@@ -44,6 +44,7 @@ const IDLE_MAX: u32 = 30;
 /// 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 
+/// The kept listings of directories.
 pub(super) struct Listings {
     hash: RandomState,
     /// Protected by its own mutex.

@@ -124,6 +124,7 @@ impl InodeTable {
         Entered { table: self, section: rcu::read_lock() }
     }
 
+    /// Returns the memory of all slots in bytes, in use or not.
     pub(super) fn bytes(&self) -> u64 {
         let retired = self.depot.lock().retired() as u64;
         // ORDERING: Relaxed. Statistic.

@@ -496,6 +496,8 @@ impl Vfs {
         })
     }
 
+    /// Returns the offset of the next data or hole from `offset` on.
+    ///
     /// # Errors
     /// `ENXIO` if `offset` is behind the end of the file; `ESPIPE` for a FIFO. `EINVAL` for
     /// anything else but a regular file, as the kernel's tmpfs does for a directory.

@@ -245,6 +245,7 @@ fn panic_of_forget_during_unwinding_is_contained() {
     assert_eq!(forgotten.load(Ordering::Relaxed), 1, "the last reference was not dropped");
 }
 
+/// Makes a file of user 2, readable for user 3 alone.
 fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     tree(vfs, &["f"]);
     let f = walk(vfs, "f").unwrap();

@@ -258,6 +258,7 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
+        // Dropped at the end, even after a panic: the serving thread then ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

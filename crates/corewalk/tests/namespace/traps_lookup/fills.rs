@@ -158,6 +158,7 @@ fn first_call_ends(end: End) {
     }
 }
 
+/// Trap T24: a panic in any call must release the in-lookup lock.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
