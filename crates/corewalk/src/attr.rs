@@ -323,7 +323,7 @@ impl Attr {
     }
 
     /// Applies the attribute changes in `set`, at the time `now`. A new size also changes the
-    /// blocks and the modification time. For a back end that keeps an `Attr` per file.
+    /// blocks and the modification time. Meant for a back end that keeps an `Attr` per file.
     ///
     /// # Examples
     /// ```

@@ -55,8 +55,8 @@ pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
 use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
-/// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Fewer under
-/// loom, for fewer steps.
+/// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
+/// use fewer, for fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
 /// The length in bytes up to which a name fits in the dentry itself.
 pub(crate) const INLINE_MAX: usize = 8 * INLINE_WORDS;
@@ -621,9 +621,9 @@ impl Line<'_> {
         if !lookup_key.is_long() && self.is_named_inline(lookup_key) {
             return true;
         }
-        // The comparison above finds only a name that is stored in the dentry itself. The rest of a
-        // longer name is in another slot, for a directory's dentry already from fewer bytes on.
-        // Compare with that slot.
+        // The comparison above finds only a name that is stored in the dentry itself. A longer name
+        // has its rest in another slot. (A directory's dentry has room for fewer bytes than
+        // others.) Compare with the name there.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())

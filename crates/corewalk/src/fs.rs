@@ -396,8 +396,9 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The cache may know no name of this inode. `ESTALE` if the inode does not exist, or has no
     /// name any more.
     ///
-    /// The inode must have the given generation. For a FUSE client there is none: the back end
-    /// returns the current inode with this number, and the kernel compares.
+    /// `generation`, if given, is the generation that the inode must have. A FUSE client gives
+    /// none: the back end returns the current inode with this number, and the kernel compares the
+    /// generations.
     ///
     /// A back end with this method must also implement [`FileSystem::parent`]. Its other methods
     /// may get [nodes](Node) without a path.
@@ -541,8 +542,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Opens a directory for a listing. For a back end that keeps state per listing. `readdir`,
-    /// `fsync` and `releasedir` get the handle in [`Node::handle`]. A server may skip this call as
+    /// Opens a directory for a listing, if the back end keeps state per listing. `readdir`, `fsync`
+    /// and `releasedir` get the handle in [`Node::handle`]. A server may skip this call as
     /// [`FileSystem::has_open_state`] says.
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
@@ -696,7 +697,7 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Serves any other ioctl(2) on a regular file or a directory. `command` tells the size and the
     /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument. The answer has at most
-    /// as many bytes. `ENOTTY`, the default, for an unknown command.
+    /// as many bytes as the argument. `ENOTTY`, the default, for an unknown command.
     fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
         Err(Errno::NOTTY)
     }

@@ -625,8 +625,8 @@ impl Inodes {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A lookup may have asked the back end before this change. `changes` tells it not to store
-        // the old attributes.
+        // A lookup may have asked the back end before this change. The new value of `changes` keeps
+        // it from storing the old attributes.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
             // The back end has failed, or two changes of this inode overlapped, in an unknown

@@ -192,8 +192,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// Enters a name at which the server has found `node`, which the table knows by another name or
     /// by none. A directory moves with everything below it. Any other file keeps its old names.
     ///
-    /// For a server whose storage other programs change. After such a program has moved or linked a
-    /// file, a lookup in the storage finds a known file at a new name.
+    /// Meant for a server whose storage other programs also change. After such a program has moved
+    /// or linked a file, a lookup in the storage finds a known file at a new name.
     ///
     /// # Errors
     /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `ELOOP` if `node` is a directory above
@@ -231,8 +231,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             if self.is_above(node, parent)? {
                 return Err(Errno::LOOP);
             }
-            // A lookup in the back end finds the node, and moves it as if another program had moved
-            // a directory in the back end of a server.
+            // The lookup below finds the node in the back end. It then moves the node's dentry, as
+            // if another program had moved the directory.
             let attr = Attr::new(node.ino(), node.kind().to_mode());
             let _found = self.data.find(parent.ino(), name, attr);
             self.vfs.invalidate(&parent.inode, name)?;
@@ -283,8 +283,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The table's entry at the target name is out of date, because the storage has made the
-            // rename despite its kind or children. Remove the entry and try again.
+            // The storage has already made the rename. So the table's entry at the target name,
+            // whose kind or children forbid the rename, is out of date. Remove it and try again.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
@@ -422,8 +422,8 @@ impl<T> InodeTable<T> {
         self.vfs.path_of_ino(ino)
     }
 
-    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out, or none, and returns false, if
-    /// the node has fewer.
+    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out. If the node has fewer, drops
+    /// none and returns false.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         self.vfs.forget(ino, n)
     }

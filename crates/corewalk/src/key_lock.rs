@@ -7,8 +7,8 @@
 //! A guard releases the lock when its holder returns, fails or panics (trap T24). Lookups of cached
 //! names use no in-lookup locks.
 //!
-//! An invalidation of a name may arrive while a fill waits for the back end: a thread holds the
-//! name's in-lookup lock, and has asked for the name. The invalidation does not wait. Instead it
+//! A fill asks the back end about a name and caches the answer. Meanwhile its thread holds the
+//! name's in-lookup lock. An invalidation of the name does not wait for this lock. Instead it
 //! cancels the fill: the thread may not cache the answer, which may be stale (trap T25).
 //!
 //! # How it works
@@ -257,9 +257,9 @@ impl KeyGuard<'_> {
     /// Call this function inside the critical section that changes the name in the cache: under the
     /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// If an invalidation cancels the fill after this function has returned false, it then looks
-    /// the name up. Its lookup waits until the critical section has ended, and finds the holder's
-    /// change.
+    /// Suppose that an invalidation cancels the fill after this function has returned false. The
+    /// invalidation then looks the name up, waits until the critical section has ended, and finds
+    /// the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

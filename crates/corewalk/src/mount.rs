@@ -14,8 +14,8 @@
 //! valid. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.
 //! Otherwise the walk begins again.
 //!
-//! Pointers to a mount could not replace the count of users: old versions of the mount table have
-//! some, and a walk that is about to enter the mount has none.
+//! The number of pointers to a mount cannot serve as the count of users. It includes pointers in
+//! old mount tables, and no walks that are about to enter the mount.
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a

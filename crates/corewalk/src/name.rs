@@ -101,8 +101,8 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The first, the middle and the last byte. For `len` 1 or 2 some are the same, and the OR
-        // does not change.
+        // Combine the first, the middle and the last byte. Some of them are the same byte if `len`
+        // is 1 or 2, which does not change the OR.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -211,7 +211,8 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes begin with bytes that were searched already. Shift out their bits.
+    // The last sixteen bytes of the path begin with bytes that were searched already. Shift out
+    // their bits.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

@@ -1,8 +1,8 @@
 //! The request for which a back end is called: its caller, and whether the caller still waits.
 //!
-//! A back end learns both from [`Request::current`], without further parameters, like a file system
-//! in Linux from `current`. A server wraps each request in [`Request::run`]. Calls that no request
-//! has caused, such as `maintain`, have no current request.
+//! A back end learns the caller, and whether the caller still waits, from [`Request::current`],
+//! like a file system in Linux from `current`. A server wraps each request in [`Request::run`].
+//! Calls that no request has caused, such as `maintain`, have no current request.
 //!
 //! # Cancelling
 //! A thread of a client waits for the answer to its request. If a signal kills the thread, the

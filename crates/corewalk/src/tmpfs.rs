@@ -210,8 +210,8 @@ impl Tmpfs {
     }
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
-    /// inode changes repeatedly, until the next `maintain`, or until space runs out. Returns the
-    /// number of inodes that were queued.
+    /// inode changes repeatedly. Without this call it waits until the next `maintain`, or until
+    /// space runs out. Returns the number of inodes that were queued.
     ///
     /// A caller that runs no server should call this or `maintain` now and then: up to 4096 inodes
     /// stay queued otherwise.
@@ -251,8 +251,8 @@ impl Tmpfs {
     /// That does not help against too many attribute names or inodes (also `ENOSPC`), so then
     /// `step` runs once.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // De-duplication can free space only if a set was queued before or after `step`. A queue
-        // that was emptied meanwhile counts, too: another thread has de-duplicated.
+        // De-duplication can free space only if a set was queued before or after `step`. If another
+        // thread has emptied the queue meanwhile, a retry may find enough space.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)

@@ -463,7 +463,7 @@ impl<'v> InodeRef<'v> {
         ino
     }
 
-    /// Returns this reference. Fails, and drops the reference, if the inode has too many.
+    /// Returns this reference. If the inode has too many references, drops this one and fails.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.

@@ -140,8 +140,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    /// The mount in which the walk is. Counted only after the walk has crossed a mount point,
-    /// because counting writes shared memory.
+    /// The mount in which the walk is. The walk takes a counted reference on it only after it has
+    /// crossed a mount point, because counting writes shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: DentrySlot,
     /// The snapshot of the dentry.

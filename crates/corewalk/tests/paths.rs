@@ -17,7 +17,7 @@ use corewalk_testkit::alloc::{Counting, thread_allocations};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// The depth of nested directories. A path translation without a lock can check fewer.
+/// The number of nested directories in a path: more than a translation can check without a lock.
 const DEPTH: usize = 1_500;
 
 fn tmpfs() -> Arc<Tmpfs> {

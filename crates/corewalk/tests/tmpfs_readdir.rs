@@ -114,8 +114,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
     }
 }
 
-/// A listing must report a file once that is renamed within its directory meanwhile, and must end
-/// even if each reported file is renamed.
+/// A listing must report a file that is renamed within its directory once. It must end even if each
+/// reported file is renamed.
 #[test]
 fn readdir_during_renames_reports_each_file_once() {
     const COUNT: usize = 500;

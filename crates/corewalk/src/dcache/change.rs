@@ -413,7 +413,8 @@ impl Dcache {
 
     /// Moves the dentry `moved` from the name `from` to the new name, given by `to` and
     /// `lookup_key`. It replaces `target`, or else the negative dentry of the new name, if there is
-    /// one. Returns the old parent if the parent changes, and the caller drops a reference on it.
+    /// one. If the parent changes, returns the old parent, on which the caller drops a reference.
+    /// Otherwise returns `DentrySlot::NONE`.
     ///
     /// The caller holds the in-lookup locks of both names, and references on both dentries. The
     /// moved dentry takes over the caller's reference on a new parent. To move a directory, the

@@ -30,12 +30,12 @@
 //!   increments the count of changes. Under the name's in-lookup lock, the listing sees the new
 //!   count (L.1), and skips the entry.
 //!
-//! A back end without locks does not order its calls and the accesses to the atomic word. So in the
-//! second case, the listing and the changing thread have a fence each.
+//! A back end without locks does not order its calls and the accesses to the atomic word. So the
+//! listing and the changing thread have a fence each.
 //!
-//! A listing that has compared the count before an invalidation increments it meets the
-//! cancellation, which follows (L.2). Either the listing sees it and does not add its entry, or the
-//! invalidation finds that entry in the cache (K.2 of `key_lock`).
+//! An invalidation increments the count, and then cancels the fill (L.2). If a listing compares the
+//! count before the increment, the cancellation is still to come. Either the listing sees it and
+//! does not add its entry, or the invalidation finds that entry in the cache (K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;

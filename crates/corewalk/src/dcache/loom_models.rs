@@ -18,7 +18,8 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 2;
-/// Names of two machine words, so that a torn read could combine two names.
+/// The names in the models have two machine words each, so that a torn read could combine two
+/// names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -150,8 +151,8 @@ fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: a reader must not see an inode in a dentry before the inode is initialized. A
-/// negative dentry turns positive in its slot here.
+/// Traps T3, T16: a reader must not see an inode in a dentry before the inode is initialized. Here
+/// a negative dentry turns positive in its slot.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));

@@ -9,9 +9,9 @@
 //! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
 //! per thread, all threads would scan the same slots (trap T45).
 //!
-//! A dentry is not evicted while it has references or children. As the only name of an inode in use
-//! it also stays, because some back ends find their files by name; it is then called a pinned
-//! entry.
+//! A dentry is not evicted while it has references or children. It also stays while it is the only
+//! name of an inode in use, because some back ends find their files by name. Such a dentry is
+//! called a pinned entry.
 //!
 //! If all entries are in use, the cache asks the host (its owner) to drop the inodes of pinned
 //! entries. A FUSE server asks the kernel to forget them.
@@ -304,8 +304,9 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // Return early from a pinned entry. `evict_locked` would hide the name from lookups for
-            // a moment to find out. If the kernel caches names too, most entries are pinned.
+            // The entry is pinned, so return early. `evict_locked` would notice that too, but it
+            // hides the name from lookups for a moment. If the kernel caches names too, most
+            // entries are pinned.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);

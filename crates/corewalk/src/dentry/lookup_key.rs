@@ -4,9 +4,9 @@
 //! than eight bytes remain, the word holds the last eight bytes of the name instead, which overlap
 //! the word before ([`name_word_at`]).
 //!
-//! So the words of a name are read without shift and mask, and names of equal length are equal if
-//! their words are. In a name shorter than eight bytes, each word is the whole name, padded with
-//! zeroes.
+//! Because of the overlap, the words of a name are read without shift and mask, and names of equal
+//! length are equal if their words are. In a name shorter than eight bytes, each word is the whole
+//! name, padded with zeroes.
 //!
 //! Branches on the length of a name are often mispredicted, so this code avoids them. It compares
 //! names two words at a time, together with the dentry's body word, which contains the length.
@@ -106,9 +106,10 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // The last pair of words belongs to the name, except in a directory, where it is the inode
-        // number and the child generation. So it is compared only for names too long for a
-        // directory's dentry, which keeps the rest of such a name in another slot.
+        // The last pair of a dentry's words belongs to the name. In a directory it is the inode
+        // number and the child generation instead. So compare the last pair only if the name
+        // reaches into it. (A directory's dentry keeps the rest of such a long name in another
+        // slot.)
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,

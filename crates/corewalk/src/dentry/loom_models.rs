@@ -194,8 +194,8 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 }
 
 /// A dentry is renamed from the long name `OLD` to the long name `NEW`. Then `reuse` stores other
-/// words in the slot of `OLD`. Meanwhile a reader reads the name. Counts how often its validation
-/// failed, it read `OLD`, and `NEW`.
+/// words in the slot of `OLD`. Meanwhile a reader reads the name. Returns how often its validation
+/// failed, how often it read `OLD`, and how often `NEW`.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());

@@ -165,8 +165,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 continue;
             }
             common &= flags;
-            // The parents may have been read at different instants, and so may form a cycle. The
-            // loop then ends when a sequence has changed, or the buffer is full.
+            // The loop may have read the parents of the dentries at different instants, so they may
+            // form a cycle. The loop then ends when a sequence has changed, or the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {

@@ -1,8 +1,8 @@
 //! Tests of path translations while one name of the path after another is renamed. A translation
 //! then collects the names of the path again.
 //!
-//! A collection of names must use no state of an earlier one (trap T8), and a translation must not
-//! retry for ever (trap T9).
+//! An attempt to collect the names must use no state of an earlier attempt (trap T8), and a
+//! translation must not retry for ever (trap T9).
 
 use std::sync::Arc;
 
@@ -66,9 +66,9 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
 /// Trap T8: a translation may read the dentries of a path several times (in passes). A pass must
 /// not use state of an earlier pass.
 ///
-/// The test renames one name of the path after another. The pass must fail each time, and the next
-/// pass must give the same result as a fresh buffer. A rename beside the path must not make the
-/// pass fail.
+/// The test renames one name of the path after another. Each time the attempt must fail, and the
+/// next attempt must give the same result as a fresh buffer. A rename of another name must not make
+/// the attempt fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();

@@ -56,8 +56,8 @@ impl StaleGenerations {
         ino: u64,
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
-        // ORDERING: Relaxed. The caller has searched the inode table before. A caller that found
-        // the new inode there also sees the length with the old inode, because `insert` stored that
+        // ORDERING: Relaxed. The caller has searched the inode table before. If it found the new
+        // inode there, it also sees that the list contains the old one, because `insert` stored the
         // length earlier.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();

@@ -120,7 +120,7 @@ impl Vfs {
             return Err(Errno::INVAL);
         }
         // A dentry can be a mount point in one mount only, because a file system is mounted at most
-        // once. So clear its flag.
+        // once. So nothing is mounted on the dentry any more. Clear its flag.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

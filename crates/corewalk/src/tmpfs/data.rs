@@ -198,8 +198,8 @@ impl FileContent {
         self.is_discarded = true;
     }
 
-    /// Checks that the content may be changed. `ESTALE` after `discard`: a discarded content is
-    /// charged for no page any more (invariant D.5).
+    /// Checks that the content may be changed. `ESTALE` after `discard`, because no page of a
+    /// discarded content may be charged (invariant D.5).
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

@@ -45,11 +45,11 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::{Name, name_words};
 
-/// Cookies (positions in a directory listing) per chunk. A chunk is compacted when most of its
-/// entries were removed, which moves at most this many entries.
+/// Number of cookies (positions in a directory listing) per chunk. A chunk is compacted when most
+/// of its entries were removed. That moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// A handle is the number that the index stores for an entry. Its low bits, of this number,
-/// identify the entry within its chunk; the others identify the chunk.
+/// Number of low bits of a handle that identify the entry within its chunk. The other bits identify
+/// the chunk. (A handle is the number that the index stores for an entry.)
 const CHUNK_BITS: u32 = 7;
 /// Maximum number of chunks that a handle can identify.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);

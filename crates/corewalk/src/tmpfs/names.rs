@@ -361,8 +361,8 @@ impl<'a> Locks<'a> {
     /// slot, which is then locked once: slots are reused, and one number may be that of a removed
     /// directory. The outdated number leads to `ESTALE`, here or in a later call of `inode`.
     ///
-    /// A file is locked before the failure. This cannot deadlock, because a thread that holds the
-    /// lock of a file waits for no other inode.
+    /// If a number is that of a file, this function locks the file before it fails. That cannot
+    /// deadlock, because a thread that holds the lock of a file waits for no other inode.
     ///
     /// # Errors
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.

@@ -267,9 +267,9 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. The locks of the free lists order the store before the load of
-            // this bound in `make_segment`. The load saves the store in most removals, where the
-            // bound is already high enough.
+            // ORDERING: Relaxed. The store raises an upper bound of use counts. The locks of the
+            // free lists order it before the load of this bound in `make_segment`. The bound is
+            // usually high enough already, so load it first and avoid the store.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);

@@ -5,10 +5,10 @@
 //! follow chmod(2), chown(2), utimensat(2), truncate(2) and acl(5).
 //!
 //! # Changes
-//! A change reads the permissions, decides, and then calls the back end. Two overlapping changes
-//! could lose one, for example a chmod between a write's check of the set-user-ID bit and its
-//! removal. So a change of an inode first takes its attribute lock, and so does a write that must
-//! clear set-user-ID or set-group-ID.
+//! A change reads the permissions, decides, and then calls the back end. Of two overlapping
+//! changes, one could be lost, for example a chmod between a write's check of the set-user-ID bit
+//! and its removal. So a change of an inode first takes its attribute lock, and so does a write
+//! that must clear set-user-ID or set-group-ID.
 //!
 //! The attribute lock is a lock by key (`key_lock`), which a panic releases. Linux holds the
 //! inode's lock (`i_rwsem`) in these cases, and during every write.
@@ -336,7 +336,7 @@ impl Vfs {
 
     /// Clears the set-user-ID and set-group-ID bits that the writer may not keep. `load_cred`
     /// returns the writer's credentials; it is called only if the file has such a bit. The caller
-    /// holds the returned lock until the content has changed, because no thread can set the bits
+    /// holds the returned lock until the content has changed, so that no thread can set the bits
     /// meanwhile.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,

@@ -107,7 +107,8 @@ impl Vfs {
             return;
         };
         // Since the last close was counted, the file may have been opened again, or a rename or
-        // removal may have taken its last visible name. In both cases it keeps its hidden name.
+        // removal may have taken its last visible name. In both cases the file keeps its hidden
+        // name.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
         if paths.is_open(inode.slot) || !is_named {
             return;

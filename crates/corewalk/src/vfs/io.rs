@@ -125,8 +125,9 @@ impl Vfs {
     }
 
     /// Copies up to `len` bytes from one file to another inside the back end, and returns the
-    /// number of copied bytes. Each file comes with its handle and its offset, and is open for
-    /// reading or writing. Clears set-user-ID and set-group-ID as [`Vfs::write`] does.
+    /// number of copied bytes. Each file comes with its handle and its offset. The source is open
+    /// for reading, the destination for writing. Clears set-user-ID and set-group-ID as
+    /// [`Vfs::write`] does.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the back end cannot copy; `EXDEV` for files of two file systems; `EINVAL`

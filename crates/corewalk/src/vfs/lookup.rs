@@ -40,8 +40,8 @@ impl Vfs {
     /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
     /// validated only on a cache miss, because an invalid name is never cached.
     ///
-    /// The result has the attributes if the lookup asked the back end. A cache hit stores only the
-    /// new reference on the inode.
+    /// The result has the attributes if the lookup asked the back end. On a cache hit, the only
+    /// store to memory is the new reference on the inode.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.

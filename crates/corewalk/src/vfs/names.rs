@@ -424,9 +424,9 @@ impl Vfs {
     /// Runs `operation`, which fails if one of `inodes` is gone. The back end has then removed that
     /// inode, but the cache may still have it.
     ///
-    /// A caller must not learn of the removal before the cache shows it, so this method then waits
-    /// for the operation that removes the inode. `operation` must contain each question to the back
-    /// end, including the permission check.
+    /// A caller must not learn that an inode is gone before the cache shows it. So this method then
+    /// waits for the operation that removes the inode. `operation` must contain each question to
+    /// the back end, including the permission check.
     ///
     /// The operation that removes the inode may need an in-lookup lock. So this method holds none
     /// while it waits: `operation` has released its own, and the caller holds none.
@@ -751,8 +751,8 @@ impl Vfs {
     /// directory is not empty, invalidates all names in the directory.
     ///
     /// Another thread may be making an entry in the directory: the back end has it already, and the
-    /// cache still has a negative dentry. After the invalidation, a lookup of that entry misses the
-    /// cache and waits for the in-lookup lock of the other thread.
+    /// cache still has a negative dentry. This function invalidates the negative dentry. A later
+    /// lookup of the entry then waits for the in-lookup lock of the other thread.
     ///
     /// Rejected: a list of names that are being made, because every creation would have to write
     /// it.

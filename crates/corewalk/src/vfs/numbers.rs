@@ -69,9 +69,9 @@ impl Vfs {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }
 
-    /// Returns `attr`, which the back end has reported for `lookup_key` in `dir`. A back end
-    /// without inode numbers gets the number of the name's cached inode, or a new one. The caller
-    /// holds the in-lookup lock of the name.
+    /// Returns `attr`, which the back end has reported for `lookup_key` in `dir`. If the back end
+    /// has no inode numbers, `attr` gets the number of the name's cached inode, or a new one. The
+    /// caller holds the in-lookup lock of the name.
     pub(super) fn numbered(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, attr: Attr) -> Attr {
         let Some(numbers) = self.numbers(dir.now.inode) else { return attr };
         let is_kind = |inode| self.dcache.inodes.kind(inode) == attr.kind();

@@ -10,9 +10,10 @@
 //!   the cache shows the change. So no path is built from a name that the back end no longer has.
 //!
 //! Each file system has one table of locks, with an entry for each running call, rename and
-//! removal. The entry of a call lists the inodes on its path, among which a rename searches for the
-//! inode that it moves, and vice versa. A call also holds the last dentry of its path, so no
-//! directory on the path can be evicted and loaded again as another inode.
+//! removal. The entry of a call lists the inodes on its path, and a rename searches these entries
+//! for the inode that it moves. A call searches the entries of renames for the inodes on its path.
+//! A call also holds the last dentry of its path, so no directory on the path can be evicted and
+//! loaded again as another inode.
 //!
 //! # Guarantees
 //! - L.1: while a call holds the path lock of an inode, the back end runs no rename or removal of
@@ -138,8 +139,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds another path lock, for which a waiting rename may wait. So it must
-    /// not wait for that rename, only for renames that have their path locks.
+    /// The call already holds another path lock. A waiting rename may wait for that lock, so the
+    /// call must not wait for the rename. It waits only for renames that have their path locks.
     Further,
 }
 
@@ -170,8 +171,8 @@ impl Paths {
         let ticket = table.next_ticket();
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // If the inode has no path, the error drops `lock`, which removes this call from the table
-        // of path locks.
+        // If the inode has no path, this function returns an error. Then `lock` is dropped, which
+        // removes this call from the table of path locks.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.
@@ -224,8 +225,8 @@ impl Paths {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
-        // If a directory has no path, the error drops `lock`, which removes this rename from the
-        // table of path locks.
+        // If a directory has no path, this function returns an error. Then `lock` is dropped, which
+        // removes this rename from the table of path locks.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =

@@ -125,8 +125,8 @@ impl Vfs {
     /// the back end has removed or replaced `victim`, or has refused to, for example because it is
     /// not empty.
     ///
-    /// The result shows whether `victim` is empty. Without the wait, the caller could learn of
-    /// renames that the cache does not show yet.
+    /// The result of a removal tells the caller whether `victim` is empty, and so tells of renames.
+    /// The wait makes sure that the cache shows them.
     ///
     /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
     /// are released. So the caller does not wait for itself.
@@ -202,7 +202,8 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // A failed lookup of the target replaces the error of the attempted rename.
+        // If the lookup of the target also fails, return its error instead of the error of the
+        // attempted rename.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),

@@ -57,8 +57,8 @@ impl Vfs {
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // The name has a negative dentry. Invalidate it without a call: the next operation on
-            // the name asks the back end anyway.
+            // The name has a negative dentry. Invalidate it without asking the back end: the next
+            // operation on the name asks anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
@@ -105,9 +105,9 @@ impl Vfs {
         let before = known.as_ref().map(|known| known.inode);
         let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known);
         if !matches!(&answer, Ok(Some((found, _))) if Some(found.inode) == before) {
-            // Another program may have changed the name after a running listing read it. This
-            // change of the count keeps the listing from caching its old entry (invariant L.1 of
-            // `dcache::listings`).
+            // Another program may have changed the name after a running listing read it. Count a
+            // change of the directory, so that the listing does not cache its old entry (invariant
+            // L.1 of `dcache::listings`).
             drop(self.dcache.listings.change(dir.now.slot));
         }
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))

@@ -10,18 +10,17 @@
 //! only the usual case, so that its state stays in registers. The name must be inline in its
 //! dentry, and the dentry's entry the first in its bucket with its tag (16 bits of the hash).
 //!
-//! A component to which these rules do not apply is walked again from its beginning by
-//! [`Cursor::slow_step`], which is not inlined.
+//! [`Cursor::slow_step`], which is not inlined, walks any other component again from its beginning.
 //!
 //! The last component of a path has its own copy of the loop's body, since it may be any kind of
 //! file. This copy prefetches the cache line with the inode number.
 //!
-//! A component takes about 120 instructions on x86-64, and its validation about 10. Each lookup
-//! depends on the one before.
+//! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
+//! Each lookup depends on the one before.
 //!
-//! One component takes these dependent loads: the name's hash, which contains the number of the
-//! directory; the bucket of that hash; the slot in the bucket's entry; the dentry in that slot,
-//! which has the number of the next directory.
+//! To look up one component takes a chain of dependent loads: the name's hash, which contains the
+//! number of the directory; the bucket of that hash; the slot in the bucket's entry; the dentry in
+//! that slot, which has the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;

@@ -147,7 +147,7 @@ fn truncation_clears_set_user_id_without_fsetid() {
 }
 
 /// A chmod during a write must not be lost, even if the server looks up the writer's credentials
-/// only during the write. From then on, the mode cannot change until the bytes are written.
+/// only during the write. After that lookup, the mode cannot change until the bytes are written.
 #[test]
 fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a late look", Duration::from_secs(60));

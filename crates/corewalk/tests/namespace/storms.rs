@@ -1,5 +1,5 @@
-//! Stress tests with lookups during renames: none may miss an existing name, and no answer may mix
-//! two files.
+//! Stress tests with lookups during renames: no lookup may miss an existing name, and no answer may
+//! mix two files.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -17,7 +17,7 @@ pub(crate) const ROOM: usize = 4096;
 
 /// The claim that an answer makes about the tree. A state of the tree is the values of a few
 /// variables, such as the name of a renamed directory. The claim has, for each variable, the values
-/// with which the answer is true. It is an error text if there are none.
+/// with which the answer is true. If there are none, the claim is an error text.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
@@ -35,8 +35,8 @@ pub(crate) const PASSES: u64 = 4;
 /// Maximum number of lock-free attempts of a path translation by inode number: one without a
 /// reference on the inode, and up to `PASSES` with one.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of failed lock-free attempts of a translation into a buffer: up to `PASSES` use a
-/// small read set.
+/// Maximum number of failed lock-free attempts of a translation into a buffer. The first attempts,
+/// up to `PASSES`, use a small read set.
 ///
 /// A last attempt that finds too many names on the path does not count as failed. Up to `PASSES`
 /// more attempts then use a large read set.

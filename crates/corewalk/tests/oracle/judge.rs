@@ -25,8 +25,8 @@
 //! if and only if there is such a `k`.
 //!
 //! # Answers of one thread
-//! A thread gives its answers one after the other. So after an answer that shows a rename, it must
-//! not show the variable's older value.
+//! A thread gives its answers one after the other. So after an answer that shows a rename, the
+//! thread must not show the variable's older value.
 //!
 //! [`Judge`] assumes that each answer was given in the first instant in which it can be true, but
 //! not before the instant chosen for the last answer. So its choice is never later than the true
@@ -216,8 +216,8 @@ mod tests {
     #[test]
     fn answers_of_one_thread_do_not_go_back() {
         let mut judge = Judge::default();
-        // A rename changes the second variable of `lives` from 0 to 1 during both answers. After a
-        // 1, the second answer must not show 0.
+        // While the two answers are given, a rename changes the second variable of `lives` from 0
+        // to 1. If the first answer shows 1, the second must not show 0.
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
         assert!(
             judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(),

@@ -15,10 +15,10 @@ use crate::attr::mode;
 use crate::name::Name;
 
 /// At first the name `A` refers to the file with the inode number 7, which is in use. The function
-/// invalidates the name's directory. Then it adds the name again with `publish`, for the file
-/// `says`.
+/// invalidates the name's directory. Then it adds the name again with `publish`, for the file with
+/// the inode number `says`.
 ///
-/// Meanwhile a reader looks the name up with `look`. Counts how often it found the name.
+/// During `publish`, a reader looks the name up with `look`. Counts how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -36,8 +36,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `over`: after a 1, the
-                // lookup sees the finished publication.
+                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If this load returns
+                // 1, the lookup sees the finished publication.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -47,8 +47,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. Pairs with the reader's load of `over`: after a 1, its lookup sees all
-        // stores of `publish`.
+        // ORDERING: Release. Pairs with the reader's load of `over`. If that load returns 1, the
+        // reader's lookup sees all stores of `publish`.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -86,8 +86,8 @@ fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. After it the name
-/// refers to another file, so no lookup may find the old dentry.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. Here the name refers to
+/// another file after the invalidation, so no lookup may find the old dentry.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -318,8 +318,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
 /// Trap T25, control (a variant with the bug must fail): `publish` checks before its write section
 /// whether an invalidation has cancelled the fill (the caching of the answer). That is too early.
 ///
-/// A later invalidation does not find the name, because it is not valid yet. So a stale answer may
-/// stay in the cache.
+/// An invalidation after this early check does not find the name, which is not valid yet. So a
+/// stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -63,8 +63,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `told`: after a 1, the
-                // invalidation happened before the reader's lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If this load returns
+                // 1, the invalidation happened before the reader's lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -74,8 +74,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. Pairs with the reader's load of `told`: after a 1, this invalidation
-        // happened before its lookup.
+        // ORDERING: Release. Pairs with the reader's load of `told`. If that load returns 1, this
+        // invalidation happened before the reader's lookup.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -196,8 +196,8 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
 
 /// A reader looks `A` up for a client with `count`, which adds [`LOOKUP`] to the inode's reference
 /// count. The main thread changes the dentry of `A`, and plays a faulty client that forgets a
-/// lookup too many. Counts how often the lookup failed, its references stayed, and the faulty
-/// client took them.
+/// lookup too many. Returns how often the lookup failed, how often its references stayed, and how
+/// often the faulty client took them.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

@@ -83,8 +83,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may fail: the eviction sees the reader's reference and is undone, and the reader
-        // sees a changed sequence and drops its reference.
+        // Both threads may fail: the eviction sees the reader's reference and is undone, and the
+        // reader sees a changed sequence and drops its reference.
         tally.hit(usize::from(is_in_use));
     })
 }

@@ -26,8 +26,8 @@
 //! The lock of a block's slot is taken after that of the inode. No thread holds two slot locks. The
 //! locks of the cache and of the list of free block numbers are taken inside a slot lock.
 //!
-//! The last user of a block may wait for a thread that uses the block's cache entry, while it holds
-//! the lock of its inode. That thread waits only for slot locks, so there is no deadlock.
+//! The last user of a block, with its inode's lock held, may wait for a thread that uses the
+//! block's cache entry. That thread waits only for slot locks, so there is no deadlock.
 //!
 //! # Limits
 //! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If all
@@ -107,8 +107,8 @@ pub(super) enum Leave {
 pub(super) enum Released {
     /// The caller was the only user of the shared set, which is now its own.
     Last(Block),
-    /// Other inodes use the shared set too, and, because of [`Leave::IfLast`], so does still the
-    /// caller's inode.
+    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so its inode still
+    /// uses the set.
     Shared(Arc<Block>),
     /// The caller ([`Leave::Always`]) has left the shared set, which has other users.
     Left,

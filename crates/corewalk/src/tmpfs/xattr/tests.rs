@@ -334,8 +334,8 @@ fn inodes_beyond_the_limit_share_at_once() {
     audit(&fs, inos);
 }
 
-/// A changed set without space beside the old one must be changed in place, and then be shared like
-/// any other.
+/// If there is no space for a changed set beside the old one, the set must be changed in place, and
+/// then be shared like any other.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));

@@ -54,7 +54,7 @@ fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
-/// Trap T45: an invalidation must take no longer for 200,000 names than for 200.
+/// Trap T45: an invalidation of a directory must take no longer for 200,000 names than for 200.
 #[test]
 fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     const TIMES: u32 = 100;

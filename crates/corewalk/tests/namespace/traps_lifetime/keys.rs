@@ -40,7 +40,7 @@ fn secret(n: u64) -> u64 {
 }
 
 /// Returns long names that collide under the key of [`SEED`]. After forty bytes each has a word
-/// that equals a secret of the hash. It makes a factor 0, so the next word has no effect.
+/// that equals a secret of the hash. This word makes a factor 0, so the next word has no effect.
 fn crafted_long() -> Vec<Vec<u8>> {
     let word = secret(11).to_le_bytes();
     assert!(

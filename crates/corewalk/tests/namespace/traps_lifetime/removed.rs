@@ -53,8 +53,8 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
     assert_eq!(vfs.lookup(&Cred::root(), &held, name("a")).map(drop), Err(Errno::NOENT));
 }
 
-/// Trap T53: the work of a removal must be bounded, however many entries the cache has. It must
-/// keep the negative dentries of other directories, and may leave some of its own for later
+/// Trap T53: the work of a removal must be bounded, however many entries the cache has. The removal
+/// must keep the negative dentries of other directories, and may leave some of its own for later
 /// removals.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {

@@ -175,9 +175,9 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // Each new parent is added to `allowed` before the move. The last element at the
-            // beginning of the call may not have been reached yet. So the call may return it, the
-            // one before it, or a newer one.
+            // Each new parent is added to `allowed` before the move. When the call began, the move
+            // to the last element may not have happened yet. So the call may return this element,
+            // the one before it, or a newer one.
             let since = before.saturating_sub(2);
             assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
