@@ -1,8 +1,8 @@
 //! A shell on a namespace in memory: it walks paths, shows the path of a directory, and mounts.
 //!
-//! The example shows how a library operating system or a 9P server uses a [`Vfs`]. `walk` leads
-//! from a path to a file. `walk_parent` leads to the directory in which a new name is made.
-//! `getcwd` translates a place (a mount and a dentry) back to its path.
+//! How a library operating system or a 9P server uses a [`Vfs`]. `walk` leads from a path to a
+//! file. `walk_parent` leads to the directory in which a new name is made. `getcwd` translates a
+//! place (a mount and a dentry) to its path.
 //!
 //! ```sh
 //! printf 'mkdir /a\nwrite /a/f hello\nmv /a /b\ncd /b\npwd\ncat f\n' |
@@ -36,8 +36,8 @@ umount DIR        unmounts it
 path INO          prints a path of the inode with this number
 ";
 
-/// The shell that reads commands: its credentials and its working directory. It holds a reference
-/// on that directory, so the directory stays usable if it is renamed.
+/// The shell: its credentials and its working directory, whose reference keeps the directory usable
+/// if it is renamed.
 struct Shell<'v> {
     vfs: &'v Vfs,
     cred: Cred,

@@ -1,20 +1,19 @@
-//! Runs a fixed script of system calls for extended attributes and prints a transcript. The
-//! transcripts of two file systems can be compared.
+//! Runs a fixed script of system calls for extended attributes and prints a transcript, for a
+//! comparison of two file systems.
 //!
 //! ```text
 //! xattr_calls DIR
 //! ```
 //!
 //! The script works in DIR, an empty directory that all users can reach. It prints one line per
-//! call, with the call and its result, errno or bytes. Names in a list are sorted, because no
-//! manual specifies an order. Values over 40 bytes are shown as length and checksum.
+//! call: the call and its result, errno or bytes. Lists of names are sorted. Values over 40 bytes
+//! are shown as length and checksum.
 //!
 //! The script needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, getxattr01 to 03, listxattr01
-//! to 03, removexattr01 and 02. The variants of these calls for links (`l...`) and descriptors
-//! (`f...`) are covered too. So are the namespaces and permissions of xattr(7), and the access and
-//! default ACLs.
+//! to 03, removexattr01 and 02, and their variants for links (`l...`) and descriptors (`f...`). The
+//! namespaces and permissions of xattr(7), and ACLs, are covered too.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 
@@ -262,9 +261,8 @@ impl Script {
         say("fremove", fremovexattr(&fd, "user.gone"));
     }
 
-    /// Calls functions for extended attributes on two symbolic links, of which one is dangling. The
-    /// functions with `l` in front (such as lsetxattr) use the link itself. The others use its
-    /// target.
+    /// Uses extended attributes through two symbolic links, one of which is dangling. Functions
+    /// such as lsetxattr use the link itself, the others its target.
     fn links(&self) {
         let (link, dangling) = (self.at("link"), self.at("dangling"));
         say("set through a link", setxattr(&link, "user.through", b"1", SET));
@@ -454,8 +452,8 @@ impl Script {
     }
 }
 
-/// Changes the thread's credentials to the user `id`, the group `id`, and no other groups. User 0
-/// is root.
+/// Changes the thread's credentials to the user `id` (0 is root), the group `id`, and no other
+/// groups.
 fn become_user(id: u32) {
     if id == 0 {
         return become_root();
@@ -519,7 +517,6 @@ fn show_list(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
 
 fn text_of(bytes: &[u8]) -> String {
     if bytes.len() > 40 && !bytes.contains(&0) {
-        // An FNV-1a hash is enough to show any difference between long values.
         let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, &byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });

@@ -10,8 +10,8 @@
 //! In the workload, each thread has F files of its own. It sets an attribute of these files, in
 //! random order, to one of V random values.
 //!
-//! The commands `time` and `label` run nine rounds in one process. Each round measures a tmpfs that
-//! shares equal sets and a tmpfs that does not. They print the medians of the rounds.
+//! The commands `time` and `label` run nine rounds in one process. Each round measures a tmpfs with
+//! and without sharing of equal sets. The medians are printed.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
 
@@ -73,8 +73,8 @@ impl Bench {
         Bench { fs, files, values: (0..load.values).map(value).collect() }
     }
 
-    /// Starts several threads, each of which sets `sets` attributes. Returns the time of setting
-    /// one attribute, in nanoseconds.
+    /// Starts threads that each set `sets` attributes. Returns the time per attribute in
+    /// nanoseconds.
     fn round(&self, round: usize, sets: usize) -> f64 {
         let start = Instant::now();
         thread::scope(|scope| {

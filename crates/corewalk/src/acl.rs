@@ -1,17 +1,16 @@
 //! POSIX access control lists.
 //!
 //! An [`Acl`] says which users and groups may read, write and execute a file, beyond the nine
-//! permission bits. The default ACL of a directory is inherited by new files. The type holds only
-//! valid lists: each constructor checks invariants A.1 and A.2 below, so permission checks and
-//! inheritance can rely on them.
+//! permission bits. New files inherit the default ACL of their directory. Each constructor checks
+//! invariants A.1 and A.2 below, so permission checks and inheritance can rely on them.
 //!
 //! # Mechanism
-//! The entries are a small slice, sorted by tag and then by id. acl(5) checks permissions in this
-//! order. The entries of the owner, the owning group and others mirror the permission bits of the
-//! mode.
+//! The entries are a small slice, sorted by tag and then by id: the order in which acl(5) checks
+//! permissions. The entries of the owner, the owning group and others mirror the permission bits of
+//! the mode.
 //!
-//! If the ACL has a mask entry, the group bits of the mode mirror the mask instead. The mask limits
-//! the permissions of named users, of the owning group and of named groups.
+//! If the ACL has a mask entry, the group bits of the mode mirror the mask. The mask limits the
+//! permissions of named users, of the owning group and of named groups.
 //!
 //! The stored form of an ACL is version 2 of the `system.posix_acl_*` attributes: a little-endian
 //! `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
@@ -23,9 +22,8 @@
 //! - A.3: entries without an id have the id `u32::MAX`, so equal lists compare equal.
 //!
 //! # Differences
-//! Linux accepts an ACL that names the same user twice, and uses the first of the two entries.
-//! acl(5) forbids such an ACL, and this type refuses it with `EINVAL`. Entries may come in any
-//! order. The type has no locks.
+//! Linux accepts an ACL that names the same user twice, and uses the first entry. acl(5) forbids
+//! such an ACL, and this type refuses it with `EINVAL`.
 //!
 //! Source: acl(5); POSIX.1e draft 17; Linux `include/uapi/linux/posix_acl_xattr.h`.
 //!
@@ -91,9 +89,8 @@ impl Acl {
     /// Returns the ACL with these entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if the ACL lacks a required entry, or has an entry that it must not have (A.1 of
-    /// the module documentation). `EINVAL` also if an entry occurs twice or has a value out of
-    /// range (A.2).
+    /// `EINVAL` if the ACL lacks a required entry, has a forbidden one (A.1 of the module
+    /// documentation), or has an entry twice or with a value out of range (A.2).
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -160,8 +157,8 @@ impl Acl {
         &self.entries
     }
 
-    /// Returns the nine permission bits of the ACL: those of the owner, of the mask and of others.
-    /// An ACL without a mask gives the bits of the owning group instead of those of the mask.
+    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (without one,
+    /// of the owning group) and of others.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -179,9 +176,8 @@ impl Acl {
         }
     }
 
-    /// Changes the ACL as chmod(2) does: the three classes of permission bits in `mode` replace the
-    /// permissions of the owner, of the mask, and of others. Without a mask, the group bits replace
-    /// those of the owning group.
+    /// Changes the ACL as chmod(2) does: the permission bits in `mode` replace those of the owner,
+    /// of the mask (without one, of the owning group), and of others.
     #[doc(alias = "posix_acl_chmod")]
     pub fn chmod(&mut self, mode: u32) {
         let group = self.group_class();
@@ -193,8 +189,8 @@ impl Acl {
     }
 
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
-    /// ACL is `self`. The access ACL is None if the mode alone expresses it. The umask is ignored.
-    /// A new directory also inherits `self` as its default ACL.
+    /// ACL is `self`. The ACL is None if the mode alone expresses it. The umask is ignored. A new
+    /// directory also inherits `self`.
     ///
     /// # Examples
     /// ```
@@ -215,11 +211,11 @@ impl Acl {
         (mode, acl.equivalent_mode().is_none().then_some(acl))
     }
 
-    /// Returns true if a process with user id `uid` has the permissions `want` (read 4, write 2,
-    /// execute 1) for a file of `owner` and `group`. `is_member` returns true for each group of the
-    /// process, supplementary ones included.
+    /// Returns true if a process with `uid` has the permissions `want` (read 4, write 2, execute 1)
+    /// for a file of `owner` and `group`. `is_member` tells whether the process is in a group,
+    /// supplementary ones included.
     ///
-    /// This is the ACCESS CHECK ALGORITHM of acl(5). It ignores capabilities; the caller checks
+    /// This is the access check algorithm of acl(5). It ignores capabilities; the caller checks
     /// them.
     ///
     /// # Examples
@@ -267,8 +263,8 @@ impl Acl {
         self.entries.iter().find(|e| e.tag == tag).map(|e| e.perm)
     }
 
-    /// Returns the tag of the ACL entry that the mode's group bits mirror: the mask, or the owning
-    /// group if the ACL has no mask.
+    /// Returns the tag of the entry that the mode's group bits mirror: the mask, or the owning
+    /// group if there is none.
     fn group_class(&self) -> Tag {
         self.perm_of(Tag::Mask).map_or(Tag::GroupObj, |_| Tag::Mask)
     }
@@ -306,8 +302,8 @@ impl Entry {
     }
 }
 
-/// The tag of an ACL entry: the class of users to which the entry applies. The numbers of the
-/// variants are also the numbers in the stored form of an ACL.
+/// The tag of an ACL entry: the class of users to which it applies. The variants have the numbers
+/// of the stored form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {
@@ -350,8 +346,8 @@ fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     }
 }
 
-/// Checks that sorted entries are a valid ACL: none is missing, duplicate or out of range (A.1 and
-/// A.2 of the module documentation). `EINVAL` if they are not.
+/// Checks that sorted entries are a valid ACL (A.1 and A.2 of the module documentation). `EINVAL`
+/// if they are not.
 fn check_valid(entries: &[Entry]) -> Result<(), Errno> {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let has_required = [Tag::UserObj, Tag::GroupObj, Tag::Other].into_iter().all(|t| count(t) == 1);
@@ -376,7 +372,6 @@ mod tests {
         Acl::new(entries.iter().map(|&(tag, perm, id)| Entry::new(tag, perm, id)))
     }
 
-    /// Returns an ACL that names user 1000 and the groups 20 and 30.
     fn named() -> Acl {
         acl(&[
             (Tag::Other, 1, 0),
@@ -492,8 +487,8 @@ mod tests {
     #[test]
     fn check_follows_acl5() {
         let acl = named();
-        // Each row is a permission check: the process's user id and groups, the wanted permissions,
-        // and whether the ACL allows them. The file's owner is 1, and its group is 10.
+        // Each row is a permission check: user id, groups, wanted permissions, and whether the ACL
+        // allows them. The file's owner is 1, and its group is 10.
         let table: [(u32, &[u32], u32, bool); 17] = [
             (1, &[], 7, true),
             (1, &[10], 7, true),

@@ -1,5 +1,4 @@
-//! Attributes of an inode, as stat(2) reports them and as chmod, chown, truncate and utimensat
-//! change them.
+//! Attributes of an inode, as stat(2) reports them and chmod and chown change them.
 
 mod from_host;
 
@@ -46,9 +45,8 @@ pub enum Atime {
     Relative,
     /// Never (`noatime`).
     Never,
-    /// Update the access time at each read that reaches the file system (`strictatime`). On a FUSE
-    /// mount the kernel answers some reads and directory listings from its own cache. Those do not
-    /// reach the file system, so they do not update the access time.
+    /// Update the access time at each read that reaches the file system (`strictatime`). A FUSE
+    /// kernel answers some reads and directory listings from its own cache. These do not update it.
     Strict,
 }
 
@@ -242,21 +240,20 @@ pub struct Attr {
 }
 
 /// How long a client, such as the kernel, may use a name or attributes before it asks the server
-/// again. `None` means the default in the server's options. These times bind only clients: the
-/// server's own dentry cache keeps names until they change or are invalidated.
+/// again. `None` means the default in the server's options. The server's own dentry cache keeps
+/// names until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// How long a client may use the name under which it found the inode. The field has a meaning
-    /// only in attributes that are reported together with a name (by `lookup`, `make`, `link` and
-    /// `readdir`).
+    /// How long a client may use the name under which it found the inode. Used only with a name: in
+    /// the attributes of `lookup`, `make`, `link` and `readdir`.
     pub entry: Option<Duration>,
     /// For the attributes.
     pub attr: Option<Duration>,
 }
 
 impl Attr {
-    /// Returns the attributes of an empty file. `mode` has its type bits and permission bits. The
-    /// file has one link, belongs to user and group 0, and its times are 0.
+    /// Returns the attributes of an empty file with one link, of user and group 0, with all times
+    /// 0. `mode` has its type and permission bits.
     pub fn new(ino: u64, mode: u32) -> Attr {
         let (generation, nlink, uid, gid, rdev) = (0, 1, 0, 0, 0);
         let (size, blocks, blksize) = (0, 0, BLKSIZE);
@@ -326,8 +323,7 @@ impl Attr {
     }
 
     /// Applies the attribute changes in `set`, at the time `now`. A new size also changes the
-    /// number of blocks and the modification time. A back end that keeps an `Attr` per file calls
-    /// this method in its `setattr`.
+    /// blocks and the modification time. Meant for a back end that keeps an `Attr` per file.
     ///
     /// # Examples
     /// ```
@@ -395,8 +391,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time. A FUSE kernel with a writeback cache keeps change times itself, and sets
-    /// this field. If the field is None, the back end sets the change time.
+    /// New change time, or None if the back end sets it. A FUSE kernel with a writeback cache keeps
+    /// change times itself.
     pub ctime: Option<Timespec>,
 }
 
@@ -411,12 +407,11 @@ impl SetAttr {
         with_ctime: ctime = impl Into<Option<Timespec>>;
     }
 
-    /// Returns the access, modification and change times of a file after the changes in `self`.
-    /// `before` has the file's access and modification times before the changes, and `now` is the
-    /// time of the changes.
+    /// Returns the access, modification and change times of a file after the changes in `self`,
+    /// made at `now`. `before` has the earlier access and modification times.
     ///
-    /// A new size sets the modification time to `now`, unless the field `mtime` gives another time.
-    /// The change time becomes `now`, unless the field `ctime` gives another time.
+    /// A new size sets the modification time to `now`. The change time becomes `now`. Times in the
+    /// fields `mtime` and `ctime` take precedence.
     ///
     /// # Examples
     /// ```

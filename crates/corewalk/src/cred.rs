@@ -1,8 +1,8 @@
 //! The credentials and capabilities of a caller.
 //!
-//! A [`Cred`] holds what Linux calls the file system credentials of a task: `fsuid`, `fsgid`,
+//! A [`Cred`] has what Linux calls the file system credentials of a task: `fsuid`, `fsgid`,
 //! supplementary groups and the capabilities that concern files. On a FUSE mount with
-//! `default_permissions` the kernel has already checked permissions. A server of such a mount uses
+//! `default_permissions` the kernel has already checked permissions. The server then uses
 //! [`Cred::prechecked`], which sets the owner of new files and passes all checks.
 //!
 //! Source: credentials(7), capabilities(7).
@@ -15,8 +15,8 @@ bitflags! {
     pub struct Caps: u32 {
         /// Change the owner of any file.
         const CHOWN = 1;
-        /// The right to read and write any file, whatever its permission bits. Also the right to
-        /// execute any file that has an execute bit for the owner, the group or others.
+        /// The right to read and write any file, and to execute any file with an execute bit,
+        /// whatever its other permission bits.
         const DAC_OVERRIDE = 1 << 1;
         /// Read any file, search any directory.
         const DAC_READ_SEARCH = 1 << 2;
@@ -94,8 +94,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check. A FUSE server
-    /// uses such credentials if the kernel has already checked the permissions.
+    /// Returns credentials that make files for `uid` and `gid` and pass every check, for a FUSE
+    /// server whose kernel has already checked the permissions.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

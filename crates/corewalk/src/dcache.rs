@@ -4,19 +4,18 @@
 //! the hash table, and compares one dentry. It takes no lock and writes nothing.
 //!
 //! A thread that changes a name holds the name's in-lookup lock (`key_lock`). It calls the back end
-//! first, and then changes the cache. Readers see a new name when it is inserted in the hash table.
-//! They see any other change when the dentry's seqlock write section ends.
+//! first, and then changes the cache. Readers see a new name once it is in the hash table, and any
+//! other change at the end of the dentry's seqlock write section.
 //!
 //! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
-//! the slot number of its directory, and the child generation that the directory had then. No
-//! lookup finds a dentry with an old parent key.
+//! the directory's slot number, and its child generation at that time. No lookup finds a dentry
+//! with an old parent key.
 //!
-//! One increment of the child generation thus invalidates all names in a directory. Their dentries
-//! are stale then, and are evicted later.
+//! One increment of the child generation thus invalidates all names in a directory. Their stale
+//! dentries are evicted later.
 //!
-//! If a thread adds the name of a stale dentry to the cache again, it gives the dentry the current
-//! parent key. It finds the stale dentry by the hash of the name, which does not depend on the
-//! child generation.
+//! A stale dentry is used again if a thread adds its name: it gets the current parent key. It is
+//! found by the hash of the name, which does not depend on the child generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
@@ -59,37 +58,34 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache, called its host. The cache tells the host which inodes it has
-/// dropped. When memory is short, the cache asks the host to drop its references on inodes.
+/// The owner of the dentry cache. The cache tells its host which inodes it has dropped. When memory
+/// is short, it asks the host to drop references on inodes.
 pub(crate) trait Host: Send + Sync {
-    /// Tells the host (the owner of the cache) that the cache has dropped an inode. The slot of the
-    /// inode is free once this method returns.
+    /// Tells the host that the cache has dropped an inode, whose slot is free once this method
+    /// returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// Asks the host (the owner of the cache) to drop its references on the inode of one name. The
-    /// name is `name` in the directory with the inode number `parent`. The cache asks because it is
-    /// over its memory budget. It cannot evict the name's dentry while the host holds references on
-    /// the inode.
+    /// Asks the host to drop its references on the inode of `name` in the directory `parent` (an
+    /// inode number). The cache is over its memory budget, and these references keep it from
+    /// evicting the name.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
 /// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and
-/// `inode_hashtable`, with the locks around them.
+/// `inode_hashtable`.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names. To add a dentry under a name, or to move a dentry to a name, a
-    /// thread must hold the in-lookup lock of that name. Analogous to Linux's
-    /// `in_lookup_hashtable`.
+    /// The in-lookup locks of names. A thread must hold a name's lock to add a dentry under that
+    /// name, or to move one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The counts of directory listings in progress, and of the name changes during them.
     pub(crate) listings: Listings,
-    /// Protects the parent of every directory. A thread that moves a directory holds this lock for
-    /// writing. A thread that holds it shared keeps all directories in place. Analogous to Linux's
-    /// `rename_lock`.
+    /// Protects the parent of every directory. A thread that moves a directory holds it for
+    /// writing; held shared, it keeps all directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -124,7 +120,7 @@ pub(crate) struct Directory {
 /// The directory of a component that is looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupParent {
-    /// The directory's number, which is mixed into the hashes of its children's names.
+    /// The directory's number, a part of its children's hashes.
     pub(crate) id: u64,
     /// The current key of its children.
     pub(crate) key: ParentKey,
@@ -166,9 +162,8 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the parent key that the children of a directory have now: the directory's slot and
-    /// its child generation. The caller holds a reference on the directory's dentry. When a
-    /// directory is removed, its child generation changes, so no lookup finds its former children.
+    /// Returns the current parent key of a directory's children: the directory's slot and its child
+    /// generation. The caller holds a reference on the directory's dentry.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -189,8 +184,8 @@ impl Dcache {
         }
     }
 
-    /// Looks up the dentry of a name without a lock. So None does not prove that the name has no
-    /// dentry. Use [`Dcache::find_exact`] for such a proof.
+    /// Looks up the dentry of a name without a lock. None does not prove that the name has no
+    /// dentry; [`Dcache::find_exact`] does.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -203,9 +198,9 @@ impl Dcache {
         })
     }
 
-    /// Looks up a component of a path, as [`Dcache::find`] does. Finds only plain dentries, which
-    /// are neither symbolic links nor mount points. Returns the dentry's slot and an unvalidated
-    /// snapshot of the dentry. The caller validates the snapshot.
+    /// Looks up a path component like [`Dcache::find`], but only plain dentries (neither symbolic
+    /// links nor mount points). Returns the dentry's slot and a snapshot, which the caller
+    /// validates.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -223,10 +218,9 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find_plain`], but compares only one dentry: that of the first entry in the
-    /// hash bucket that has the name's tag (16 bits of the hash). The dentry must have the flags in
-    /// `needed`. Calls `before` with the dentry's slot before it loads the dentry, so that the
-    /// caller can prefetch other cache lines in parallel.
+    /// Like [`Dcache::find_plain`], but compares only the first dentry in the bucket that has the
+    /// name's tag (16 bits of the hash). The dentry must have the flags in `needed`. Calls `before`
+    /// with its slot before the load, so that the caller can prefetch other cache lines.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -267,20 +261,18 @@ impl Dcache {
     /// Returns the inode called `name` in the directory with the inode number `ino`, in the
     /// namespace's root file system. Takes a reference on the inode.
     ///
-    /// The caller need not look the directory up before: the function finds the child by its hash,
-    /// and then checks that its parent has the number `ino`. Returns None if the name is not
-    /// cached, is negative, or changes during the call, or if its inode has too many references. In
-    /// these cases the caller looks up the directory, and then the name in it.
+    /// The caller need not look the directory up: the function finds the child by its hash, and
+    /// checks that its parent has the number `ino`. Returns None if the name is not cached, is
+    /// negative, or changes during the call, or if its inode has too many references. The caller
+    /// then looks up the directory and the name.
     ///
-    /// The answer is right for one instant of the call: the instant at which the function loads the
-    /// parent's child generation. (Each invalidation of the directory increments this counter.)
-    /// Before that instant, the function reads the child's dentry. After it, the function takes the
-    /// reference on the inode, and checks that the child's dentry has not changed since.
+    /// The answer is right at the instant at which the function loads the parent's child
+    /// generation, which each invalidation of the directory increments. The child's dentry is read
+    /// before this instant, and validated after it.
     ///
-    /// A processor begins the next lookups while it waits for memory, as long as the instructions
-    /// of all of them fit in its reorder buffer. So this function compares only one dentry: that of
-    /// the first entry with the name's tag in the bucket's first line. `get_by_ino_slow` handles
-    /// long names and further entries.
+    /// This function compares only one dentry: that of the first entry with the name's tag in the
+    /// bucket's first line. It has so few instructions that the processor overlaps several lookups.
+    /// `get_by_ino_slow` handles long names and further entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         if name.len() <= INLINE_MAX {
             let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -340,22 +332,19 @@ impl Dcache {
     /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
     /// in the root file system.
     ///
-    /// `key` was read from a child's dentry, which the caller validates afterwards. If the
-    /// validation succeeds, the answer was right at the instant when this function loaded the child
-    /// generation. The child held a reference on its parent then, so the parent's inode number
-    /// could not change (invariants D.3 and D.4).
+    /// `key` was read from a child's dentry, which the caller validates afterwards. If it is valid,
+    /// the answer was right when this function loaded the child generation: the child held a
+    /// reference on its parent, whose inode number could not change (invariants D.3 and D.4).
     ///
-    /// A removal of the directory changes the child generation, so the function need not check for
-    /// it.
+    /// A removal of the directory changes the child generation, too.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the key that identifies the in-lookup lock of a name. The key does not contain the
-    /// child generation of the directory. So a name keeps the same lock when its directory is
-    /// invalidated.
+    /// Returns the key of the in-lookup lock of a name. It does not contain the child generation of
+    /// the directory, so the lock stays the same after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
@@ -365,8 +354,8 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the hash under which the table lists the dentry in `slot`. `image` is the dentry's
-    /// content. The caller holds the dentry's lock, or no other thread can find the dentry.
+    /// Returns the hash under which the table lists a dentry with the content `image`. The caller
+    /// has locked the dentry, or no other thread can find it.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
@@ -391,7 +380,7 @@ impl Dcache {
     }
 
     /// Takes a reference on the inode of the dentry in `slot`. Returns false if the dentry has
-    /// changed since its sequence was `seq`.
+    /// changed since `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -404,9 +393,9 @@ impl Dcache {
         false
     }
 
-    /// Drops a reference on a dentry. When the last reference on an unhashed dentry is dropped, the
-    /// dentry is freed, and its reference on its parent is dropped. This function walks up the
-    /// parents in a loop and not by recursion, because the tree may be deep (trap T43).
+    /// Drops a reference on a dentry. The last reference on an unhashed dentry frees it, which
+    /// drops its reference on its parent. The function walks up the parents in a loop, because the
+    /// tree may be deep (trap T43).
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {
@@ -482,8 +471,7 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of a dentry's parent, and the name of the dentry. The dentry had this
-    /// parent and this name at the same instant.
+    /// Returns the slot of a dentry's parent and the dentry's name, both of the same instant.
     pub(crate) fn name_of(&self, slot: DentrySlot) -> (DentrySlot, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
@@ -496,7 +484,7 @@ impl Dcache {
     }
 
     /// Returns true if the dentry in `slot` is `ancestor` or below it. The caller holds the lock
-    /// `topology`, so no directory moves. Without that lock the answer may be wrong.
+    /// `topology`, so no directory moves.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {
@@ -519,8 +507,8 @@ impl Dcache {
     }
 }
 
-/// A guard that frees the slot of a dead inode when the guard is dropped. So the slot is freed even
-/// if the back end panics in `forget`.
+/// Frees the slot of a dead inode when it is dropped, so that a panic of the back end in `forget`
+/// does not leak the slot.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,
@@ -537,8 +525,7 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns the body word of a dentry that becomes unhashed: `body` without the flag
-/// [`Flags::HASHED`] and without an inode.
+/// Returns `body` without [`Flags::HASHED`] and without an inode.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
 }

@@ -1,12 +1,12 @@
 //! The dentry: a name in a directory, in one cache line that readers copy without a lock.
 //!
-//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words. The memory of
-//! slots is never unmapped, so a reader can always load a word of any slot. Word 0 is the dentry's
-//! sequence (a seqlock): it tells a reader whether the words that it has read belong together. So a
-//! reader detects a torn name, and needs no lock.
+//! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words, whose memory is
+//! never unmapped, so a reader can always load them. Word 0 is the dentry's sequence (a seqlock):
+//! it tells a reader whether the words that it has read belong together. So a reader detects a torn
+//! name, and needs no lock.
 //!
-//! A dentry's reference count and its state of reclaim are in a second record on another cache line
-//! ([`Cold`]), which a path walk does not touch.
+//! The reference count and the reclaim state of a dentry are on another cache line ([`Cold`]),
+//! which a path walk does not touch.
 //!
 //! ```text
 //! word 0  sequence: odd while the dentry changes; never repeats, also not when the slot is reused
@@ -14,13 +14,13 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! The module `lookup_key` defines the words of a name. If a name does not fit into the dentry, the
-//! last name word refers to a slot for long names, whose memory is never unmapped either.
+//! The module `lookup_key` defines the words of a name. The last name word of a dentry refers to a
+//! slot for long names, if the name does not fit. The memory of such slots is never unmapped
+//! either.
 //!
-//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). Whenever
-//! possible, the dentry and the inode of a name are in the same slot. So when a lookup knows the
-//! slot number from the hash table, it can prefetch the inode's reference count in parallel with
-//! the dentry.
+//! A slot has two halves: one for a dentry, and one for an inode (module `inode`). If possible, a
+//! name's dentry and inode are in one slot. So a lookup that has the slot number from the hash
+//! table can prefetch the inode's reference count in parallel with the dentry.
 //!
 //! The two halves are allocated and freed separately: names are removed, an inode may have several
 //! names, and a negative dentry has no inode. The slot is freed when both halves are free.
@@ -56,12 +56,12 @@ use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
-/// use fewer words, so that they have fewer steps.
+/// use fewer, for fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
 /// The length in bytes up to which a name fits in the dentry itself.
 pub(crate) const INLINE_MAX: usize = 8 * INLINE_WORDS;
-/// The number of words at the end of a directory's dentry that hold its inode number and its child
-/// generation. In other dentries these words hold a part of the name.
+/// Number of words at the end of a directory's dentry for its inode number and child generation.
+/// Other dentries have a part of the name there.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -71,32 +71,32 @@ pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
 const PAIRS: usize = (WORDS - 2) / 2;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
-/// The number of words in a slot for the rest of a long name, for each of three size classes. Of
-/// 100,000 names below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of
-/// those; the second holds nearly all others.
+/// Words in a slot for the rest of a long name, for three size classes. Of 100,000 names below
+/// /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the second
+/// holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
 /// A dentry refers to the slot of its long name with one word: the size class shifted left by this
 /// number of bits, and the slot number in the bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
-/// dentry and one for an inode. Each slot also has a cold record, which path walks do not read. It
-/// holds the reference count, and tells which halves are in use.
+/// dentry and one for an inode. Its cold record, which path walks do not read, has the reference
+/// count and tells which halves are in use.
 pub(crate) struct Dentries {
-    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in the slot's record in
-    /// `cold`. Readers take no lock: they validate with the sequence in word 0.
+    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in `cold`. Readers take
+    /// no lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
     /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
     large: SlotArena<{ LONG_WORDS[2] }>,
-    /// Number of dentries in use. More slots may be in use, because inodes use slots too.
+    /// Number of dentries in use. Slots with only an inode do not count.
     count: ShardedCounter,
 }
 
-/// A copy of a dentry's parent key, body word and name words. A thread builds a new image first,
-/// and then begins the write section that stores it in the dentry.
+/// A copy of a dentry's parent key, body word and name words. It is built before the write section
+/// that stores it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -126,16 +126,15 @@ impl Image {
     }
 }
 
-/// The inode number and the child generation of a directory. A directory's dentry stores them in
-/// its last two words. Other dentries store a part of the name there.
+/// The inode number and the child generation of a directory: the last two words of its dentry.
+/// Other dentries have a part of the name there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryWords {
     pub(crate) ino: u64,
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot of a dentry: its parent key and its body word, and the sequence at which they were
-/// read.
+/// A snapshot of a dentry: its parent key and body word, with the sequence at which they were read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -185,8 +184,7 @@ impl Dentries {
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
         let seq = self.stable_seq(slot);
-        // ORDERING: Relaxed. The sequence protects this word: the reader's validation tells whether
-        // the read was torn.
+        // ORDERING: Relaxed. The sequence protects this word: validation detects a torn read.
         let key = ParentKey(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
@@ -194,7 +192,7 @@ impl Dentries {
     }
 
     /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
-    /// reader sleeps on the dentry's lock, which the writer holds (trap T30).
+    /// reader sleeps on the dentry's lock (trap T30).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -227,9 +225,8 @@ impl Dentries {
     }
 
     /// Returns zero if no write section of the dentry has begun since its sequence was `seq`, an
-    /// even number. A reader that validates several dentries calls [`SeqCount::end_of_reads`] once,
-    /// and then this function per dentry. The reader combines the results, so that it branches only
-    /// once.
+    /// even number. To validate several dentries with one branch, a reader calls
+    /// [`SeqCount::end_of_reads`] once and combines the results of this function.
     #[inline(always)]
     pub(crate) fn difference(&self, slot: DentrySlot, seq: Seq) -> u64 {
         self.seq(slot).difference(seq.0)
@@ -269,9 +266,8 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` fills all words of a slot of the smallest size class, even if the name needs
-        // fewer. So for that class compare all words of the slot, because a comparison of a fixed
-        // length is faster.
+        // `store_long` fills all words of a slot of the smallest size class. So compare all of
+        // them, because a comparison of a fixed length is faster.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -286,9 +282,9 @@ impl Dentries {
         difference == 0
     }
 
-    /// Returns the words of the long-name slot that `reference` refers to. After a torn read,
-    /// `reference` may be arbitrary bytes. The caller's validation then fails. But before that, the
-    /// arbitrary bytes must not lead out of the arena's memory.
+    /// Returns the words of the long-name slot of `reference`. After a torn read, `reference` may
+    /// be arbitrary bytes. The caller's validation then fails, but the bytes must not lead out of
+    /// the arena's memory.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -301,8 +297,7 @@ impl Dentries {
         }
     }
 
-    /// Copies the name of a dentry into `out`. The caller validates the copy with the dentry's
-    /// sequence.
+    /// Copies the name of a dentry into `out`. The caller validates the copy.
     pub(crate) fn copy_name(&self, slot: DentrySlot, body: Body, out: &mut NameCopy) {
         let words = self.words(slot);
         out.len = body.len();
@@ -322,9 +317,8 @@ impl Dentries {
         let wanted = words_of(out.len);
         (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. The caller validates this word with the dentry's sequence
-            // afterwards. Before that, the word may have any bits, so `rest_of` checks that it
-            // refers to a slot.
+            // ORDERING: Relaxed. The caller validates this word with the dentry's sequence. Before
+            // that it may have any bits, so `rest_of` checks that it refers to a slot.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
             let wanted = wanted.saturating_sub(inline).min(rest.len());
             rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
@@ -332,7 +326,7 @@ impl Dentries {
     }
 
     /// Returns the child generation of the directory in `slot` (a counter of the directory's
-    /// invalidations). The caller validates the dentry's sequence afterwards.
+    /// invalidations). The caller validates the dentry.
     #[inline]
     pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -340,27 +334,25 @@ impl Dentries {
     }
 
     /// Returns the current child generation of the directory in `slot` (a counter of the
-    /// directory's invalidations). It is a single word that cannot be torn, so the caller needs no
-    /// validation. No later load of the caller happens before this load.
+    /// directory's invalidations). A single word cannot be torn, so it needs no validation. Later
+    /// loads of the caller happen after this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Acquire. Pairs with the release fence of the write section that stored this
-        // generation. An invalidation increments the generation because the back end has changed.
-        // If this thread sees the new generation and then asks the back end, the answer contains
-        // that change.
+        // generation. An invalidation increments it after a change of the back end. So a thread
+        // that sees the new generation gets that change from the back end.
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
     /// Returns the inode number and the child generation of the directory in `slot`. The caller
-    /// validates them with the dentry's sequence.
+    /// validates them.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
     /// Returns the number of a directory that is mixed into the hashes of its children's names. The
-    /// number does not change while the directory's dentry lives (D.3). For example, a reference
-    /// keeps the dentry alive.
+    /// number does not change while the directory's dentry lives (D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -370,8 +362,8 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// Returns the content of the dentry in `slot`. The caller holds the dentry's lock, or no other
-    /// thread can find the dentry.
+    /// Returns the content of the dentry in `slot`. The caller has locked the dentry, or no other
+    /// thread can find it.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
         // ORDERING: Relaxed. The caller's lock excludes changes of these words.
@@ -395,9 +387,8 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot. It holds the slot's generation, the referenced bit, and a
-    /// bit for each half (dentry or inode) that is in use. It also holds the slot of the next
-    /// dentry of the same inode.
+    /// Returns the cold word of a slot: its generation, the referenced bit, a bit for each half in
+    /// use, and the slot of the inode's next dentry.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -405,10 +396,9 @@ impl Dentries {
 
     // Writing.
 
-    /// Allocates a dentry. A slot has two halves, one for a dentry and one for an inode. `beside`
-    /// is the dentry's inode, on which the caller holds a reference, or none. If the dentry half of
-    /// this inode's slot is free, the dentry goes there. Otherwise it goes into a new slot, among
-    /// the slots of `group`. Returns None if no slot is left.
+    /// Allocates a dentry, if possible in the slot of `beside`, its inode, on which the caller
+    /// holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. Returns None
+    /// if no slot is left.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -418,18 +408,16 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees a dentry: the half of its slot that is for dentries. The other half may still hold an
-    /// inode. The slot keeps its sequence, so the sequence of the next dentry in this slot starts
-    /// from there.
+    /// Frees the dentry half of a slot, whose other half may still hold an inode. The sequence of
+    /// the next dentry in the slot continues from this one's.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates an inode. A slot has two halves, one for a dentry and one for an inode. `beside`
-    /// is a dentry of the inode, on which the caller holds a reference, or none. If the inode half
-    /// of this dentry's slot is free, the inode goes there. Otherwise it goes into a new slot,
-    /// among the slots of `group`. For [`Group::Few`] (directories), a new slot is tried first.
+    /// Allocates an inode, if possible in the slot of `beside`, one of its dentries, on which the
+    /// caller holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. For
+    /// [`Group::Few`] (directories), a new slot is tried first.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -444,13 +432,12 @@ impl Dentries {
         self.free_half(Half::Inode, slot.get());
     }
 
-    /// Allocates one of the two halves of a slot, for a dentry or for an inode. Takes that half of
-    /// the slot `beside` if it is free, otherwise a half of a new slot of `group`. `beside` is 0 if
-    /// the caller has no preferred slot.
+    /// Allocates one of the two halves of a slot, for a dentry or for an inode: in the slot
+    /// `beside` if that half is free there, otherwise in a new slot of `group`. `beside` is 0 for
+    /// no preference.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // A slot has a half for a dentry and a half for an inode. The caller asks for one half of
-        // the slot `beside` and keeps the other half in use. So this slot is not freed during the
-        // call.
+        // The caller keeps the other half of the slot `beside` in use, so this slot is not freed
+        // during the call.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -469,8 +456,7 @@ impl Dentries {
 
     /// Builds the content of a dentry called `name`. If the name is long, allocates a slot for the
     /// rest of it. If `inode` is `InodeSlot::NONE`, the dentry is negative. The caller stores the
-    /// content in a dentry or passes it to [`Dentries::drop_image`]. Returns None if no slot is
-    /// left for a long name.
+    /// content or passes it to [`Dentries::drop_image`]. Returns None if no slot is left.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
@@ -495,8 +481,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` as the content of a dentry, and returns the dentry's previous content. The
-    /// caller is inside the dentry's write section (D.1).
+    /// Stores `image` as the content of a dentry, inside its write section (D.1). Returns the
+    /// previous content.
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -517,8 +503,7 @@ impl Dentries {
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body word (inode slot, length of the name, superblock and flags) in a dentry.
-    /// The caller is inside the dentry's write section.
+    /// Stores a new body word in a dentry. The caller is inside the dentry's write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
@@ -531,8 +516,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the long name that `image` refers to, if there is one. When this function
-    /// is called, no dentry contains `image` any more.
+    /// Frees the slot of the long name of `image`, if it has one. No dentry contains `image` any
+    /// more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -545,7 +530,7 @@ impl Dentries {
     }
 
     /// Stores the bytes of `name` from `start` on in a new slot for long names. Returns the word
-    /// that refers to that slot, or None if no slot is left.
+    /// for that slot, or None if none is left.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
@@ -557,9 +542,9 @@ impl Dentries {
         let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
         let words = self.rest_of(reference);
         // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. The slot
-        // may have held the name of another dentry before. That dentry's sequence changed before
-        // the slot was freed. So if a reader of the old name sees a word stored below, its
-        // validation also sees the changed sequence.
+        // may have held the name of another dentry, whose sequence changed before the slot was
+        // freed. A reader of that name that sees a word stored below also sees the changed
+        // sequence.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
             // ORDERING: Relaxed. The words become visible to readers through the dentry that will
@@ -593,8 +578,8 @@ impl Dentries {
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
-    /// Returns a snapshot without waiting for a writer. If a writer is inside its write section,
-    /// the sequence in the snapshot is odd, and the validation of the snapshot always fails.
+    /// Returns a snapshot without waiting for a writer. During a write section the snapshot's
+    /// sequence is odd, so its validation fails.
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = self.seq();
@@ -623,7 +608,7 @@ impl Line<'_> {
     }
 
     /// Returns true if the dentry is hashed and has the name `lookup_key`. The dentry may change
-    /// during the comparison. So the caller validates the dentry's sequence afterwards.
+    /// meanwhile, so the caller validates it.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -636,17 +621,15 @@ impl Line<'_> {
         if !lookup_key.is_long() && self.is_named_inline(lookup_key) {
             return true;
         }
-        // The comparison above finds only a name that is stored in the dentry itself. The rest of a
-        // longer name is in a slot for long names. A directory's dentry has room for fewer bytes
-        // than other dentries, so it needs such a slot for shorter names too. If this dentry has
-        // such a slot, compare with the name there.
+        // The comparison above finds only a name that is stored in the dentry itself. A longer name
+        // has its rest in another slot. (A directory's dentry has room for fewer bytes than
+        // others.) Compare with the name there.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Like [`Line::is_named`], but finds only a name that is stored in the dentry itself.
-    /// `lookup_key` has at most [`INLINE_MAX`] bytes.
+    /// Like [`Line::is_named`], for a name of at most [`INLINE_MAX`] bytes.
     #[inline(always)]
     pub(crate) fn is_named_inline(&self, lookup_key: &LookupKey<'_>) -> bool {
         let (pairs, _) = self.0.as_chunks::<2>();
@@ -667,8 +650,8 @@ impl Line<'_> {
         let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // Load each word of the dentry just before the comparison with a word of the lookup key. So
-        // the loaded word occupies a register only for a short time.
+        // Load each word of the dentry just before its comparison, so that it occupies a register
+        // only for a short time.
         if word(1) != key.0 {
             return None;
         }
@@ -713,9 +696,8 @@ impl NameCopy {
     }
 }
 
-/// Returns the group of slots for the dentry and the inode of a file. Directories have a group of
-/// their own, and thus memory pages of their own, because they are few and every path walk reads
-/// some of them.
+/// Returns the group of slots for a file's dentry and inode. Directories have a group, and so
+/// memory pages, of their own: they are few, and every path walk reads some.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,
@@ -732,14 +714,12 @@ pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     }
 }
 
-/// Returns the index of the name word that refers to a slot for long names, if the dentry has such
-/// a slot. It is the last name word, which does not hold a part of the name then.
+/// Returns the index of the name word that refers to a slot for long names: the last name word.
 fn long_at(body: Body) -> usize {
     INLINE_WORDS - 1 - if body.is_directory() { DIRECTORY_WORDS } else { 0 }
 }
 
-/// Returns a number that identifies a directory by its superblock and inode number. It is part of
-/// the hashes of the names in the directory.
+/// Returns a number for a directory, which is part of the hashes of the names in it.
 #[inline]
 pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
     ino.wrapping_add(u64::from(superblock) << 48)
@@ -754,8 +734,7 @@ mod tests {
     use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// Checks that a dentry matches the name that was stored in it, for each length of the name,
-    /// and that it does not match any other name.
+    /// For each length of a name, a dentry must match the stored name and no other.
     #[test]
     fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();

@@ -5,13 +5,14 @@
 //! no sequence has changed, all names existed together at the instant between the collection and
 //! the validation, so the path existed (traps T1, T8, P8).
 //!
-//! There is no global rename sequence, so a pass fails only if the dentry or an ancestor changes.
+//! There is no global rename sequence. So a translation must retry only if the dentry or one of its
+//! ancestors changes.
 //!
-//! After a few failed passes, the translation takes the lock `topology` shared, which keeps
+//! After a few failed attempts, the translation takes the lock `topology` shared, which keeps
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
 //! for ever (trap T9).
 //!
-//! The result includes the kind of path. The texts of d_path and getcwd depend on it (trap T11).
+//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
@@ -28,9 +29,8 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// A translation into a buffer of the caller must not allocate memory. If a path has more than
-/// `STEPS` names, the translation starts again with a larger read set on the stack, for `DEEP`
-/// names.
+/// A translation into a buffer of the caller must not allocate memory. A path with more than
+/// `STEPS` names gets a larger read set on the stack, for `DEEP` names.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -41,13 +41,12 @@ const OTHER_PATHS_MAX: usize = 8;
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.
     Linked,
-    /// The dentry has been removed. The path consists of the names that led to the dentry before
-    /// its removal.
+    /// The dentry has been removed. The path is its last one.
     Unlinked,
     /// The dentry is not below the root that the caller passed, so the path starts at the root of
     /// the namespace instead.
     OutsideRoot,
-    /// The dentry is in a tree that is not mounted. The path starts at the root of that tree.
+    /// The dentry is in a tree that is not mounted, from whose root the path starts.
     Unreachable,
 }
 
@@ -56,9 +55,9 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount up to a root, across mount points. The first field holds the mount
-    /// and the dentry. The second field holds the number of the root's mount, and the root's
-    /// dentry. If the second field is None, the route ends at the root of the namespace.
+    /// From a dentry in a mount up to a root, across mount points. The first field is the mount and
+    /// the dentry, the second the number of the root's mount and the root's dentry. None stands for
+    /// the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -105,10 +104,9 @@ impl<const N: usize> PathBuffer<'_, N> {
     }
 }
 
-/// Translates a dentry to its path and writes the path to the end of `buf`. Returns the index at
-/// which the path begins, and the kind of path. All names of the path existed at one instant. The
-/// caller holds a reference on the dentry at which `route` begins. The function allocates no
-/// memory.
+/// Translates a dentry to its path, at the end of `buf`. Returns the index at which the path
+/// begins, and its kind. All names existed at one instant. The caller holds a reference on the
+/// dentry at which `route` begins. Allocates no memory.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if the path does not fit.
@@ -140,8 +138,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode to `out`. The path starts at the root of the inode's file system. The
-/// path of that root itself is `/`.
+/// Appends a path of an inode, from the root of its file system, to `out`. The path of that root is
+/// `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -161,8 +159,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias (the first of its dentries) is in a removed directory, for
-            // example, and has no path. So try the inode's other aliases.
+            // The inode's first alias has no path: for example, its directory was removed. Try the
+            // others.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -170,8 +168,7 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns more paths of an inode: those by its other names. The first name, which
-/// [`append_inode_path`] uses, is left out.
+/// Returns paths of an inode by its other names than the first, which [`append_inode_path`] uses.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -208,12 +205,11 @@ pub(crate) struct Chain {
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// Returns a path of an inode from the root of its file system, together with the inodes on that
-/// path. The path and the inodes belonged together at one instant.
+/// Returns a path of an inode from the root of its file system, and the inodes on it, all of one
+/// instant.
 ///
-/// The caller holds a reference on the inode. If the inode is no directory, the caller also keeps
-/// one of its names in the cache (see [`hold_name`]). The function neither takes nor drops a
-/// reference on a dentry.
+/// The caller holds a reference on the inode, and, unless it is a directory, keeps one of its names
+/// in the cache (see [`hold_name`]). No reference on a dentry is taken or dropped.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -252,8 +248,8 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // The dentry `first` is in a removed directory, for example, and has no path. So try
-            // the inode's other dentries.
+            // The dentry `first` has no path: for example, its directory was removed. Try the
+            // others.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }
@@ -269,8 +265,8 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // The slot of a dentry on the path may be reused before this thread reads the dentry's
-        // inode. That changes the slot's sequence, so `is_unchanged` below returns false.
+        // The slot of a dentry on the path may be reused before its inode is read here. Then
+        // `is_unchanged` below returns false.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {
@@ -284,8 +280,7 @@ pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot)
 
 /// Returns a path of the inode with the number `ino` in the root file system, without taking a
 /// reference. Returns None if the inode is not cached, or if a name on the path changes meanwhile.
-/// If the result is None, the caller takes a reference on the inode and calls
-/// [`append_inode_path`].
+/// The caller then takes a reference on the inode and calls [`append_inode_path`].
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     // An inode's dentry is usually in the same slot as the inode, so prefetch that dentry.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;
@@ -295,9 +290,8 @@ pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     }
     let mut buffer = PathBuffer::new();
     buffer.prepend(dcache, alias, DentrySlot::NONE, Pass::Optimistic);
-    // A hashed dentry holds a reference on its inode. `is_unchanged` below validates the path's
-    // dentries. If it returns true, the inode was alive when the next two lines read it, and its
-    // number was `ino`.
+    // A hashed dentry holds a reference on its inode. If `is_unchanged` returns true, the dentry
+    // was hashed during both reads, so its inode was alive and had the number `ino`.
     let leaf = dcache.dentries.line(alias).snapshot_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !buffer.is_unchanged(dcache) {

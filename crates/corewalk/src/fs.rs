@@ -1,9 +1,9 @@
 //! The interface to a back end: the trait that a file system implements.
 //!
 //! A [`FileSystem`] is a back end that stores files. Its methods get one name at a time. The caller
-//! of the back end handles path walks, permission checks, negative dentries, mounts and reference
-//! counts. Six methods are required, five more make changes, and the others have a useful default.
-//! The example `hello` of `corewalk-fuse` is a complete back end.
+//! handles path walks, permission checks, negative dentries, mounts and reference counts. Six
+//! methods are required, five more make changes, and the others have a useful default. The example
+//! `hello` of `corewalk-fuse` is a complete back end.
 //!
 //! The documentation of [`FileSystem`] contains the rules F.1 to F.6, because this module is
 //! private.
@@ -41,12 +41,13 @@ pub enum Addressing {
     /// removed, the back end itself must keep the file usable until `forget` (F.4), for example
     /// with an open descriptor.
     Path,
-    /// The back end finds a file only by its path. So a file must keep a name while it is in use.
-    /// If an open file is unlinked, it gets a hidden name in the root directory until it is closed.
-    /// If a rename replaces a file, the file gets a hidden name until it is forgotten. For this,
-    /// the back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
-    /// refuses both `rename` and `link`, the file is removed at once, and later calls for the file
-    /// fail with `ESTALE`.
+    /// The back end finds a file only by its path, so a file keeps a name while it is in use. An
+    /// unlinked open file gets a hidden name in the root directory until it is closed, and a
+    /// replaced file until it is forgotten.
+    ///
+    /// The back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
+    /// refuses both `rename` and `link`, the file is removed at once, and later calls for it fail
+    /// with `ESTALE`.
     PathOnly,
 }
 
@@ -62,8 +63,8 @@ pub enum Addressing {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Make<'a> {
-    /// Type bits and permission bits. When a back end gets them, the umask, ACL inheritance and the
-    /// rules for the set-group-ID bit have already been applied.
+    /// Type bits and permission bits, after the umask, ACL inheritance and the rules for the
+    /// set-group-ID bit have been applied.
     pub mode: u32,
     /// The permission bits to clear (umask(2)). They are cleared in `mode` before the back end is
     /// called, unless the directory has a default ACL. A back end ignores this field.
@@ -82,8 +83,8 @@ pub struct Make<'a> {
     /// The inherited default ACL of a new directory.
     pub default_acl: Option<Acl>,
     /// The flags of open(2), if the caller opens the file right after its creation. A back end may
-    /// use them to create and open the file in one step. It then keeps the open file for the call
-    /// of `open` that follows.
+    /// use them to create and open in one step. It then keeps the open file for the following
+    /// `open`.
     pub open: Option<u32>,
 }
 
@@ -156,19 +157,18 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The position in the directory after this entry. It is unique within the directory and never
-    /// 0. It stays valid however the directory changes (traps T48, P13).
+    /// The position in the directory after this entry. It is unique within the directory, never 0,
+    /// and valid however the directory changes (traps T48, P13).
     pub cookie: u64,
-    /// The attributes that a `lookup` of the name would return. If they are given, a listing that
-    /// needs attributes does not call `lookup`. Most listings need no attributes. So a back end
-    /// reports attributes only if they cost no extra work, for example because they came with the
-    /// names from a server.
+    /// The attributes that a `lookup` of the name would return. With them, a listing that needs
+    /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes
+    /// only if they cost no extra work, for example because a server sent them with the names.
     pub attr: Option<Attr>,
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns a directory entry without attributes. `ino` and `kind` are those of the file with
-    /// the name `name`. A listing that continues after this entry passes `cookie` to `readdir`.
+    /// Returns a directory entry without attributes, for the file `name`. A listing that continues
+    /// after this entry passes `cookie` to `readdir`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino, kind, cookie, attr: None }
     }
@@ -260,10 +260,10 @@ impl Opened {
 
 /// A file system that corewalk serves.
 ///
-/// `open` and `opendir` return a handle of 64 bits. Calls that are made through the open file get
-/// this handle in [`Node::handle`]: `read`, `write`, `fsync`, `flush` and so on. `setattr` gets it
-/// for ftruncate(2), and `getattr` gets it in some cases. For fstat(2) and fchmod(2) Linux passes
-/// no handle. A back end without open state keeps the default `open` and ignores handles.
+/// `open` and `opendir` return a handle of 64 bits. Calls through the open file (`read`, `write`,
+/// `fsync`, `flush` and so on) get it in [`Node::handle`]. `setattr` gets it for ftruncate(2),
+/// `getattr` in some cases, fstat(2) and fchmod(2) not at all on Linux. A back end without open
+/// state keeps the default `open` and ignores handles.
 ///
 /// # What a back end may rely on
 /// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
@@ -291,17 +291,16 @@ impl Opened {
 ///   names.
 /// - A call that fails changes nothing.
 /// - If `readdir` reports an entry with attributes, later calls may use its inode without a
-///   `lookup`. The cache may also ignore the reported attributes, without a `forget`. So a back end
-///   that keeps state per looked-up inode reports no attributes.
+///   `lookup`. The cache may also ignore the attributes, without a `forget`. So a back end that
+///   keeps state per looked-up inode reports none.
 /// - During a call, the back end must not call the `Vfs` for the names of that call, nor change the
 ///   attributes of its inode through the `Vfs`. Between [`Node::path`] and the end of the call it
 ///   must not call the `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that does not exist
-/// any more. A back end by path gets `ENOENT` for the path of such an inode. It may return that
-/// error, and the caller turns it into `ESTALE`. Each method lists only the errors that the caller
-/// cannot detect itself.
+/// any more. A back end by path may return `ENOENT` instead, which the caller turns into `ESTALE`.
+/// Each method lists only the errors that the caller cannot detect itself.
 ///
 /// # Examples
 /// A server or a test calls a back end through the trait:
@@ -381,8 +380,7 @@ impl Opened {
 /// ```
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
-    /// Returns how the back end identifies files. The method is called once, when the file system
-    /// is mounted.
+    /// Returns how the back end identifies files. Called once, when the file system is mounted.
     fn addressing(&self) -> Addressing {
         Addressing::Number
     }
@@ -398,10 +396,12 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The cache may know no name of this inode. `ESTALE` if the inode does not exist, or has no
     /// name any more.
     ///
-    /// If `generation` is given, the inode must have this generation. For a FUSE client it is None:
-    /// the back end returns the current inode with this number, and the kernel compares the
-    /// generation. If a back end implements this method, its other methods may get [nodes](Node)
-    /// without a path. Such a back end must also implement [`FileSystem::parent`].
+    /// `generation`, if given, is the generation that the inode must have. A FUSE client gives
+    /// none: the back end returns the current inode with this number, and the kernel compares the
+    /// generations.
+    ///
+    /// A back end with this method must also implement [`FileSystem::parent`]. Its other methods
+    /// may get [nodes](Node) without a path.
     #[doc(alias = "fh_to_dentry")]
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
         Err(Errno::STALE)
@@ -437,15 +437,13 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The caller has already
-    /// checked that the rename makes no loop of directories, that the kinds of files fit, and that
-    /// no name is `.` or `..`. `ENOTEMPTY` for a target directory that is not empty.
+    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The caller has checked
+    /// that the rename makes no loop, that the kinds of files fit, and that no name is `.` or `..`.
+    /// `ENOTEMPTY` for a target directory that is not empty.
     ///
-    /// For a rename with [`RenameMode::Replace`], the caller may not know from the cache whether
-    /// `to` exists. Then it calls `rename` with [`RenameMode::NoReplace`] first. If that call fails
-    /// with `EEXIST`, the caller looks `to` up and calls `rename` with [`RenameMode::Replace`]. It
-    /// does the same after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`]
-    /// returns.
+    /// If the cache does not know the target, the caller first uses [`RenameMode::NoReplace`].
+    /// After `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. It does the
+    /// same after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`] returns.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),
@@ -456,13 +454,11 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Reports the entries of `dir` after the position `cookie` to `sink`, in a fixed order. Stops
-    /// at the end, or when `sink` returns `Break`. Cookie 0 is the start. An entry that exists
-    /// during a whole listing, from cookie 0 to the end, is reported exactly once, however other
-    /// entries change.
+    /// at the end, or when `sink` returns `Break`. An entry that exists during a whole listing,
+    /// from cookie 0 to the end, is reported exactly once, however other entries change.
     ///
-    /// `readdir` may return after any entry, for example at the end of a block of the back end's
-    /// storage. The caller then calls `readdir` again with the cookie of the last entry. If a call
-    /// reports no entry, the listing is complete.
+    /// `readdir` may return after any entry, for example at the end of a storage block. The caller
+    /// then continues with the cookie of the last entry. A call without entries ends the listing.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
     /// Reads at `offset` into `buf` and returns the number of bytes read. The back end fills `buf`
@@ -480,12 +476,12 @@ pub trait FileSystem: Send + Sync + 'static {
     /// written. `end` is the end of the file as far as the client knows. May fail with `ENOSPC` or
     /// `EFBIG`.
     ///
-    /// A server calls this method only if other programs may change the files too. The default
-    /// writes at `end`, which is right if only this client changes the file, because the client
-    /// serializes its appends. A back end whose files others change must find the end and write
-    /// there in one step. Appending is a property of the call and not of the open file. fcntl(2)
-    /// can change `O_APPEND` of an open file, and the client's writeback through the same handle
-    /// has its own offsets.
+    /// A server calls this method only if other programs may change the files. Such a back end must
+    /// find the end and write there in one step. The default writes at `end`, which is right if
+    /// only this client changes the file, because the client serializes its appends.
+    ///
+    /// Appending is a property of the call, not of the open file. fcntl(2) can change `O_APPEND`,
+    /// and the client's writeback through the same handle has its own offsets.
     fn append(&self, node: Node<'_>, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.write(node, end, bytes)
     }
@@ -513,9 +509,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(Opened::default())
     }
 
-    /// Returns true if the back end keeps state per open file. If it does not, a server may skip
-    /// `open` and `release`. A server never skips them for a back end with
-    /// [`Addressing::PathOnly`], because then the namespace must know which files are open.
+    /// Returns true if the back end keeps state per open file. Otherwise a server may skip `open`
+    /// and `release`, except for a back end with [`Addressing::PathOnly`], where the namespace must
+    /// know which files are open.
     fn has_open_state(&self) -> bool {
         false
     }
@@ -526,29 +522,29 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Returns the file of the host that has the content of the open file [`Node::handle`]. `None`,
-    /// the default, if there is no such file.
+    /// Returns the file of the host that has the content of the open file [`Node::handle`], if
+    /// there is one.
     ///
-    /// A server calls this method at the first open of an inode, and the answer holds until the
-    /// inode is not open any more. If the kernel agrees, it opens the place of that file on the
-    /// host again for each client. It does so with the rights of the server and the flags of the
-    /// client, whatever the access mode of the descriptor is. The kernel then reads and writes that
-    /// file itself. It calls `read` and `write` only for files with [`OpenFlags::DIRECT_IO`].
+    /// A server calls this at the first open of an inode, and the answer holds until the inode is
+    /// not open any more. If the kernel agrees, it opens that file of the host again for each
+    /// client, with the rights of the server and the flags of the client, whatever the descriptor's
+    /// access mode. The kernel then reads and writes it directly. It calls `read` and `write` only
+    /// for files with [`OpenFlags::DIRECT_IO`].
     fn backing_file(&self, node: Node<'_>) -> Option<Arc<OwnedFd>> {
         None
     }
 
-    /// Called when a client closes a descriptor of an open file. An error of this method becomes
-    /// the error of close(2). After dup(2) or fork(2) an open file has several descriptors, so this
-    /// method may be called several times for it. The default is `ENOSYS`: the back end needs no
-    /// such call for any file, and a server may skip these calls.
+    /// Called when a client closes a descriptor of an open file. An error becomes that of close(2).
+    /// After dup(2) or fork(2) an open file has several descriptors, so this may be called several
+    /// times. The default is `ENOSYS`: the back end needs no such calls, and a server may skip
+    /// them.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
 
-    /// Opens a directory for a listing. A back end that keeps state per listing implements this
-    /// method. `readdir`, `fsync` and `releasedir` get the returned handle in [`Node::handle`]. A
-    /// server may skip this call under the conditions of [`FileSystem::has_open_state`].
+    /// Opens a directory for a listing, if the back end keeps state per listing. `readdir`, `fsync`
+    /// and `releasedir` get the handle in [`Node::handle`]. A server may skip this call as
+    /// [`FileSystem::has_open_state`] says.
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }
@@ -560,15 +556,15 @@ pub trait FileSystem: Send + Sync + 'static {
     fn release(&self, node: Node<'_>) {}
 
     /// Returns true if calls of the back end may wait long, for example for another machine. A
-    /// server then lets any idle thread take the next request. If this method returns false, a
-    /// server may bind the requests of a processor to one thread, which is faster. Waiting in
-    /// `fsync` does not count here, but in [`FileSystem::fsync_waits`].
+    /// server then lets any idle thread take the next request. Otherwise it may bind the requests
+    /// of a processor to one thread, which is faster. Waiting in `fsync` counts in
+    /// [`FileSystem::fsync_waits`] instead.
     fn waits(&self) -> bool {
         true
     }
 
     /// Returns true if `fsync` may wait for a disk or another machine. A server then calls it from
-    /// separate threads, and serves other requests meanwhile.
+    /// separate threads.
     fn fsync_waits(&self) -> bool {
         false
     }
@@ -593,9 +589,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
-    /// Each file is given with the offset of its range, and the two ranges do not overlap. If this
-    /// method returns `EOPNOTSUPP`, the default, or `EXDEV`, a server copies with `read` and
-    /// `write`.
+    /// Each file comes with the offset of its range; the ranges do not overlap. After `EOPNOTSUPP`,
+    /// the default, or `EXDEV`, a server copies with `read` and `write`.
     fn copy_file_range(
         &self,
         from: (Node<'_>, u64),
@@ -643,14 +638,13 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns the access ACL or the default ACL of `node`. None if there is no such ACL, or if the
-    /// mode alone expresses it. The caller uses this method to answer reads of the
-    /// `system.posix_acl_*` attributes.
+    /// mode alone expresses it. Reads of the `system.posix_acl_*` attributes use this method.
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         Ok(None)
     }
 
-    /// Sets an ACL of a file. If `acl` is None, removes the ACL. With an access ACL, `mode` is the
-    /// mode that the ACL implies. The back end changes the ACL and the mode in one step.
+    /// Sets an ACL of a file. None removes it. `mode` is the mode that an access ACL implies. The
+    /// back end changes both in one step.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -662,8 +656,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if the back end manages locks, because other machines or other programs lock
-    /// the files too. If false, the kernel manages the locks of this mount, and others do not see
-    /// them. A server then calls none of the next three methods.
+    /// the files too. If false, the kernel manages the locks of this mount, and a server calls none
+    /// of the next three methods.
     fn has_locks(&self) -> bool {
         false
     }
@@ -681,8 +675,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes the file, or
-    /// those of flock(2) when an open file is closed.
+    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes it, those of
+    /// flock(2) when an open file is closed.
     fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -702,18 +696,17 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Serves any other ioctl(2) on a regular file or a directory. `command` tells the size and the
-    /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument that the client passes.
-    /// The answer has at most as many bytes as the argument. `ENOTTY`, the default, for an unknown
-    /// command.
+    /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument. The answer has at most
+    /// as many bytes as the argument. `ENOTTY`, the default, for an unknown command.
     fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
         Err(Errno::NOTTY)
     }
 
-    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If a
-    /// client waits for events, `waker` is given. The back end keeps it until the file has new
-    /// events, and then wakes it. The default is `ENOSYS`, which says that reads and writes of
-    /// the back end's files never wait. After that answer a server need not call the method again.
-    /// lxcfs is a program that needs it.
+    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If
+    /// `waker` is given, the back end keeps it until the file has new events, and then wakes it.
+    ///
+    /// The default is `ENOSYS`: reads and writes of this back end's files never wait. The server
+    /// then need not ask again. lxcfs is a program that needs this method.
     fn poll(
         &self,
         node: Node<'_>,
@@ -728,8 +721,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn forget(&self, ino: u64, generation: u64) {}
 
     /// Does deferred work of the back end. A server calls this method about once per second, from a
-    /// thread that serves no requests. A server need not call it at all. So a back end must also
-    /// work without the calls, but may use more memory then.
+    /// thread that serves no requests. A back end must also work without these calls, but may then
+    /// use more memory.
     fn maintain(&self) {}
 
     /// Calls `sink` with each counter of the back end: its name and its value.

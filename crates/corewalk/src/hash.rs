@@ -3,25 +3,22 @@
 //! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose hash buckets
 //! (trap T54). With a fixed seed, runs are repeatable.
 //!
-//! The hash of a name alone has two words ([`NameHash`]). One multiplication then mixes these words
-//! with the number of the directory. So a walk can hash a component before it knows the component's
-//! directory, and the processor overlaps the hash with the lookup of that directory.
+//! The hash of a name alone has two words ([`NameHash`]). One multiplication mixes them with the
+//! number of the directory. So a walk can hash a component while it still looks up the component's
+//! directory.
 //!
 //! The mixing follows the folded multiply of wyhash and foldhash. Its input is the words of a name,
 //! in the same form in which dentries store them. Each factor of a product contains a secret.
 //!
 //! foldhash 0.2, in contrast to this module, multiplies the words of a long input by a public
 //! constant. So an attacker can construct names that collide under every seed.
-//!
-//! The hash tables use 32 bits of the hash. If two names collide, a lookup compares one more
-//! dentry.
 
 use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// [`HashKeys::short_name`] hashes this number of words at the beginning of a name. If the name has
-/// more words, further steps hash them.
+/// The number of words that [`HashKeys::short_name`] hashes at the beginning of a name. Further
+/// steps hash the rest.
 pub(crate) const SHORT_WORDS: usize = 3;
 
 /// The secrets of the hashes of one namespace.
@@ -66,8 +63,8 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // The compiler turns this `if` into a select instruction. A branch on the length would
-        // often be mispredicted.
+        // This `if` becomes a select instruction. A branch on the length would often be
+        // mispredicted.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
@@ -79,17 +76,15 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // `NameHash::child` adds the number of the directory, which is often a small number like
-        // the length. Multiply the length by a secret, so that the two numbers cannot cancel each
-        // other out.
+        // `NameHash::child` adds the directory's number, often as small as the length. The product
+        // with a secret keeps the two from cancelling each other out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
     /// Returns the hash of a long name. `start` is the hash of its length and its first words. The
-    /// next four words, which suffice for nearly all long names, are hashed without a branch on the
-    /// length. The hash consists of products. Both factors of each product contain a secret, so a
-    /// client cannot choose a name that makes a factor 0.
+    /// next four words suffice for nearly all long names, and are hashed without a branch on the
+    /// length. Each product has a secret in both factors, so that no name can make a factor 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);
@@ -99,7 +94,6 @@ impl HashKeys {
         NameHash { first: hash, ..start }
     }
 
-    /// Returns `hash` mixed with the four words of the name that begin at byte `at`.
     #[inline(always)]
     fn four(&self, hash: u64, name: &[u8], at: usize) -> u64 {
         let [k0, k1, k2, k3, k4] = self.rests;
@@ -116,8 +110,7 @@ impl HashKeys {
 }
 
 impl NameHash {
-    /// Returns the hash of the name in one directory: the hash of the name alone, mixed with `id`,
-    /// the number of the directory.
+    /// Returns the hash of the name in the directory with the number `id`.
     #[inline(always)]
     pub(crate) fn child(self, id: u64) -> u64 {
         fold(id.wrapping_add(self.first), self.second)

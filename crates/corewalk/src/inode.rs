@@ -1,23 +1,24 @@
 //! The inode cache. For each inode it holds the permissions, which path walks check, and the
 //! reference count.
 //!
-//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines. Path
-//! walks read the permission record: mode, owner, ACL flag, and the inode's dentries. Only changes
-//! of attributes and of names write it. Taking and dropping a reference writes the reference
-//! record: reference count and inode number.
+//! Analogous to Linux's `struct inode`. An inode has two records on different cache lines:
+//! - The permission record has mode, owner, ACL flag and the inode's dentries. Path walks read it;
+//!   only changes of attributes and names write it.
+//! - The reference record has the reference count and the inode number. Taking and dropping a
+//!   reference writes it.
 //!
-//! Because of the two records, taking a reference does not disturb path walks. The reference record
-//! is small, so that many of them fit the processor's caches.
+//! With two records, taking a reference does not disturb path walks. Many of the small reference
+//! records fit the processor's caches.
 //!
-//! Inodes have no slots of their own. Each slot has two halves: one for a dentry, and one for an
-//! inode (module `dentry`). The two records of an inode belong to the second half.
+//! A slot has two halves: one for a dentry, and one for an inode (module `dentry`). The two records
+//! of an inode are part of its half.
 //!
-//! The back end owns the attributes, and the permission record is a copy of them. A thread that
-//! changes attributes marks the record as unknown before it calls the back end.
+//! The permission record is a copy of the back end's attributes. A thread that changes attributes
+//! marks the record as unknown before it calls the back end.
 //!
-//! A thread that finds the record unknown takes a ticket (the record's version), asks the back end
-//! for the attributes, and stores them in the record. It stores them only if no change has begun
-//! since it took the ticket, and none is in progress.
+//! A thread that finds the permission record unknown takes a ticket (the record's version) and asks
+//! the back end for the attributes. It stores them only if no change has begun since it took the
+//! ticket, and none is in progress.
 //!
 //! # Invariants
 //! - I.1: the table lists at most one live inode for each inode number of a superblock.
@@ -27,8 +28,7 @@
 //!
 //! # Locks
 //! The lock of an inode (in its lockref) protects the chain of its dentries and all writes to its
-//! permission record. A thread that needs both a dentry's lock and an inode's lock takes the
-//! dentry's lock first.
+//! permission record. A dentry's lock is taken before an inode's.
 //!
 //! The list of stale generations (inodes whose number another inode has now) has a mutex. A thread
 //! that takes this mutex may hold the lock of a stripe of the inode table, but no inode's lock.
@@ -76,12 +76,12 @@ const REFERENCED: u64 = 1 << 15;
 const GENERATION: usize = 3;
 
 /// The weight of one client lookup in an inode's count. The 28 bits below it count internal
-/// references (dentries and `InodeRef`s). The 33 bits above it count lookups that clients hold.
-/// Both lie in one word, so `forget` checks and subtracts in one step.
+/// references (dentries and `InodeRef`s). The 33 bits above it count lookups. Both lie in one word,
+/// so `forget` checks and subtracts in one step.
 pub(crate) const LOOKUP: u64 = 1 << 28;
 /// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
-/// field. The other half is for dentries, and for threads that have incremented the count but have
-/// not yet checked it.
+/// field. The other half is for dentries, and for threads that have not yet checked the incremented
+/// count.
 pub(crate) const REFS_MAX: u64 = LOOKUP / 2;
 
 /// The attributes that a permission check needs.
@@ -106,8 +106,8 @@ impl Perm {
 
 /// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
-    /// For each inode, its lockref (lock and reference count) and its inode number. The number
-    /// changes only while no other thread uses the slot.
+    /// For each inode, its lockref (lock and reference count) and its inode number, which changes
+    /// only while no other thread uses the slot.
     refs: SlotArena<REF_WORDS>,
     /// For each inode, a record of its permissions, its generation and the slot of its first
     /// dentry. Written under the inode's lock.
@@ -116,12 +116,10 @@ pub(crate) struct Inodes {
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// A count that each attribute change increments twice, when it begins and when it ends. If the
-    /// count changes while the back end's answer to a lookup is being cached, the attributes in the
-    /// back end's answer may be too old, and are not stored.
+    /// A count that each attribute change increments when it begins and when it ends. Attributes
+    /// from the back end are not stored if the count has changed since the back end was asked.
     changes: ShardedCounter,
-    /// The mutex of the condition variable `gone`. A thread that frees a dead inode holds this
-    /// mutex while it clears the inode's number.
+    /// The mutex of `gone`. A thread holds it while it clears the number of a dead inode.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -131,13 +129,13 @@ pub(crate) struct Inodes {
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
-    /// The inode that the inode in `slot` has replaced in the table, if there was one. It has the
-    /// same number and another generation. The caller gets a reference on it.
+    /// The inode that `slot` has replaced in the table: it has the same number and another
+    /// generation. The caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version of the permission record when an attribute change began, or when a thread began to
-/// ask the back end for the attributes.
+/// The version of the permission record at the beginning of an attribute change, or of a question
+/// to the back end.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -190,16 +188,16 @@ impl Inodes {
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. If the caller holds a reference on the inode, the inode number cannot
-        // change. If the caller holds none, it validates the dentry that led to the inode. The
-        // validation fails if the slot has another inode now.
+        // ORDERING: Relaxed. The inode number cannot change while the caller holds a reference. A
+        // caller without one validates the dentry that led to the inode, which fails if the slot
+        // has been reused.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. If the caller holds a reference on the inode, the inode's generation
-        // cannot change. If the caller holds none, it validates the dentry that led to the inode.
-        // The validation fails if the slot has another inode now.
+        // ORDERING: Relaxed. The generation cannot change while the caller holds a reference. A
+        // caller without one validates the dentry that led to the inode, which fails if the slot
+        // has been reused.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
@@ -213,7 +211,7 @@ impl Inodes {
     #[inline]
     pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
         // ORDERING(alias): Acquire. Pairs with the store in `set_alias`. A dentry is filled before
-        // it becomes an alias. So a reader that loads the alias also sees the filled dentry.
+        // it becomes an alias, so a reader of the alias sees it filled.
         DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
@@ -244,9 +242,8 @@ impl Inodes {
     }
 
     /// Looks an inode up by its number, and returns its slot with a reference. Returns None if the
-    /// inode is not cached. If the slot is reused just before the reference is taken, the reference
-    /// is on a wrong inode. Then `stray` is called with the slot, to drop that reference, and the
-    /// lookup is repeated.
+    /// inode is not cached. If the slot was reused before the reference was taken, calls `stray`
+    /// with the slot, to drop the wrong reference, and tries again.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -263,8 +260,8 @@ impl Inodes {
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A lookup without a lock may miss an entry (T.1 of `table`). So after a miss repeat
-            // the lookup under the lock of the hash table's stripe.
+            // A lookup without a lock may miss an entry (T.1 of `table`). So repeat it under the
+            // lock of the table's stripe.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -275,9 +272,8 @@ impl Inodes {
     }
 
     /// Returns the inodes with the number `ino` that other inodes have replaced in the table, with
-    /// a reference on each. The caller first calls [`Inodes::get`], which searches the table. In
-    /// the other order it could miss an inode that moves from the table to the list of stale
-    /// generations between the two calls.
+    /// a reference on each. Call [`Inodes::get`], which searches the table, first. In the other
+    /// order an inode that moves from the table to this list could be missed.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -288,10 +284,10 @@ impl Inodes {
         self.stale_generations.alone(work)
     }
 
-    /// Returns the slot of the inode with the number `ino`, without a reference. When the caller
-    /// has read what it needs through the slot, it checks with [`Inodes::is`] that the slot still
-    /// holds that inode. `before` is called with the slot of each candidate before the candidate is
-    /// read. None does not prove that the inode is not cached.
+    /// Returns the slot of the inode with the number `ino`, without a reference. After its last
+    /// read, the caller checks with [`Inodes::is`] that the slot still holds that inode. Calls
+    /// `before` with each candidate's slot before reading it. None does not prove that the inode is
+    /// not cached.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -312,13 +308,13 @@ impl Inodes {
         !slot.is_none() && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns the inode that `attr` describes, with a reference for the caller. If the cache does
-    /// not have the inode, adds it, if possible in the slot of the dentry `beside`. `beside` is
-    /// none, or a dentry on which the caller holds a reference.
+    /// Returns the inode that `attr` describes, with a reference for the caller. Adds a missing
+    /// inode to the cache, if possible in the slot of `beside`, a dentry on which the caller holds
+    /// a reference.
     ///
-    /// `changes_before` is the value that [`Inodes::changes`] had before the back end was asked. If
-    /// that value has changed, `attr` may be out of date, and the permissions of a new inode count
-    /// as unknown. Returns None if no slot is left.
+    /// `changes_before` is the value of [`Inodes::changes`] before the back end was asked. If it
+    /// has changed, `attr` may be out of date, and the permissions of a new inode count as unknown.
+    /// Returns None if no slot is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
@@ -329,8 +325,8 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // A dead inode leaves the table before its slot is freed. So an inode that is found under
-        // the stripe's lock keeps its slot until that lock is released.
+        // A dead inode leaves the table before its slot is freed. So an inode found under the
+        // stripe's lock keeps its slot under that lock.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -374,9 +370,8 @@ impl Inodes {
         guard.revive();
         guard.add(1);
         // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. A reader
-        // may have found this slot in a dentry that has changed since. If the reader sees the new
-        // inode number, which is stored below, its validation also sees that the dentry's sequence
-        // has changed.
+        // may have found this slot in a dentry that has changed since. If it sees the new inode
+        // number, stored below, its validation also sees the dentry's changed sequence.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -388,8 +383,8 @@ impl Inodes {
         self.store_perm(slot, perm, known);
     }
 
-    /// Drops `n` references on an inode. Returns true if no reference is left. In that case the
-    /// inode is dead. The caller tells the back end to forget it, and calls [`Inodes::free`].
+    /// Drops `n` references on an inode. Returns true if none is left: the inode is dead, and the
+    /// caller tells the back end to forget it, and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: InodeSlot, n: u64) -> bool {
         if n > 1 {
@@ -405,9 +400,8 @@ impl Inodes {
         true
     }
 
-    /// Frees the slot of a dead inode. The caller has already told the back end that the inode was
-    /// dropped. Until this call, an inode with the same number cannot enter the table. So the back
-    /// end learns of the end of one inode before the number appears again.
+    /// Frees the slot of a dead inode, after the back end has been told of its end. Until then, no
+    /// inode with the same number can enter the table.
     pub(crate) fn free(&self, slot: InodeSlot, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
@@ -416,9 +410,8 @@ impl Inodes {
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. This store clears the inode number. `wait_until_gone` also reads the
-        // inode number under the mutex `dying`. Other readers check the lockref, which says that
-        // the inode is dead.
+        // ORDERING: Relaxed. `wait_until_gone` reads the number under the mutex `dying`, too. Other
+        // readers check the lockref, which says that the inode is dead.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -426,8 +419,7 @@ impl Inodes {
         dentries.free_inode(slot);
     }
 
-    /// Waits until a dead inode is freed. At that time, the back end has been told that the inode
-    /// was dropped.
+    /// Waits until a dead inode is freed, after the back end was told of its end.
     #[cold]
     fn wait_until_gone(&self, slot: InodeSlot, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
@@ -445,8 +437,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Makes a dentry the first alias of an inode, because the back end has just confirmed the
-    /// dentry's name. Does nothing if the dentry is not an alias of the inode.
+    /// Makes a dentry the first alias of an inode, because the back end has just confirmed its
+    /// name. Does nothing if it is no alias of the inode.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -458,9 +450,8 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of an inode, without its first alias. Takes no references on
-    /// them. So a caller that takes a reference on one of them checks afterwards that it is still
-    /// an alias.
+    /// Returns up to `max` aliases of an inode without the first, and without references on them. A
+    /// caller that takes a reference on one checks afterwards that it is still an alias.
     pub(crate) fn other_aliases(
         &self,
         slot: InodeSlot,
@@ -483,8 +474,8 @@ impl Inodes {
         !dentries.cold(dentry).next_alias().is_none()
     }
 
-    /// Returns true if `dentry` is the only alias of the inode, and the inode has references
-    /// besides that of the dentry.
+    /// Returns true if `dentry` is the inode's only alias, and the inode has other references than
+    /// the dentry's.
     pub(crate) fn is_only_alias_in_use(
         &self,
         slot: InodeSlot,
@@ -496,9 +487,8 @@ impl Inodes {
     }
 
     /// Removes `dentry` from the aliases of an inode, unless it is the only alias of an inode with
-    /// other users. In that case the alias stays, and the result is false. The check and the
-    /// removal happen under one lock. Otherwise two threads that remove the last two aliases could
-    /// each see the other alias, and remove both.
+    /// other users. In that case returns false. One lock covers the check and the removal.
+    /// Otherwise two threads could each see the other's alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -531,8 +521,8 @@ impl Inodes {
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// Removes `dentry` from the aliases of an inode whose lock the caller holds. Returns false if
-    /// `dentry` is not an alias of the inode.
+    /// Removes `dentry` from the aliases of an inode, whose lock the caller holds. Returns false if
+    /// it is no alias of the inode.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -559,9 +549,9 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
-        // ORDERING(alias): Release. Pairs with the load in `alias`, so that a reader that loads the
-        // alias sees the filled dentry. The atomic update preserves the referenced bit, which
-        // another thread may set at the same time.
+        // ORDERING(alias): Release. Pairs with the load in `alias`: its reader sees the filled
+        // dentry. The update keeps the referenced bit, which another thread may set at the same
+        // time.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -572,20 +562,20 @@ impl Inodes {
 
     // Permissions.
 
-    /// Returns the permissions of an inode, or None if they are unknown. If the caller holds no
-    /// reference on the inode, it validates the dentry that led to the inode.
+    /// Returns the permissions of an inode, or None if they are unknown. A caller without a
+    /// reference on the inode validates the dentry that led to it.
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
-        // ORDERING(perm): Acquire. Pairs with the store of the version in `store_perm_version`. The
-        // owner was stored before the version. So the load below sees the owner of this version, or
-        // a newer one.
+        // ORDERING(perm): Acquire. Pairs with the store of the version in `store_perm_version`,
+        // which follows the store of the owner. So the load below sees the owner of this version,
+        // or a newer one.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
         // ORDERING(perm-unknown): Acquire fence. Pairs with the fence in `mark_unknown`. A writer
-        // makes the record's version odd before it stores a new owner. So if the load of `owner`
-        // has seen a new owner, the load of `again` sees another version than `first`.
+        // makes the record's version odd before it stores a new owner. So after a new `owner`, the
+        // load of `again` differs from `first`.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
         let again = words[MODE].load(Ordering::Relaxed);
@@ -619,8 +609,8 @@ impl Inodes {
         self.changes.sum()
     }
 
-    /// Begins a change of attributes: marks the permissions as unknown. The caller calls the back
-    /// end afterwards.
+    /// Begins a change of attributes: marks the permissions as unknown. The caller then calls the
+    /// back end.
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
@@ -629,80 +619,78 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change of attributes. `perm` contains the permissions in the back end's answer, or
-    /// None if the call has failed. The permissions are known afterwards if there is an answer, and
-    /// if no other change overlapped this one.
+    /// Ends a change of attributes. `perm` is the back end's answer, or None if the call has
+    /// failed. The permissions are then known if there is an answer and no other change overlapped.
     pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A lookup may have got attributes from before this change as an answer of the back end.
-        // Increment `changes`, so that the lookup does not store them.
+        // A lookup may have asked the back end before this change. The new value of `changes` keeps
+        // it from storing the old attributes.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // The back end has failed, or two changes of this inode overlapped. If they overlapped,
-            // it is unknown which one the back end made last. So mark the permissions as unknown. A
-            // thread that asked the back end earlier can then no longer store the answer.
+            // The back end has failed, or two changes of this inode overlapped, in an unknown
+            // order. So mark the permissions as unknown, and make a thread that asked the back end
+            // earlier drop its answer.
             let _ = self.mark_unknown(slot);
         }
     }
 
-    /// Returns a ticket for asking the back end for the permissions of an inode. The caller takes
-    /// it before it asks, and passes it to [`Inodes::install`] together with the answer.
+    /// Returns a ticket for asking the back end for the permissions of an inode.
+    /// [`Inodes::install`] takes it with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
-        // ORDERING(perm): Acquire. The ticket is the version of the permission record. Acquire
-        // keeps this load before the caller's question to the back end. So a change that begins
-        // after the question increments the version after this load. The ticket is then out of
-        // date, and the answer is not stored.
+        // ORDERING(perm): Acquire. The ticket is the version of the permission record, loaded
+        // before the caller asks the back end. A change that begins after the question increments
+        // the version, and the answer is not stored.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Stores `perm`, an answer of the back end, in the permission record. Stores nothing if a
-    /// change has begun since `ticket` was taken, which was before the back end was asked.
+    /// Stores the back end's answer `perm` in the permission record, unless a change has begun
+    /// since `ticket` was taken, before the question.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Stores the permissions that the back end has answered to the lookup of a name. Before the
-    /// answer, the inode was not known. So the caller could not take a [`Ticket`], as for
-    /// [`Inodes::install`]. Instead it passes `changes_before`, the value of [`Inodes::changes`]
-    /// before it asked the back end. If attributes have changed since, the function stores nothing.
+    /// Stores the permissions that the back end has answered to the lookup of a name. The inode was
+    /// not known before, so there is no [`Ticket`]. Instead the caller passes the value of
+    /// [`Inodes::changes`] before its question. If attributes have changed since, nothing is
+    /// stored.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of attributes first increments `changes`, and then takes the inode's lock to
-        // mark the permissions as unknown. This thread holds that lock. So if the comparison below
-        // misses a change, that change marks the permissions as unknown later.
+        // A change of attributes increments `changes`, and then takes the inode's lock, which this
+        // thread holds, to mark the permissions as unknown. So a change that the comparison misses
+        // marks them later.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
         }
     }
 
-    /// Returns true if the inode certainly has no file capabilities. The answer is false if the
-    /// back end was not asked since the last change of the attributes.
+    /// Returns true if the inode certainly has no file capabilities: the back end was asked since
+    /// the last change of attributes.
     pub(crate) fn lacks_capability(&self, slot: InodeSlot) -> bool {
-        // ORDERING: Relaxed. One bit. A caller that orders itself after the end of a change, which
-        // clears the bit, sees the bit cleared.
+        // ORDERING: Relaxed. One bit. A caller that is ordered after the end of a change, which
+        // clears the bit, sees it cleared.
         self.perm_words(slot)[MODE].load(Ordering::Relaxed) & LACKS_CAPABILITY != 0
     }
 
-    /// Notes that the inode has no file capabilities, as the back end has answered. Notes nothing
-    /// if a change has begun since `ticket` was taken, which was before the back end was asked.
+    /// Notes that the inode has no file capabilities, unless a change has begun since `ticket` was
+    /// taken. The caller took it before it asked the back end.
     pub(crate) fn note_no_capability(&self, slot: InodeSlot, ticket: Ticket) {
         let _guard = self.lockref(slot).lock();
         let word = &self.perm_words(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock, which all writers of the word hold.
         let before = word.load(Ordering::Relaxed);
         if before >> VERSION_SHIFT == ticket.0 {
-            // ORDERING(perm): Release. Pairs with the load in `perm`. A reader that sees this store
-            // sees the owner of this version, like a reader of the store in `store_perm_version`.
+            // ORDERING(perm): Release. Pairs with the load in `perm`: a reader of this store sees
+            // the owner of this version, as after `store_perm_version`.
             word.store(before | LACKS_CAPABILITY, Ordering::Release);
         }
     }
 
     /// Returns true if the permissions of a directory are known and let every caller search it. The
-    /// caller holds the inode's lock.
+    /// inode's lock is held.
     pub(crate) fn is_searchable(&self, slot: InodeSlot, _guard: &LockrefGuard<'_>) -> bool {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
     }
@@ -730,15 +718,14 @@ impl Inodes {
         // ORDERING: Relaxed. The fence below orders this store before the later store to the word
         // [`OWNER`].
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
-        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`. A reader that sees
-        // an owner stored after this fence also sees the odd version. So it does not use that
-        // owner.
+        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`. A reader of an
+        // owner stored after this fence also sees the odd version, and does not use that owner.
         fence(Ordering::Release);
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Stores the permissions of a new inode. The version of the permission record continues from
-    /// that of the slot's last inode. So a slot never has the same version twice.
+    /// Stores the permissions of a new inode. Continues the version of the slot's last permission
+    /// record, so that a slot never has the same version twice.
     fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));
@@ -750,8 +737,8 @@ impl Inodes {
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
-        // ORDERING(perm): Release. Pairs with the load in `perm`. A reader that sees the version
-        // stored here also sees the owner stored above.
+        // ORDERING(perm): Release. Pairs with the load in `perm`. A reader of this version also
+        // sees the owner stored above.
         words[MODE].store(first, Ordering::Release);
     }
 

@@ -1,25 +1,25 @@
 //! A table of inode numbers and names, for a server that stores and finds its files itself.
 //!
-//! Each server in user space whose files have no inode numbers keeps a table: inode numbers, the
-//! names of each directory, the lookups that its kernel holds, and often a `HashMap<u64, PathBuf>`.
-//! An [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads.
-//! The server makes a change in its storage first, and then tells the table.
+//! Each server whose files have no inode numbers keeps a table: inode numbers, the names of each
+//! directory, and the lookups that its kernel holds. An [`InodeTable`] is such a table. It checks
+//! no permissions, does no I/O and starts no threads. The server makes a change in its storage
+//! first, and then tells the table.
 //!
 //! # How to use it
 //! - The server lists a directory from its storage. The table may lack a name that exists.
 //! - The table never reuses an inode number. So the generation in each reply to a kernel is 0.
 //! - A node whose last name was removed has no path. So a server that finds files by path keeps the
-//!   file's last path, or an open descriptor, in the node's user data. It stores the path before it
-//!   calls `removed` or `renamed`, and before it enters another file at the name.
+//!   last path, or an open descriptor, in the node's user data. It does so before it calls
+//!   `removed` or `renamed`, and before it enters another file at the name.
 //!
 //! # How it works
-//! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
-//! (`no_backing`). So lookups take no lock, a rename appears at one instant, and memory is bounded.
+//! An `InodeTable` is a [`Vfs`] over a file system that accepts each change (`no_backing`). So
+//! lookups take no lock, a rename appears at one instant, and memory is bounded.
 //!
 //! # Limits
-//! The table cannot know that the storage has changed. If two threads of a server change one name
-//! at the same time, the server must tell the table in the order of the changes. A kernel sends one
-//! change of a name at a time. An entry that neither the server nor a client holds may be evicted.
+//! The table does not notice changes of the storage. If two threads of a server change one name,
+//! the server must tell the table in the order of the changes. A kernel sends one change of a name
+//! at a time. An entry that neither the server nor a client holds may be evicted.
 //!
 //! Source: libfuse `lib/fuse.c` (the node table); easy_fuser's mapper; document 001.
 
@@ -40,8 +40,7 @@ use crate::slot::InodeSlot;
 use crate::vfs::{EntryId, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
 use no_backing::{NoBacking, ROOT_INO};
 
-/// The number of attempts of [`InodeTable::moved`] to add a name to the table while other threads
-/// change this name.
+/// Number of attempts of [`InodeTable::moved`] to add a name that other threads change.
 const MOVE_TRIES: u32 = 16;
 
 /// A table of inodes and their names, with user data `T` for each inode.
@@ -96,8 +95,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name that the server has found or made in its storage, and returns its node. If the
-    /// table has the name with the same kind of file, it returns that node and drops `data`. A node
-    /// of another kind is replaced, because the storage must have changed.
+    /// table has the name with the same kind of file, returns that node and drops `data`. It
+    /// replaces a node of another kind, because the storage must have changed.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed; `ENOMEM`; `ENFILE` at
@@ -113,9 +112,9 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
-    /// The table keeps the node that has the name only if `is_same` accepts the user data of that
-    /// node. Otherwise the name belongs to another file now, and a new node replaces the old one.
-    /// After mkdir(2) the server passes `|_| false`, because the directory is new.
+    /// If `is_same` refuses the user data of the node that has the name, the name belongs to
+    /// another file now. Then a new node replaces the old one. After mkdir(2) the server passes
+    /// `|_| false`, because the directory is new.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered`].
@@ -191,11 +190,10 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name at which the server has found `node`, which the table knows by another name or
-    /// by none. A directory moves to the new name with everything below it. Any other file keeps
-    /// its old names.
+    /// by none. A directory moves with everything below it. Any other file keeps its old names.
     ///
-    /// A server calls this method if other programs may change its storage. When such a program has
-    /// moved or linked a file, a lookup in the storage finds a known file at a new name.
+    /// Meant for a server whose storage other programs also change. After such a program has moved
+    /// or linked a file, a lookup in the storage finds a known file at a new name.
     ///
     /// # Errors
     /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `ELOOP` if `node` is a directory above
@@ -233,14 +231,14 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             if self.is_above(node, parent)? {
                 return Err(Errno::LOOP);
             }
-            // The namespace finds the node by a lookup in its back end. So it makes the move as for
-            // a directory that another program has moved in the back end of a server.
+            // The lookup below finds the node in the back end. It then moves the node's dentry, as
+            // if another program had moved the directory.
             let attr = Attr::new(node.ino(), node.kind().to_mode());
             let _found = self.data.find(parent.ino(), name, attr);
             self.vfs.invalidate(&parent.inode, name)?;
             match self.vfs.lookup(&self.cred, &parent.inode, name) {
-                // The move may have to wait for another thread that changes the old name. `ENOENT`
-                // means that another thread has entered the name at the same time.
+                // Another thread changes the old name of this directory, or has entered the name at
+                // the same time (`ENOENT`). Try again.
                 Ok(_) | Err(Errno::NOENT) => thread::yield_now(),
                 Err(error) => return Err(error),
             }
@@ -248,8 +246,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
         Err(Errno::AGAIN)
     }
 
-    /// Removes a name that the server has removed from its storage. Users of the node keep it, with
-    /// its data. If the table does not have the name, the call does nothing and succeeds.
+    /// Removes a name that the server has removed from its storage, if the table has it. Users of
+    /// the node keep it, with its data.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory.
@@ -285,9 +283,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The table has refused the rename, because of the kind or the children of its entry at
-            // the target name. The storage has already made the rename, so this entry is out of
-            // date. Remove it and try again.
+            // The storage has already made the rename. So the table's entry at the target name,
+            // whose kind or children forbid the rename, is out of date. Remove it and try again.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
@@ -330,7 +327,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Drops a name, because the storage may have changed it. The next [`InodeTable::entered`]
-    /// makes a new node, unless another name or a user keeps the old one. Never waits.
+    /// makes a new node, unless another name or a user keeps the old one.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed.
@@ -425,8 +422,8 @@ impl<T> InodeTable<T> {
         self.vfs.path_of_ino(ino)
     }
 
-    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out. If the node has fewer, returns
-    /// false and drops nothing.
+    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out. If the node has fewer, drops
+    /// none and returns false.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         self.vfs.forget(ino, n)
     }
@@ -437,9 +434,9 @@ impl<T> InodeTable<T> {
         self.vfs.forget_all(ino)
     }
 
-    /// Sets the callback for memory pressure. If the table is over its budget, it reports to the
-    /// callback the entries that only the client's lookups keep. A FUSE server then asks its kernel
-    /// to forget them. The callback can be set once.
+    /// Sets the callback for memory pressure. A table over its budget reports to it the entries
+    /// that only the client's lookups keep. A FUSE server then asks its kernel to forget them. The
+    /// callback can be set once.
     ///
     /// # Errors
     /// `EBUSY` if it is already set.
@@ -447,8 +444,8 @@ impl<T> InodeTable<T> {
         self.vfs.set_pressure(pressure)
     }
 
-    /// Evicts unused entries, as [`Vfs::reclaim`] does. Passes to `pinned` each entry that it
-    /// cannot evict before the client forgets its lookups.
+    /// Evicts unused entries, as [`Vfs::reclaim`] does. Passes to `pinned` each entry that only the
+    /// client's lookups keep.
     pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
         self.vfs.reclaim(want, pinned)
     }
@@ -471,8 +468,7 @@ impl<T> InodeTable<T> {
 }
 
 impl<T> InodeTable<T> {
-    /// Turns a node of this table into one without a lifetime, which a task or another thread can
-    /// keep.
+    /// Turns a node into one without a lifetime, which a task or another thread can keep.
     ///
     /// # Panics
     /// Panics if the node is of another table.

@@ -1,26 +1,25 @@
 //! Locks by key: the in-lookup lock of a name, and the attribute lock of an inode.
 //!
-//! At most one thread at a time asks the back end about a name in a directory. That thread looks
-//! the name up for the cache, or creates, removes or renames the name. It holds the in-lookup lock
-//! of the name, and other threads that need the back end's answer wait for this lock.
+//! At most one thread at a time asks the back end about a name in a directory: to look it up for
+//! the cache, create, remove or rename it. That thread holds the in-lookup lock of the name, for
+//! which other threads that need the back end's answer wait.
 //!
-//! Lookups of cached names do not use in-lookup locks, and other names are not affected. A guard
-//! releases the lock when its holder returns, fails or panics, so no holder can end without a
-//! release (trap T24).
+//! A guard releases the lock when its holder returns, fails or panics (trap T24). Lookups of cached
+//! names use no in-lookup locks.
 //!
-//! An invalidation of a name may arrive while the holder of its in-lookup lock waits for the back
-//! end. The invalidation must not wait too. Instead it cancels the fill: it forbids the lock's
-//! holder to cache the back end's answer, which may be stale (trap T25).
+//! A fill asks the back end about a name and caches the answer. Meanwhile its thread holds the
+//! name's in-lookup lock. An invalidation of the name does not wait for this lock. Instead it
+//! cancels the fill: the thread may not cache the answer, which may be stale (trap T25).
 //!
 //! # How it works
-//! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. If a
-//! shard has only one locked key, the key is in the word. Then one compare-exchange takes the lock,
-//! and another one releases it.
+//! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. The only
+//! locked key of a shard is in the word, so one compare-exchange takes the lock, and another
+//! releases it.
 //!
 //! Three operations need the shard's list: locking a second key, waiting for a locked key, and
-//! cancelling a fill. They move the key from the word to the list, and set the word to [`LISTED`].
-//! From then on everything happens under the mutex, until the list is empty and the word is 0
-//! again.
+//! cancelling a fill. They move the one locked key from the shard's word to the list, and set the
+//! word to [`LISTED`]. From then on all changes are made under the mutex, until the list is empty
+//! and the word is 0.
 //!
 //! # Invariants
 //! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
@@ -32,9 +31,9 @@
 //!   compare-exchange.
 //!
 //! # Locks
-//! While a thread holds the mutex of a shard, it takes no other lock. In-lookup locks are taken
-//! before any dentry lock. A rename takes two in-lookup locks in the order of their keys, so
-//! renames do not deadlock (trap P9).
+//! Under the mutex of a shard no other lock is taken. In-lookup locks are taken before any dentry
+//! lock. A rename takes two in-lookup locks in the order of their keys, so renames do not deadlock
+//! (trap P9).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -42,15 +41,14 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Condvar, Mutex, OwnLine};
 
-/// Number of shards for locks that every change of a name takes. The number is much larger than the
-/// number of threads, so two threads that work on different names seldom write to the same cache
-/// line.
+/// Shards for locks that every change of a name takes: so many that two threads with different
+/// names seldom write to the same cache line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
-/// If this bit of a shard's word is set, exactly one lock of the shard is held. The other bits of
-/// the word are the key of this lock.
+/// If this bit of a shard's word is set, exactly one lock of the shard is held, whose key is the
+/// rest of the word.
 const ALONE: u64 = 1;
 /// The locks of the shard are in its list.
 const LISTED: u64 = 2;
@@ -71,8 +69,8 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Waiting threads sleep on this condition variable, with the mutex of `held`. A thread
-    /// notifies it when it releases a lock for which others wait.
+    /// Waiting threads sleep on this condition variable, with the mutex of `held`. The release of a
+    /// lock with waiting threads notifies it.
     released: Condvar,
 }
 
@@ -126,8 +124,8 @@ impl KeyLocks {
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
-    /// Forbids the holder of the lock of `key` to cache the answer of its current call of the back
-    /// end. The call may be in progress or finished. Does nothing if no thread holds the lock.
+    /// Forbids the holder of the lock of `key`, if there is one, to cache the answer of its current
+    /// or finished call of the back end.
     pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
@@ -181,20 +179,18 @@ impl Shard {
     /// Takes the lock of `key` if the shard holds no lock.
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
-        // ORDERING(key-lock): Acquire. Pairs with the release of the lock. The new holder sees
-        // everything that the last holder did.
-        // ORDERING: Relaxed if the compare-exchange fails, because the caller then takes the
-        // shard's mutex.
+        // ORDERING(key-lock): Acquire. Pairs with the release of the lock: the new holder sees
+        // everything that the last one did.
+        // ORDERING: Relaxed on failure. The caller then takes the shard's mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock. The next holder of
-        // this lock sees everything that this holder did.
-        // ORDERING: Relaxed if the compare-exchange fails, because this thread then takes the
-        // shard's mutex.
+        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock: the next holder sees
+        // everything that this one did.
+        // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -216,14 +212,12 @@ impl Shard {
 
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
-        // This thread holds the lock of `key` and has begun to change the cache. Either it must see
-        // that its fill is cancelled, or the cancelling thread must see that the change has begun.
-        // A plain load does not suffice: it could run before other threads see that the change has
-        // begun. So use a compare-exchange (K.2).
-        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this thread's
-        // fill, sees everything that this thread did before.
-        // ORDERING: Relaxed if the compare-exchange fails, because this thread then takes the
-        // shard's mutex.
+        // This thread holds the lock of `key` and has begun to change the cache. Either it sees the
+        // cancellation of its fill, or the cancelling thread sees the change. A load could run
+        // before the change is visible, so use a compare-exchange (K.2).
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill,
+        // sees everything that this thread did before.
+        // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
             key | ALONE,
@@ -233,13 +227,13 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Sets the word of this shard to [`LISTED`]. If the word contained the key of a held lock,
-    /// adds this key to the list `held`.
+    /// Sets the word of this shard to [`LISTED`]. Adds the key that was in the word, if any, to
+    /// `held`.
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that other
-        // threads did under locks of this shard that they have released. Also pairs with the
-        // compare-exchange in `is_fill_cancelled`. If the word contains the key of a held lock,
-        // this thread sees what its holder did before that compare-exchange (K.2).
+        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that was
+        // done under released locks of this shard. Also pairs with the compare-exchange in
+        // `is_fill_cancelled`: this thread sees what the holder of a listed key did before it
+        // (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -249,25 +243,23 @@ impl Shard {
     /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(key-lock): Release. Pairs with the acquisition in `take_alone`. All locks
-            // that were in the list `held` are released. The next holder sees everything that was
-            // done under them.
+            // ORDERING(key-lock): Release. Pairs with the acquisition in `take_alone`: the next
+            // holder sees everything that was done under the released locks of the list `held`.
             self.word.store(0, Ordering::Release);
         }
     }
 }
 
 impl KeyGuard<'_> {
-    /// Returns true if an invalidation has forbidden this lock's holder to cache the back end's
-    /// answer (has cancelled its fill).
+    /// Returns true if an invalidation has cancelled this lock's fill (has forbidden to cache the
+    /// back end's answer).
     ///
-    /// The lock's holder calls this function inside the critical section in which it changes the
-    /// name in the cache. This section is under the lock of the hash table's stripe, or is a
-    /// dentry's write section.
+    /// Call this function inside the critical section that changes the name in the cache: under the
+    /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// Suppose that the function returns false, and that an invalidation cancels the fill
-    /// afterwards. The invalidation then looks the name up. Its lookup waits until the critical
-    /// section has ended, and so finds the holder's change.
+    /// Suppose that an invalidation cancels the fill after this function has returned false. The
+    /// invalidation then looks the name up, waits until the critical section has ended, and finds
+    /// the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

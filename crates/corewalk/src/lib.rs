@@ -1,8 +1,8 @@
 //! A dentry cache and path walk for user space, with an interface for the file systems below.
 //!
-//! A file server in user space keeps a table of names and inodes, and lookup, forget and rename
-//! must be right under concurrency. This crate is that table. Lookups take no lock, renames block
-//! no reader, memory is bounded, and a back end implements one trait.
+//! A file server keeps a table of names and inodes. Lookup, forget and rename must be right under
+//! concurrency. This crate is that table. Lookups take no lock, renames block no reader, memory is
+//! bounded, and a back end implements one trait.
 //!
 //! - A back end implements [`FileSystem`]. [`tmpfs`] is a back end in memory.
 //! - A back end that knows files only by path implements [`PathFileSystem`] instead.
@@ -12,9 +12,9 @@
 //!
 //! # Lock order
 //! Locks are taken in this order: in-lookup locks of names, the attribute lock of an inode, path
-//! locks, `topology`, dentry locks, the lock of an inode. Under the lock of a table's stripe or of
-//! an arena's shard, no further lock is taken. During a call of a [`FileSystem`] only in-lookup
-//! locks, attribute locks and path locks are held.
+//! locks, `topology`, dentry locks, the lock of an inode. No lock is taken under that of a table's
+//! stripe or an arena's shard. During a call of a [`FileSystem`] only the first three kinds are
+//! held.
 
 #![forbid(unsafe_code)]
 

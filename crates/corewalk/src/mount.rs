@@ -1,22 +1,21 @@
 //! Mounts: file systems attached to directories of other file systems.
 //!
-//! The mount table is an immutable value behind an RCU cell. Path walks read it only at a dentry
-//! that is marked as a mount point, or at the root of a mount. A thread that mounts or unmounts
-//! copies the table. Mounts and unmounts are rare, so one lock serialises them.
+//! The mount table is an immutable value behind an RCU cell, which a mount or unmount replaces
+//! under one lock. Path walks read it only at a dentry that is marked as a mount point, or at the
+//! root of a mount.
 //!
 //! # Lifetime of a mount
 //!
-//! Each mount counts its users: the mount table, and every [`PathRef`] into the mount. (The root
-//! mount has no such count.) In one step, an unmount checks that there are no other users, and
-//! marks the mount dead. From then on no walk can end in the mount.
+//! Each mount except the root mount counts its users: the mount table, and every [`PathRef`] into
+//! it. In one step, an unmount checks that there are no other users, and marks the mount dead. From
+//! then on no walk can end in it.
 //!
-//! A walk in progress is not a user of the mount. Its pointer keeps the memory of the mount valid,
-//! but does not keep the file system mounted. When the walk ends, or goes up to the parent mount,
-//! it checks that the mount is alive. If the mount is dead, the walk begins again.
+//! A walk in progress is not a user of the mount. Its pointer keeps only the memory of the mount
+//! valid. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.
+//! Otherwise the walk begins again.
 //!
-//! The number of pointers to a mount could not replace the count of users. It would include
-//! pointers in old versions of the mount table, and would not include walks that are about to enter
-//! the mount.
+//! The number of pointers to a mount cannot serve as the count of users. It includes pointers in
+//! old mount tables, and no walks that are about to enter the mount.
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
@@ -31,10 +30,11 @@
 //!
 //! # What it refuses
 //!
-//! A second mount on the same directory of the same mount is refused. So is the unmount of a mount
-//! in use, because there is no lazy unmount. After an unmount, the file system and the dentry of
-//! its root stay until the namespace is dropped, because inodes of the file system may be in use.
-//! So a namespace accepts at most 1024 file systems during its life.
+//! Three operations are refused or limited:
+//! - A second mount on the same directory of the same mount is refused.
+//! - The unmount of a mount in use is refused, because there is no lazy unmount.
+//! - A namespace accepts at most 1024 file systems during its life. After an unmount, a file system
+//!   stays until the namespace is dropped, because its inodes may be in use.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
 //! `propagate_mount_busy`, `legitimize_mnt`).
@@ -59,8 +59,8 @@ pub(crate) struct Mount {
     /// The mount point: the parent mount and a dentry in it, with a reference on each. None for the
     /// root mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The number of users: one for the mount table while the mount is in it, and one per
-    /// [`MountRef`]. The root mount does not count its users, because it is never unmounted.
+    /// The number of users: one for the mount table, and one per [`MountRef`]. The root mount
+    /// counts none, because it is never unmounted.
     users: Lockref,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Mounts {
     root: OnceLock<Arc<Mount>>,
     /// Readers are in an RCU section. Written under `change`.
     table: RcuCell<Table>,
-    /// The id of the last mount. The mutex also protects all stores to `table`, and the flag
+    /// The id of the last mount. The mutex also protects stores to `table`, and the flag
     /// `Flags::MOUNTED` of all dentries.
     change: Mutex<u64>,
 }
@@ -167,8 +167,8 @@ impl Mounts {
     /// Mounts a file system. `root` is the dentry of its root. The mount point is the dentry
     /// `point` in the mount `parent`. The new mount takes over the caller's reference on `root`.
     ///
-    /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` takes the
-    /// mount's reference on `point`, and marks that dentry as a mount point.
+    /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` marks `point`
+    /// as a mount point, and takes the mount's reference on it.
     ///
     /// # Errors
     /// `EBUSY` if something is mounted on `point` already. Then nothing changes.
@@ -181,8 +181,8 @@ impl Mounts {
     ) -> Result<(), Errno> {
         let mut last = self.change.lock();
         if self.is_taken(parent, point) {
-            // If `point` is a root, the caller holds no in-lookup lock, because a root has no name.
-            // So another thread may have mounted on `point` before this thread took `change`.
+            // A root has no name and so no in-lookup lock. So another thread may have mounted on
+            // `point` before this thread took `change`.
             return Err(Errno::BUSY);
         }
         *last += 1;
@@ -198,10 +198,9 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts `mount`. The caller holds the only [`MountRef`] of it. Calls `unmark` under the
-    /// mutex `change`, once the mount has left the table. `unmark` removes the mark of the mount
-    /// point. The caller then drops the references that the mount held on its mount point and on
-    /// its root.
+    /// Unmounts `mount`. The caller holds the only [`MountRef`] of it. Once the mount has left the
+    /// table, calls `unmark` under the mutex `change`, to remove the mark of the mount point. The
+    /// caller then drops the mount's references on its mount point and its root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or if something is mounted in it. `EINVAL` for the

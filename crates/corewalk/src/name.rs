@@ -1,7 +1,7 @@
 //! One component of a path.
 //!
-//! A [`Name`] is checked when it is made. From then on all code relies on the check: the name has 1
-//! to 255 bytes, contains neither `/` nor NUL, and is neither `.` nor `..`.
+//! A [`Name`] is checked when it is made: it has 1 to 255 bytes, contains neither `/` nor NUL, and
+//! is neither `.` nor `..`. All code relies on that.
 //!
 //! Source: path_resolution(7); `NAME_MAX` of limits.h.
 
@@ -57,9 +57,8 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Returns `bytes` as a name without the checks, for a lookup in the cache. The cache contains
-    /// no invalid name, so the lookup of an invalid name finds nothing. Before a caller passes the
-    /// bytes to a back end, it must check them with [`Name::new`].
+    /// Returns `bytes` as a name without the checks, for a lookup in the cache, which contains no
+    /// invalid name. Before a call of a back end, check the bytes with [`Name::new`].
     #[inline]
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
         Name(bytes)
@@ -102,9 +101,8 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // Read the first, the middle and the last byte of `bytes`. If `len` is 1 or 2, some of
-        // these are the same byte. That does no harm, because the OR of a byte with itself is that
-        // byte.
+        // Combine the first, the middle and the last byte. Some of them are the same byte if `len`
+        // is 1 or 2, which does not change the OR.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -117,8 +115,8 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
 }
 
-/// Returns eight bytes of a name as a word, from byte `at` on. If fewer than eight bytes follow
-/// `at`, returns the last eight bytes of the name instead.
+/// Returns eight bytes of a name as a word, from byte `at` on. If fewer remain, returns the last
+/// eight bytes of the name.
 ///
 /// # Panics
 /// Panics if the name has fewer than eight bytes.
@@ -128,19 +126,17 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
 }
 
 /// Returns the first `N` words of a name, of eight bytes each. If the name is shorter than eight
-/// bytes, each of these words is the whole name, padded with zeroes. Branches on the length of a
-/// name are often mispredicted. So this function has only one, which tests for names shorter than
-/// eight bytes.
+/// bytes, each word is the whole name, padded with zeroes. The only branch tests for such short
+/// names, because branches on lengths are often mispredicted.
 #[inline(always)]
 pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// Returns true if `bytes` contains a `/` or a NUL. Tests words of eight bytes. Branches on the
-/// length of a name are often mispredicted. So the function tests a fixed number of words, which
-/// suffices for names of usual length. If a name has fewer words, its last eight bytes are tested
-/// several times.
+/// Returns true if `bytes` contains a `/` or a NUL. Tests a fixed number of words, enough for names
+/// of usual length, because branches on the length are often mispredicted. In a shorter name, the
+/// last eight bytes are tested several times.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -153,14 +149,13 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// The number of bytes of a path in which one call of `slashes_in` finds all slashes.
+/// Number of bytes of a path that one call of `slashes_in` searches.
 const GROUP: usize = 64;
 
 /// The slashes of a path, found sixteen bytes at a time.
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
-    /// The slashes that were found and that `next` has not returned yet. Bit i stands for a slash
-    /// at byte `from + i`.
+    /// Slashes that `next` has not returned yet. Bit i stands for a slash at byte `from + i`.
     found: u64,
     from: usize,
 }
@@ -190,8 +185,8 @@ impl<'a> Slashes<'a> {
     }
 }
 
-/// Searches [`GROUP`] bytes of `path` for slashes, from byte `from` on. In the result, bit i is set
-/// if byte `from + i` is a `/`.
+/// Searches [`GROUP`] bytes of `path`, from byte `from` on. Bit i of the result is set if byte
+/// `from + i` is a `/`.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
     let slashes = |bytes: &[u8; 16]| {
@@ -216,8 +211,8 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes of the path begin with bytes that the line above has searched already.
-    // So shift out the bits that stand for these bytes.
+    // The last sixteen bytes of the path begin with bytes that were searched already. Shift out
+    // their bits.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

@@ -55,10 +55,9 @@ impl<'v> PathRef<'v> {
     /// path of `root` itself is `/`, and a path below it has the form `/a/b`. Both have the kind
     /// [`PathKind::Linked`]. All names and mounts on the path existed at the same instant.
     ///
-    /// This method collects the names without a lock, at most four times. An attempt fails only if
-    /// the dentry or one of its ancestors changes meanwhile. After four failures, the method
-    /// collects the names under a shared lock that keeps all directories in place. Several calls
-    /// can hold this lock at the same time.
+    /// Collects the names without a lock, at most four times. An attempt fails only if the dentry
+    /// or one of its ancestors changes meanwhile. After four failures, collects them under a lock
+    /// that keeps directories in place; several calls can hold it.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();
@@ -69,10 +68,9 @@ impl<'v> PathRef<'v> {
     /// Like [`PathRef::path_of`], but writes the path to the end of `buf`, and allocates no memory,
     /// however long the path is. The bytes before the path may be overwritten.
     ///
-    /// The call keeps a list of the path's names on the stack, to check at the end that none of
-    /// them has changed. If the path has more names than this list can hold, the call tries again
-    /// with a list of 1024 names. For a path of even more names, the call takes the lock that keeps
-    /// all directories in place.
+    /// The call validates the names with a list of them on the stack. A path with more names than
+    /// this list can hold is translated again with a list of 1024. For even more names, the call
+    /// takes the lock that keeps all directories in place.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit in `buf`. No NUL follows the path, so a buffer as
@@ -116,8 +114,8 @@ impl<'v> PathRef<'v> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns an identifier of the dentry: the number of its slot, and the slot's generation. The
-    /// identifier is no reference, so the dentry may be evicted meanwhile.
+    /// Returns the dentry's slot number and the slot's generation. They are no reference, so the
+    /// dentry may be evicted.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

@@ -45,8 +45,8 @@ pub struct PathEntry<'a> {
     pub kind: FileKind,
     /// The inode number, if the back end has numbers; otherwise 0.
     pub ino: u64,
-    /// The attributes of the file, if the back end knows them at no extra cost. If they are given,
-    /// `ls -l` needs no `getattr` for the file.
+    /// The attributes of the file, if the back end knows them at no extra cost. With them, `ls -l`
+    /// needs no `getattr`.
     pub attr: Option<Attr>,
 }
 
@@ -65,21 +65,19 @@ impl<'a> PathEntry<'a> {
 /// A file system whose methods take paths. [`ByPath`] serves it.
 ///
 /// A path is relative to the root of the file system, and has no `.`, `..` or empty components. The
-/// root itself is the empty path. So a back end that serves a directory of the host finds the file
-/// at `directory.join(path)`. Four methods are required, six more make changes, and the others have
-/// a useful default.
+/// root itself is the empty path. A back end that serves a directory of the host finds the file at
+/// `directory.join(path)`. Four methods are required, and six more make changes.
 ///
 /// # What a back end may rely on
 /// - A path leads to the same file until the call returns. Until then, the cache does not rename or
-///   remove the file, or a directory above it. So no call fails because of a rename.
+///   remove the file, or a directory above it.
 /// - A file that is removed or replaced while it is open stays usable. The cache first renames it
 ///   to a hidden name in the root directory, and removes that name when the file is closed.
 /// - Permissions have been checked, names are valid, and the umask, ACLs and the rules for the
 ///   set-group-ID bit have been applied. The back end must run with the rights to make each change.
 /// - Two calls for the same name never overlap. All other calls may.
-/// - A call on an open file gets the back end's [`PathFileSystem::File`]. If no suitable open file
-///   exists, the path is opened again for the call. So all open files of a path must show the same
-///   bytes.
+/// - A call on an open file gets the back end's [`PathFileSystem::File`], or, if none is suitable,
+///   one that is opened for the call. So all open files of a path must show the same bytes.
 ///
 /// # Inode numbers
 /// A back end leaves [`Attr::ino`] at 0, and the cache numbers the files. A back end whose files
@@ -148,7 +146,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
     fn getattr(&self, path: &Path) -> Result<Attr, Errno>;
 
     /// Returns the attributes of an open file. The default calls [`PathFileSystem::getattr`]. Linux
-    /// passes the open file for an lseek(2) to the end, and not for an fstat(2).
+    /// passes the open file for lseek(2) to the end, but not for fstat(2).
     #[doc(alias = "fgetattr")]
     fn getattr_open(&self, path: &Path, file: &Self::File) -> Result<Attr, Errno> {
         self.getattr(path)
@@ -161,8 +159,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
     /// Opens the regular file at `path`. `flags` are those of open(2) without the
     /// creation flags, `O_APPEND` and `O_DIRECT`.
     ///
-    /// A call may be about a file that is not open, for example when the kernel writes pages back
-    /// after the last close. Then the file is opened for this call alone.
+    /// For a call about a file that is not open, the file is opened for this call alone. For
+    /// example, the kernel writes pages back after the last close.
     fn open(&self, path: &Path, flags: u32) -> Result<Self::File, Errno>;
 
     /// Returns how a server treats a file that was just opened.
@@ -215,8 +213,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
     }
 
     /// Copies up to `len` bytes from one open file to another, and returns the number of copied
-    /// bytes. Each file is given with the offset of its range, and the two ranges do not overlap.
-    /// If this method returns `EOPNOTSUPP`, the default, a server copies with `read` and `write`.
+    /// bytes. Each file comes with the offset of its range; the ranges do not overlap. After
+    /// `EOPNOTSUPP`, the default, a server copies with `read` and `write`.
     fn copy_file_range(
         &self,
         from: (&Self::File, u64),
@@ -281,7 +279,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if [`PathFileSystem::fsync`] may wait for a disk or another machine. A server
-    /// then calls it from separate threads.
+    /// then uses separate threads.
     fn fsync_waits(&self) -> bool {
         false
     }
@@ -357,8 +355,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Sets an ACL of the file. If `acl` is None, removes the ACL. With an access ACL, `mode` is
-    /// the mode that the ACL implies. The back end changes both in one step.
+    /// Sets an ACL of the file. If `acl` is None, removes the ACL. `mode` is the mode that an
+    /// access ACL implies. The back end changes both in one step.
     fn set_acl(
         &self,
         path: &Path,

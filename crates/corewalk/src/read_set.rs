@@ -1,8 +1,8 @@
 //! A read set: the dentries that a reader has used, each with the sequence that the dentry had when
 //! the reader read it.
 //!
-//! The reader validates the read set when it has finished. If no sequence has changed, all dentries
-//! that it used existed together at the instant between its last read and the validation (trap T8).
+//! The reader validates the read set at the end. If no sequence has changed, all dentries of the
+//! set existed together at the instant between the last read and the validation (trap T8).
 
 use corewalk_sync::SeqCount;
 
@@ -21,8 +21,8 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// A read set has an inline array of steps: the dentries of a path with their sequences. This value
-/// tells whether the read set may allocate memory for more steps.
+/// Tells whether a read set may allocate memory when its inline array of steps (dentries with
+/// sequences) is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// It may.
@@ -70,8 +70,8 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if the read set had no room for some of the dentries. Then its validation does
-    /// not cover everything that the reader has used.
+    /// Returns true if the read set had no room for all dentries that the reader has used. Its
+    /// validation is then incomplete.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -95,9 +95,9 @@ impl<const N: usize> ReadSet<N> {
     /// Returns true if no dentry in this set has changed since it was added to the set.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // `difference` compares a dentry's sequence now with its sequence in the set. Nearly always
-        // all are equal, so combine the results for all dentries and branch once. An odd sequence
-        // means that the dentry was read during a write section. In that case the result is false.
+        // Nearly always no sequence has changed, so combine the differences of all dentries and
+        // branch once. An odd sequence makes the result false: the dentry was read during a write
+        // section.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);
@@ -114,11 +114,10 @@ impl<const N: usize> ReadSet<N> {
 }
 
 /// The inline array of a read set, to which the fast path of a walk appends dentries with their
-/// sequences. When this value is dropped, the new length is stored in the read set.
+/// sequences. The drop stores the new length in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// The number of dentries in the read set. It is a copy, which the compiler can keep in a
-    /// register.
+    /// The number of dentries in the read set, as a copy that the compiler can keep in a register.
     len: usize,
 }
 
@@ -157,9 +156,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: a validation of a read set must notice a change of any dentry in the set, and must
-    /// ignore all other dentries. The test changes one dentry after another. Some of them are not
-    /// in the set's inline array, but in its vector.
+    /// Trap T8: a read set must notice a change of any dentry in it, and ignore all others. Some
+    /// dentries are in the set's inline array, others in its vector.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();
@@ -183,9 +181,8 @@ mod tests {
         }
     }
 
-    /// Checks that a read set never validates if it has a dentry with an odd sequence. A reader
-    /// gets an odd sequence while a writer changes the dentry, so the words that it reads then may
-    /// be torn.
+    /// A read set with an odd sequence must never validate: the words were read while a writer
+    /// changed the dentry, and may be torn.
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();

@@ -1,18 +1,18 @@
 //! The request for which a back end is called: its caller, and whether the caller still waits.
 //!
-//! A back end learns both from [`Request::current`], as a file system in Linux learns them from
-//! `current`. So the methods of a back end need no further parameters. A server wraps each request
-//! in [`Request::run`]. Calls that no request has caused, such as `maintain`, have no current
-//! request.
+//! A back end learns the caller, and whether the caller still waits, from [`Request::current`],
+//! like a file system in Linux from `current`. A server wraps each request in [`Request::run`].
+//! Calls that no request has caused, such as `maintain`, have no current request.
 //!
 //! # Cancelling
 //! A thread of a client waits for the answer to its request. If a signal kills the thread, the
 //! server calls [`Cancel::cancel`]. A back end that waits for another machine looks at
 //! [`Request::is_cancelled`] now and then, and may return `EINTR`. A `flush` or a `release` is
-//! never cancelled, because it comes only once. A signal that the client handles does not cancel a
-//! request, because read(2) and write(2) of a file must not fail for it. Nor does Linux tell a FUSE
-//! server of a client that waits for the page cache. Such a client is killed at once, and the read
-//! into the cache goes on.
+//! never cancelled, because it comes only once.
+//!
+//! Two events do not cancel a request. A signal that the client handles does not, because read(2)
+//! and write(2) of a file must not fail for it. Nor does the death of a client that waits for the
+//! page cache, of which Linux does not tell a FUSE server.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -97,8 +97,8 @@ impl Request {
         serve()
     }
 
-    /// Returns the request that the calling thread serves. `None` if it serves none: a back end is
-    /// also called without a request, for example to forget an inode.
+    /// Returns the request that the calling thread serves. `None` without a request: for example,
+    /// when the back end is called to forget an inode.
     ///
     /// If several requests wait for one answer of the back end, the back end is called once, for
     /// the first of them.

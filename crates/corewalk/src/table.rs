@@ -5,8 +5,8 @@
 //!
 //! Readers take no lock and write nothing. They compare eight tags at once, and follow a link to
 //! another cache line only if the bucket has overflowed. A tag may match by chance, so the reader
-//! checks the dentry or inode in the slot. A reader may also miss an entry. So a thread that acts
-//! on a miss first repeats the lookup under the bucket's lock.
+//! checks the slot's content. A thread that acts on a miss first repeats the lookup under the
+//! bucket's lock.
 //!
 //! ```text
 //! word 0, 1  tags: the upper 16 bits of the hash of entries 0 to 3 and 4 to 7
@@ -15,24 +15,23 @@
 //! word 7     link: the next overflow line; 0 is none
 //! ```
 //!
-//! The table grows by linear hashing: it splits one bucket at a time, in order. So an insertion
-//! never has to move the entries of the whole table, and no reader looks in two tables.
+//! The table grows by linear hashing: it splits one bucket at a time, in order. So no insertion
+//! moves all entries, and no reader looks in two tables.
 //!
-//! A split reads only the cache lines of the bucket, and not the dentries or inodes in the slots.
-//! Buckets live in a [`SlotArena`], whose memory never moves.
+//! A split reads only the cache lines of the bucket, not the dentries or inodes. Buckets live in a
+//! [`SlotArena`], whose memory never moves.
 //!
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` has returned, and ends before `remove` is called,
-//!   sees the entry, with two exceptions. It may miss the entry if the bucket is split during the
-//!   lookup, or if an overflow line of the bucket is reused. So a miss proves nothing, unless the
-//!   lookup was made under the stripe's lock (in a `Stripe`).
+//!   sees the entry. It may miss the entry if the bucket is split, or an overflow line of the
+//!   bucket is reused, during the lookup. So a miss proves nothing without the stripe's lock.
 //! - T.2: a lookup under the stripe's lock finds every entry of the stripe, even if the stripe's
 //!   buckets were split.
 //!
 //! # Locks
-//! Buckets are divided into stripes with one lock each. The buckets of a stripe have numbers that
-//! end in the same bits, so when a bucket is split, both halves are in the same stripe. `grow` is
-//! taken before a stripe's lock, never after it.
+//! Buckets are divided into stripes with one lock each. The numbers of a stripe's buckets end in
+//! the same bits, so both halves of a split bucket are in one stripe. `grow` is taken before a
+//! stripe's lock, never after it.
 //!
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for buckets of one cache line.
 
@@ -44,8 +43,8 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// The number of stripes. A stripe is a group of buckets that share one lock. The smallest table
-/// has one bucket per stripe. A power of two.
+/// The number of stripes (groups of buckets that share one lock), a power of two. The smallest
+/// table has one bucket per stripe.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -60,27 +59,26 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The lowest bits of a hash are the number of its stripe (a group of buckets that share one lock).
-/// This is the number of these bits. All entries of a bucket are in one stripe, so they have the
-/// same lowest bits.
+/// Number of low bits of a hash that are the number of its stripe (a group of buckets with one
+/// lock). All entries of a bucket are in one stripe.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
-/// A hash table that maps a 32-bit hash to slot numbers of objects of the type `K`. A hash may have
-/// several slots. A lookup without a lock writes no memory.
+/// A hash table from a 32-bit hash to slot numbers of objects of type `K`, several per hash. A
+/// lookup without a lock writes no memory.
 pub(crate) struct Table<K> {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
     /// The buckets. Written under the lock of their stripe.
     buckets: SlotArena<WORDS>,
-    /// The overflow lines: cache lines that continue a full bucket. A line is written under the
-    /// lock of the stripe whose bucket uses it.
+    /// The overflow lines: cache lines that continue a full bucket. The lock of the bucket's stripe
+    /// protects them.
     overflow: SlotArena<WORDS>,
     /// Maximum average number of entries per bucket in a stripe (a group of buckets with one lock).
-    /// If one stripe has more, the table grows. The fullest stripe decides, so the average of the
-    /// whole table is then lower, by about one entry per bucket.
+    /// The table grows when one stripe exceeds it. So the average of the whole table stays about
+    /// one lower.
     load: u32,
-    /// Each lock protects the state of its stripe, and the entries in all buckets of the stripe.
-    /// The numbers of these buckets end in the bits of the stripe's number.
+    /// Each lock protects the state of its stripe, and the entries of its buckets: those whose
+    /// numbers end in the bits of the stripe's number.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
@@ -88,16 +86,15 @@ pub(crate) struct Table<K> {
 }
 
 /// The size of a table when a reader loaded it. If the table grows meanwhile, the reader may miss
-/// an entry. That does no harm, because a miss without a lock proves nothing.
+/// an entry. A miss without a lock proves nothing anyway.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
     mask: u32,
 }
 
-/// The size of the table in one word, so that a reader finds the bucket of a hash with a single
-/// load. The lower half is the number of buckets. The upper half is a mask: the smallest power of
-/// two that is at least the number of buckets, minus 1.
+/// The size of the table in one word, for a single load. The lower half is the number of buckets.
+/// The upper half is a mask: the smallest power of two that is at least that number, minus 1.
 struct Size(AtomicU64);
 
 /// The state of a stripe. It is protected by the stripe's lock, like the stripe's buckets.
@@ -107,7 +104,6 @@ struct StripeState {
 }
 
 /// A locked stripe (a group of buckets that share one lock). A lookup in it misses no entry.
-/// Entries can be inserted and removed.
 pub(crate) struct Stripe<'a, K> {
     table: &'a Table<K>,
     hash: u32,
@@ -116,8 +112,7 @@ pub(crate) struct Stripe<'a, K> {
 
 impl<K: Copy> Table<K> {
     /// Returns an empty table for at most `entries_max` entries. It grows when it has `load`
-    /// entries per bucket. A load of 7 takes the least memory, and a load of 6 or less avoids
-    /// overflow lines.
+    /// entries per bucket. A `load` of 7 takes the least memory; at most 6 avoids overflow lines.
     pub(crate) fn new(
         name: &'static str,
         entries_max: u32,
@@ -139,18 +134,18 @@ impl<K: Copy> Table<K> {
         })
     }
 
-    /// Returns the current size of the table. A reader can use the result to look up several
-    /// hashes, even if the table grows meanwhile.
+    /// Returns the current size of the table, with which a reader can look up several hashes, even
+    /// if the table grows.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
-        // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader that loads the
-        // larger size also sees the new bucket that the split has filled.
+        // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader of the larger
+        // size also sees the new bucket's entries.
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
     /// Calls `probe` with each slot that the table may have for `hash`, until `probe` returns Some.
-    /// Only the tag of an entry is compared, so `probe` must check that the slot holds what the
-    /// caller wants. `probe` may be called with [`Slot::NONE`].
+    /// `probe` must check the slot's content, because only tags are compared. It may be called with
+    /// [`Slot::NONE`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -174,7 +169,7 @@ impl<K: Copy> Table<K> {
     }
 
     /// Looks only in the first cache line of a bucket. Returns the slot of the first entry there
-    /// whose tag matches `hash`. `extent` is the size of the table, or an earlier size.
+    /// whose tag matches `hash`. `extent` may be out of date.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -187,14 +182,14 @@ impl<K: Copy> Table<K> {
         Stripe { table: self, hash, state }
     }
 
-    /// Inserts `slot` under `hash`. If a stripe (a group of buckets with one lock) now has too many
-    /// entries, the table grows by a bucket split.
+    /// Inserts `slot` under `hash`. Splits a bucket if its stripe (a group of buckets with one
+    /// lock) then has too many entries.
     pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
     /// Inserts `slot` under `hash` if `look` returns Some. `look` runs under the stripe's lock,
-    /// before a lookup can find the new entry.
+    /// before the insertion.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -236,8 +231,8 @@ impl<K: Copy> Table<K> {
         (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
-    /// Splits one bucket in two: the next one in the order of linear hashing. The caller holds the
-    /// mutex `grow`. Returns false if the table cannot grow any more.
+    /// Splits the next bucket in the order of linear hashing. The caller holds the mutex `grow`.
+    /// Returns false if the table cannot grow any more.
     fn split(&self) -> bool {
         let new = self.size.get();
         if new >= self.buckets.max_slots() {
@@ -247,18 +242,17 @@ impl<K: Copy> Table<K> {
         self.buckets.extend_to(new);
         let stripe = self.lock(old);
         let wide = Size::word(new + 1);
-        // First store the moved entries in the new bucket, then publish the size, then remove the
-        // entries from the old bucket. So a reader finds them with the old size until they are
-        // removed, and with the new size afterwards. A reader that still uses the old size after
-        // the removal may miss an entry, which T.1 allows.
+        // Store the moved entries in the new bucket, publish the size, and then remove them from
+        // the old bucket. So a reader finds them with the old size until they are removed, and then
+        // with the new size. A reader that keeps the old size may miss an entry, which T.1 allows.
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. Pairs with the load of the size in `extent`. A reader that
-        // loads the larger size also sees the entries in the new bucket.
+        // ORDERING(table-size): Release. Pairs with the load in `extent`. A reader of the larger
+        // size also sees the entries in the new bucket.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -271,8 +265,8 @@ impl<K: Copy> Table<K> {
 }
 
 impl<K: Copy> Stripe<'_, K> {
-    /// Calls `probe` with each slot that the table may have for the hash `self.hash`, until `probe`
-    /// returns Some. The stripe (group of buckets) of this hash is locked, so no entry is missed.
+    /// Calls `probe` with each slot that the table may have for `self.hash`, until `probe` returns
+    /// Some. The stripe (group of buckets) of this hash is locked, so no entry is missed.
     pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
@@ -311,9 +305,8 @@ impl<K: Copy> Stripe<'_, K> {
         if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
-            // The overflow line `line` is freed while readers may still follow a link to it. Such a
-            // reader finds it empty, or in use for another bucket. The entries of another bucket do
-            // not match the reader's hash.
+            // Readers may still follow a link to the freed overflow line. They find it empty, or
+            // with entries of another bucket, which do not match their hash.
             // ORDERING: Relaxed. Links change only under the lock of the bucket's stripe.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
@@ -328,11 +321,10 @@ impl<K: Copy> Stripe<'_, K> {
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
-    /// Returns the number of the bucket for the hash `self.hash`. This number does not change while
-    /// the stripe (group of buckets) is locked.
+    /// Returns the bucket of `self.hash`. It stays the same while the stripe is locked.
     fn bucket(&self) -> u32 {
-        // ORDERING: Relaxed. A split of a bucket of this stripe needs the stripe's lock, which this
-        // thread holds. Splits of other buckets change the size, but not the bucket of this hash.
+        // ORDERING: Relaxed. Only a split of this stripe could move the hash to another bucket, and
+        // this thread holds the stripe's lock.
         bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
@@ -342,8 +334,8 @@ impl<K: Copy> Stripe<'_, K> {
         (link != 0).then_some(link)
     }
 
-    /// Stores a new entry at a free position of `bucket`. If all cache lines of the bucket are
-    /// full, stores the entry in a new overflow line (a further cache line of the bucket).
+    /// Stores a new entry at a free position of `bucket`, or in a new overflow line if all its
+    /// cache lines are full.
     fn push_into(&self, bucket: u32, hash: u32, slot: u32) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -357,25 +349,23 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Allocates an overflow line (a further cache line of a bucket) and stores one entry in it.
-    /// Then links it to `line`, the last cache line that the bucket had so far.
+    /// Stores an entry in a new overflow line, and links that line to `line`, the last cache line
+    /// of the bucket.
     fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
         for word in fresh {
-            // ORDERING: Relaxed. The store of the link below makes the line visible to readers.
-            // Another bucket may have freed this line, and its readers may still be there. Such a
-            // reader may miss an entry, which guarantee T.1 allows.
+            // ORDERING: Relaxed. The store of the link below publishes the line. Readers of another
+            // bucket that has freed this line may miss an entry, which guarantee T.1 allows.
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
-        // ORDERING(table-link): Release. Pairs with `Table::find`. A reader that follows the link
-        // also sees the entry that was stored in the new overflow line.
+        // ORDERING(table-link): Release. Pairs with `Table::find`. A reader of the link also sees
+        // the entry in the new overflow line.
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
-    /// Calls `each` for each entry of `bucket`, with the cache line of the entry and the entry's
-    /// index in it.
+    /// Calls `each` for each entry of `bucket`: with its cache line, and its index in that line.
     fn each_entry(&self, bucket: u32, each: impl Fn(&Line, usize)) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -387,8 +377,8 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Moves entries of a bucket from its overflow lines (its second and further cache lines) to
-    /// free positions in its first cache line. Frees the overflow lines that become empty.
+    /// Moves entries of a bucket from its overflow lines to free positions in its first cache line.
+    /// Frees the overflow lines that become empty.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {
@@ -429,13 +419,13 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Threads without the
-        // mutex use it only as a hint.
+        // ORDERING: Relaxed. The size changes only under the mutex `grow`. Without it, the size is
+        // only a hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
 
-/// Returns the number of the bucket of `hash`, in a table of the size `size`.
+/// Returns the bucket of `hash` in a table of this size.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
     Extent::of(size).bucket_of(hash)
@@ -455,23 +445,22 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`. An
-    // entry's slot number is stored before its tag (16 bits of its hash). If a removed entry left
-    // an equal tag, a reader sees the slot number before the tag is stored. It still sees the
-    // slot's content, which was stored before the slot number.
+    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`,
+    // before that of the tag. If a removed entry left an equal tag, a reader may see the slot
+    // number before its tag. It still sees the slot's content, which was stored first.
     lane.half_of(slots)
 }
 
-/// Returns the slot number of entry number `entry` in a cache line of a bucket. The caller holds
-/// the lock of the bucket's stripe.
+/// Returns the slot number of an entry of a cache line. The caller holds the lock of the bucket's
+/// stripe.
 fn slot_of(line: &Line, entry: usize) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the eight bits of an entry's hash that neither the tag nor the stripe's number contains.
-/// The caller holds the lock of the stripe.
+/// Returns the eight bits of an entry's hash that are neither in the tag nor in the stripe's
+/// number. The caller holds the stripe's lock.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
@@ -481,9 +470,9 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Rebuilds the hash of an entry, as far as a bucket split needs it. The upper 16 bits are the
-/// entry's tag. The eight bits that the cache line stores besides the tag come next. The low bits
-/// come from the number of the bucket. The caller holds the lock of the bucket's stripe.
+/// Rebuilds the hash of an entry, as far as a bucket split needs it: from its tag (upper 16 bits),
+/// eight further bits of the cache line, and the bucket's number (low bits). The caller holds the
+/// lock of the bucket's stripe.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;
@@ -491,9 +480,8 @@ fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores a hash and a slot number as entry number `entry` of `line`, a cache line of a bucket. The
-/// tag (16 bits of the hash) is stored last. So a reader that finds the tag also finds the slot
-/// number.
+/// Stores a hash and a slot number as entry `entry` of a cache line. The tag (16 bits of the hash)
+/// is stored last, so a reader that finds the tag also finds the slot number.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
@@ -507,19 +495,19 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = tags.load(Ordering::Relaxed) & !mask;
     // ORDERING(table-entry): Release. Pairs with `matches`. A reader that finds the tag also sees
-    // the slot number and the content of the slot.
+    // the slot number and the slot's content.
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
-/// Stores a slot number as entry number `entry` in a cache line of a bucket. The number 0 removes
-/// the entry. The caller holds the lock of the bucket's stripe.
+/// Stores the slot number of an entry in a cache line; 0 removes the entry. The caller holds the
+/// lock of the bucket's stripe.
 fn store_slot(line: &Line, entry: usize, slot: u32) {
     let pair = &line[SLOTS + entry / 2];
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. Pairs with `slot_at`. A reader that sees the slot number also
-    // sees the content of the slot.
+    // ORDERING(table-slot): Release. Pairs with `slot_at`. A reader of the slot number also sees
+    // the slot's content.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

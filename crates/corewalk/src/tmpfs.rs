@@ -1,35 +1,35 @@
 //! A file system in memory, the reference back end.
 //!
 //! [`Tmpfs`] keeps directories, files, links, device nodes, extended attributes and ACLs in the
-//! memory of the process. It behaves like the kernel's tmpfs. Servers are tested against it, and
-//! can mount it. It is also an example of a [`FileSystem`]: each call gets one name, and makes no
-//! path walk and no permission check.
+//! memory of the process. It behaves like the kernel's tmpfs. It is also an example of a
+//! [`FileSystem`]: each call gets one name, and makes no path walk and no permission check.
 //!
 //! # Mechanism
 //! There is no global lock, and changes in different directories write no common memory. An inode
 //! number leads without a lock to a slot of an array (`table`). Each slot has one inode with one
 //! lock, which protects all but the bytes of a file (`inode`).
 //!
-//! A directory (`dir`) gives each entry a cookie that stays valid while the directory changes. A
-//! file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly. Operations on names
-//! (`names`) lock directories in the order of their slots. Equal sets of extended attributes and
-//! ACLs are stored once (`xattr`). Two budgets (`budget`) limit bytes and inodes; without limits
-//! each thread has counters of its own.
+//! - A directory (`dir`) gives each entry a cookie that stays valid while the directory changes.
+//! - A file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly.
+//! - Equal sets of extended attributes and ACLs are stored once (`xattr`).
+//! - Two budgets (`budget`) limit bytes and inodes.
 //!
 //! # Lock order
-//! A thread takes locks in this order, which prevents deadlock (see `names`): (1) the lock that
-//! lets one thread at a time de-duplicate the queued sets of attributes; (2) the bytes of one file;
-//! (3) directories, in ascending order of their slots; (4) one inode that is not a directory; (5)
-//! the slot of a shared set of attributes; (6) a free list of slots, or the queue of sets that wait
-//! for de-duplication. `readdir` holds no lock while the caller's sink runs. It holds the lock of
-//! the directory only while it copies one batch of entries.
+//! A thread takes locks in this order, which prevents deadlock (see `names`):
+//! 1. the lock for de-duplicating the queued sets of attributes
+//! 2. the bytes of one file
+//! 3. directories, in ascending order of their slots
+//! 4. one inode that is not a directory
+//! 5. the slot of a shared set of attributes
+//! 6. a free list of slots, or the queue of sets that wait for de-duplication
+//!
+//! `readdir` holds no lock while the caller's sink runs.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
 //! - Inode numbers are never reused (trap P11). They have 64 bits, so 32-bit programs need
 //!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
-//! - Extended attributes and ACLs are charged as bytes, not as inodes. A shared set is charged
-//!   once; see `TmpfsOptions::share_xattrs`.
+//! - Extended attributes and ACLs are charged as bytes, not as inodes.
 //! - Without a limit, statfs(2) reports a large one, because some programs check for free space.
 //! - A write or chown does not clear set-user-ID. The caller clears it with `setattr`.
 //! - If the system has no memory left, the process ends. `size_bytes` prevents that.
@@ -83,9 +83,8 @@ mod pages;
 mod table;
 mod xattr;
 
-/// The number of entries in a batch, which `readdir` copies at a time under the directory's lock.
-/// The first batch of a call is the smallest, because a caller with a small buffer needs few
-/// entries.
+/// The number of entries that `readdir` copies at a time under the directory's lock. The first
+/// batch of a call is the smallest, for callers with a small buffer.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
@@ -130,8 +129,8 @@ pub struct TmpfsOptions {
     /// The limit for file data, long link targets, extended attributes and ACLs, in bytes, rounded
     /// up to whole pages. None means no limit (mount option `size=`).
     pub size_bytes: Option<u64>,
-    /// The limit for inodes. The root directory counts, and each name of a file beyond the first
-    /// counts as one more. None means no limit (mount option `nr_inodes=`).
+    /// The limit for inodes, including the root directory. Each further name of a file counts as
+    /// one. None means no limit (mount option `nr_inodes=`).
     pub inodes_max: Option<u64>,
     /// The permission bits of the root directory (`mode=`).
     pub root_mode: u32,
@@ -140,9 +139,8 @@ pub struct TmpfsOptions {
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
     /// Store equal sets of extended attributes and ACLs once (mount options `mbcache`,
-    /// `no_mbcache`). A shared set is charged once. A change of a shared set may need a copy, even
-    /// to remove an attribute or to chmod a file with an ACL. Without space for the copy, the
-    /// change fails with `ENOSPC`.
+    /// `no_mbcache`). A shared set is charged once. Its change may need a copy, even to remove an
+    /// attribute or to chmod a file with an ACL, and then fails with `ENOSPC` without space.
     pub share_xattrs: bool,
     /// The rule by which a read updates the access time (mount options `relatime`, `noatime`,
     /// `strictatime`, `nodiratime`).
@@ -212,11 +210,11 @@ impl Tmpfs {
     }
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
-    /// inode changes repeatedly. Without this call, a queued set waits until the next `maintain`,
-    /// or until space runs out. Returns the number of inodes that were queued.
+    /// inode changes repeatedly. Without this call it waits until the next `maintain`, or until
+    /// space runs out. Returns the number of inodes that were queued.
     ///
-    /// A caller that runs no server should call this method or `maintain` now and then, because
-    /// otherwise up to 4096 inodes stay queued.
+    /// A caller that runs no server should call this or `maintain` now and then: up to 4096 inodes
+    /// stay queued otherwise.
     ///
     /// # Examples
     /// ```
@@ -248,14 +246,13 @@ impl Tmpfs {
         count
     }
 
-    /// Runs `step`. If `step` fails for lack of space in the budget `space`, de-duplicates all
-    /// queued sets of extended attributes and runs `step` again. `step` must hold no lock when it
-    /// fails. If `step` fails with `ENOSPC` for too many attribute names or too many inodes, it
-    /// does not run again. De-duplication would not help.
+    /// Runs `step`, which must hold no lock when it fails. If it fails for lack of space in the
+    /// budget `space`, de-duplicates all queued sets of extended attributes and runs `step` again.
+    /// That does not help against too many attribute names or inodes (also `ENOSPC`), so then
+    /// `step` runs once.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // De-duplication can free space only if a set of attributes is queued before or after
-        // `step`. If the queue was emptied during `step`, another thread has de-duplicated. Then a
-        // retry may find enough space.
+        // De-duplication can free space only if a set was queued before or after `step`. If another
+        // thread has emptied the queue meanwhile, a retry may find enough space.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)
@@ -293,8 +290,8 @@ impl Tmpfs {
         self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
-    /// Frees an inode and its slot if `is_wanted` returns true for the inode. Gives the bytes and
-    /// the inode back to the budgets to which they were charged.
+    /// Frees an inode and its slot if `is_wanted` accepts it. Returns the charged bytes and the
+    /// inode to the budgets.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
         let table = self.table.enter();
         let Ok(slot) = table.write(ino) else { return };
@@ -358,9 +355,8 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // Change the mode before the size. A new mode changes the access ACL, which may need a copy
-        // of a shared ACL and fail for lack of space. The new size cannot fail, because
-        // `check_size` has accepted it. The mode and the ACL change under one lock, so that no
+        // Change the mode first. It may need a copy of a shared ACL and fail for lack of space,
+        // while `check_size` has accepted the size. Mode and ACL change under one lock, so that no
         // reader sees one without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
@@ -396,14 +392,13 @@ impl Tmpfs {
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Wait for an RCU grace period. After it, the memory of the freed slots is back in the
-            // allocator.
+            // Afterwards the memory of the freed slots is in the allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }
     }
 
-    /// Updates the access time of `inode` after a read. Releases the lock of `inode`.
+    /// Updates the access time of an inode after a read.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
         if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {
@@ -648,8 +643,7 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// De-duplicates the queued sets of attributes (those that changed repeatedly since the last
-    /// `maintain`), and returns freed memory to the system.
+    /// De-duplicates the queued sets of attributes, and returns freed memory to the system.
     fn maintain(&self) {
         self.trim();
         self.share_xattrs();

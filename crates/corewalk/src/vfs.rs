@@ -13,9 +13,13 @@
 //! - V.2: a lookup that the cache answers takes no lock.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
-//!   inode. There are two exceptions. First, before an operation fails because its file is gone, it
-//!   waits for operations on the name of that file. Second, a back end may find files by path. Then
-//!   a call and a rename on the call's path wait for each other (rule F.6 of `FileSystem`).
+//!   inode.
+//!
+//! V.3 has two exceptions:
+//! - An operation that fails because its file is gone first waits for operations on the name of
+//!   that file.
+//! - With a back end by path, a call and a rename on the call's path wait for each other (rule F.6
+//!   of `FileSystem`).
 
 mod attributes;
 mod by_number;
@@ -63,8 +67,8 @@ use numbers::Numbers;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
-/// At this many lookups an inode's lookup count is saturated: it no longer changes, and only
-/// [`Vfs::forget_all`] resets it. So a client that never forgets cannot make the count overflow.
+/// At this many lookups an inode's lookup count is saturated: only [`Vfs::forget_all`] resets it.
+/// So a client that never forgets cannot make it overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
 /// Maximum number of file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
@@ -79,12 +83,11 @@ const SUPERBLOCKS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VfsOptions {
-    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps the use
-    /// below this limit as long as there are unused entries to evict.
+    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it as
+    /// long as there are unused entries.
     pub cache_bytes: u64,
-    /// Maximum number of dentries, which is also the maximum number of inodes. The namespace
-    /// reserves address space for them, but no memory. If more are needed, operations fail with
-    /// `ENOMEM`.
+    /// Maximum number of dentries, and also of inodes. The namespace reserves address space for
+    /// them, but no memory. Beyond it, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one (trap T54).
@@ -108,9 +111,8 @@ impl Default for VfsOptions {
 
 /// A callback for memory pressure in the cache.
 ///
-/// The namespace calls `please_forget` on a thread that serves a request, so the callback must not
-/// do long work. A FUSE server wakes another thread, which calls [`Vfs::reclaim`] and asks the
-/// kernel to forget inodes.
+/// `please_forget` is called on a thread that serves a request, so it must not do long work. A FUSE
+/// server wakes another thread, which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
 ///
 /// # Examples
 /// ```
@@ -139,8 +141,8 @@ pub trait Pressure: Send + Sync {
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
 
-/// A cache entry that is unused except for the client's lookups of its inode. Reclaim can evict it
-/// only when the client has forgotten the inode.
+/// A cache entry that only the client's lookups of its inode keep. Reclaim can evict it when the
+/// client has forgotten the inode.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pinned<'a> {
@@ -156,8 +158,7 @@ pub struct Pinned<'a> {
     pub name: Name<'a>,
 }
 
-/// The slot of a dentry in the cache. If the dentry is evicted, another one may reuse the slot at
-/// any time.
+/// The slot of a dentry in the cache. After an eviction, another dentry may reuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(DentrySlot);
 
@@ -184,8 +185,8 @@ pub struct Vfs {
     pub(crate) mounts: Mounts,
     in_flight_moves: InFlightMoves,
     in_flight_renames: InFlightRenames,
-    /// The attribute locks, by inode. Each protects the order of attribute changes in the back end;
-    /// see `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
+    /// The attribute locks, by inode, which order attribute changes in the back end; see
+    /// `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
     attr_locks: KeyLocks,
 }
 
@@ -199,8 +200,8 @@ pub(crate) struct Superblock {
     numbers: Option<Numbers>,
 }
 
-/// All file systems of a namespace. A file system is added and never removed, so the superblock
-/// index in an inode stays valid.
+/// All file systems of a namespace. None is removed, so the superblock index in an inode stays
+/// valid.
 pub(crate) struct Supers {
     /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
@@ -233,9 +234,8 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // Slot numbers must fit into 30 bits. The reason is that the dentries of an inode form a
-        // list. Each dentry record stores the slot number of the next dentry in 30 bits
-        // (`dentry::cold`).
+        // Slot numbers must fit into 30 bits: the list of an inode's dentries stores them in the
+        // dentry records (`dentry::cold`).
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -302,7 +302,7 @@ impl Vfs {
     }
 
     /// Adds a file system whose root has the attributes `attr`. Returns its root dentry with a
-    /// reference for the caller. The caller holds no lock.
+    /// reference for the caller.
     ///
     /// # Errors
     /// `ENFILE` after 1024 file systems; `ENOMEM`.
@@ -360,8 +360,8 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
-        // A back end that finds files only by path keeps an unlinked file under a hidden name until
-        // the client forgets the file. Remove these hidden names.
+        // A back end by path keeps an unlinked file under a hidden name until the client forgets
+        // the file. Remove these names.
         for superblock in self.supers.list.iter().map_while(OnceLock::get) {
             let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
             hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
@@ -375,8 +375,7 @@ impl fmt::Debug for Vfs {
     }
 }
 
-/// The statistics of a namespace. A field counts entries or events, unless its name ends with
-/// `bytes`.
+/// The statistics of a namespace: numbers of entries or events, and bytes where the name says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -398,11 +397,11 @@ pub struct Stats {
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Failed lock-free attempts of walks and path translations. An attempt fails if a dentry that
-    /// it has read changes before the attempt ends.
+    /// Failed lock-free attempts of walks and path translations: a dentry that was read has changed
+    /// before the end of the attempt.
     pub retries: u64,
-    /// The number of walks and path translations that gave up after several failed lock-free
-    /// attempts. The walks fell back to ref-walk. The translations blocked renames of directories.
+    /// Walks and path translations that gave up after several failed lock-free attempts: walks fell
+    /// back to ref-walk, translations blocked renames of directories.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
@@ -450,23 +449,21 @@ impl<'v> InodeRef<'v> {
         self.vfs.dcache.inodes.kind(self.slot)
     }
 
-    /// Turns the reference into one lookup that a client holds, and returns the inode number. The
-    /// client returns the lookup by [`Vfs::forget`]. A FUSE server calls this for each entry in a
-    /// reply (`nlookup`).
+    /// Turns the reference into one lookup that a client holds, and returns the inode number.
+    /// [`Vfs::forget`] returns it. A FUSE server calls this for each entry in a reply (`nlookup`).
     #[inline]
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // In the inode's reference count, a plain reference counts 1 and a client's lookup counts
-        // `LOOKUP`. To turn the caller's reference into a lookup, add the difference.
+        // A plain reference weighs 1 in the inode's reference count, a client's lookup `LOOKUP`.
+        // Add the difference to turn one into the other.
         if lockref.get_if(LOOKUP - 1, |count| count < LOOKUPS_MAX * LOOKUP) {
             std::mem::forget(self);
         }
         ino
     }
 
-    /// Returns this reference unchanged, unless the inode has too many references. In that case
-    /// drops this reference and fails.
+    /// Returns this reference. If the inode has too many references, drops this one and fails.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.
@@ -575,7 +572,7 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// The number 0 marks unused entries of the index, so a lookup of it must find no inode.
+    /// Number 0 marks unused entries of the index, so its lookup must find no inode.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();
@@ -584,9 +581,8 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
-    /// A new directory must get a slot on pages that only directories use, even if the cache had a
-    /// negative dentry of its name. The directory's dentry and inode must have the same slot
-    /// number.
+    /// A directory must get a slot on pages that only directories use, even if a negative dentry of
+    /// its name exists. Its dentry and its inode must share the slot.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -609,8 +605,8 @@ mod tests {
     }
 
     /// Trap T15: after another file has taken over a name, the name must lead to this file only. In
-    /// this test a new file is entered under the name `old`, as if the cache had no dentry of this
-    /// name. The earlier dentry must not be found any more.
+    /// the test a new file is entered as if the cache had no dentry of the name. The earlier dentry
+    /// must not be found any more.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -653,9 +649,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: a directory counts its invalidations, and each cached name stores the lower half
-    /// of this count. A name is found only if it has the current count. When the lower half wraps
-    /// around, names that were cached long before must not be found.
+    /// Trap T32: each cached name stores the lower half of its directory's count of invalidations,
+    /// and is found only if that is current. When the lower half wraps around, names that were
+    /// cached long before must not be found.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

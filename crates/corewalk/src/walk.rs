@@ -1,27 +1,25 @@
 //! The path walk: from a pathname to a place.
 //!
 //! A walk starts in **rcu-walk** mode. It looks up each component without a lock, a reference or a
-//! store, and adds each dentry with its sequence to a read set. When the walk ends, it validates
-//! the read set. If no dentry has changed, all names existed at one instant, so the answer is that
-//! of this instant. (Linux's rcu-walk does not promise that for a whole path.)
+//! store, and adds each dentry with its sequence to a read set. At the end it validates the read
+//! set. If no dentry has changed, all names existed at one instant. (Linux's rcu-walk does not
+//! promise that for a whole path.)
 //!
 //! A walk may have to block, at a name that is not cached, a symbolic link, or unknown permissions.
-//! Before that it takes a reference on the current dentry, and afterwards it continues in rcu-walk
-//! mode.
+//! It then takes a reference on the current dentry, and afterwards continues in rcu-walk mode.
 //!
-//! A walk whose validation fails repeatedly becomes a **ref-walk**. In this mode it holds a
-//! reference at each step and needs no validation, so it always ends. Both modes make the same
-//! decisions. But a ref-walk looks up the components of a path one after the other, not all at one
-//! instant. On Linux, both modes do so.
+//! A walk whose validation fails repeatedly becomes a **ref-walk**. It holds a reference at each
+//! step and needs no validation, so it always ends. Both modes make the same decisions, but a
+//! ref-walk looks up the components one after the other, not all at one instant. On Linux, both
+//! modes do so.
 //!
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result of a walk is below the walk's
-//! root at the instant of the answer. That holds even if directories are moved out of that root
-//! during the walk (trap T20).
+//! root at the instant of the answer, even if directories are moved out of that root during the
+//! walk (trap T20).
 //!
-//! The read set of a confined walk therefore also includes the directories between the result and
-//! the root. A ref-walk checks these directories while it holds `topology` shared, so that none of
-//! them moves.
+//! The read set of a confined walk also includes the directories between the result and the root. A
+//! ref-walk checks them under `topology`, held shared, so that none of them moves.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
@@ -64,8 +62,8 @@ bitflags! {
         const IN_ROOT = 1 << 3;
         /// Fail with `ELOOP` at any symbolic link (`RESOLVE_NO_SYMLINKS`).
         const NO_SYMLINKS = 1 << 4;
-        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). A corewalk namespace has no
-        /// magic links, so the flag has no effect.
+        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). No effect, because a
+        /// namespace has no magic links.
         const NO_MAGICLINKS = 1 << 5;
         /// Fail with `EXDEV` at a mount point, up or down (`RESOLVE_NO_XDEV`).
         const NO_XDEV = 1 << 6;
@@ -99,15 +97,15 @@ pub struct FsStruct<'v> {
     pub cwd: PathRef<'v>,
 }
 
-/// The file or directory to which a walk has led, without a reference on it. A caller can compare
-/// it with the result of a later walk.
+/// The file or directory to which a walk has led, without a reference on it. It can be compared
+/// with the result of a later walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot and the sequence of the dentry. If two walks return the same slot and the same
-    /// sequence, the dentry has not changed between the two walks.
+    /// The slot and the sequence of the dentry. If they are equal after two walks, the dentry has
+    /// not changed in between.
     pub dentry: (u32, u64),
 }
 
@@ -150,8 +148,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries that the walk has passed, with their sequences. The read set is borrowed
-    /// because it is large, and a `Walk` is moved.
+    /// The dentries that the walk has passed, with their sequences. Borrowed, because a read set is
+    /// large and a `Walk` is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
@@ -161,8 +159,7 @@ impl Vfs {
     ///
     /// # Errors
     /// - `ENOENT` (also for an empty path), `ENOTDIR`, `EACCES`.
-    /// - `ELOOP` if the path has more than 40 symbolic links, or a symbolic link that the flags
-    ///   forbid.
+    /// - `ELOOP` for more than 40 symbolic links, or one that the flags forbid.
     /// - `ENAMETOOLONG` for a component over 255 bytes, or a path of 4096 bytes and more.
     /// - `EXDEV` for a path that leaves the directory or the mount to which the flags confine it.
     /// - `EAGAIN` with the flag [`WalkFlags::CACHED`], if the walk would have to ask the back end.
@@ -195,9 +192,8 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_in_path())
     }
 
-    /// Returns the file or directory to which `path` leads, without taking a reference on it. If
-    /// everything that the walk needs is cached, the walk writes no shared memory. Fails like
-    /// [`Vfs::walk`].
+    /// Returns the file or directory to which `path` leads, without a reference on it. A fully
+    /// cached walk writes no shared memory. Fails like [`Vfs::walk`].
     ///
     /// # Examples
     /// ```
@@ -223,8 +219,7 @@ impl Vfs {
     }
 
     /// Splits `path` at its last component, for operations that make, remove or rename a name.
-    /// Returns the directory that contains the last component, and the component. A `/` after the
-    /// last component is dropped.
+    /// Returns the directory of the last component, and the component without a final `/`.
     ///
     /// # Errors
     /// The errors of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or
@@ -314,8 +309,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // The start directory has been removed, so its dentry is negative. A walk may still
-            // start there. Take the inode from `start`, which holds a reference on it (trap T17).
+            // A walk may start in a removed directory, whose dentry is negative. Take the inode
+            // from `start`, which holds a reference on it (trap T17).
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -406,8 +401,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error` as the result of the walk if the read set is still valid. Otherwise the
-    /// error may be wrong, so returns [`Stop::Retry`], and the walk begins again.
+    /// Returns `error` if the read set is still valid. Otherwise the error may be wrong, so returns
+    /// [`Stop::Retry`], and the walk begins again.
     pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),
@@ -433,8 +428,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 
     /// Takes a reference on the current dentry, so that the walk may leave rcu-walk mode and block.
-    /// Keeps the read set (the dentries read so far, with their sequence numbers). So the
-    /// validation at the end of the walk covers the whole path, although the walk has blocked.
+    /// Keeps the read set, so the validation at the end still covers the whole path.
     #[doc(alias = "try_to_unlazy")]
     pub(crate) fn legitimize(&mut self) -> Result<(), Stop> {
         if self.hold.is_some() {
@@ -476,8 +470,7 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 }
 
-/// Returns the first component of `path`, and the rest of the path. If no component is left, the
-/// first part is empty.
+/// Returns the first component of `path`, which is empty if none is left, and the rest.
 #[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut path = path;

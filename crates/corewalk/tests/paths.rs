@@ -1,10 +1,6 @@
-//! Tests of path translation into buffers, for each format and size of buffer, and without
-//! allocation.
-//!
-//! A test first gets the path of each file or directory in a vector. Then it has the path written
-//! into buffers of many sizes, shorter and longer than the path. A translation writes at the end of
-//! its buffer. So if the path fits, the end of the buffer must contain the path. Otherwise the
-//! result must be an error.
+//! A test first gets each path in a vector, and then has it written into buffers of many sizes. A
+//! translation writes at the end of its buffer. So if the path fits, the buffer must end with it.
+//! Otherwise the result must be an error.
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.
 
@@ -21,8 +17,7 @@ use corewalk_testkit::alloc::{Counting, thread_allocations};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// The number of nested directories in a path. It is larger than the number of directories that a
-/// path translation can check without a lock.
+/// The number of nested directories in a path: more than a translation can check without a lock.
 const DEPTH: usize = 1_500;
 
 fn tmpfs() -> Arc<Tmpfs> {
@@ -49,12 +44,11 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Translates the file or directory `place` to its path from `root`, in every format. Returns four
-/// things for each format.
+/// Translates `place` to its path from `root`, in every format. Returns four things for each
+/// format.
 ///
-/// The first two are the name of the format and the path. The third is a function that writes the
-/// path into a buffer. The last is the error that this function must return if the buffer is too
-/// small.
+/// Each format has a name, the path, a function that writes the path into a buffer, and the error
+/// of that function if the buffer is too small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,
@@ -81,8 +75,8 @@ fn formats<'a>(
     ]
 }
 
-/// Translates `place` in every format into buffers of many sizes, up to 400 bytes more than the
-/// path needs, and checks the results.
+/// Translates `place` in every format into buffers of many sizes, up to 400 bytes larger than
+/// needed.
 fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     for (format, owned, in_buffer, too_small) in formats(place, root) {
         let len = owned.as_ref().map_or(600, Vec::len);
@@ -99,9 +93,8 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
                     );
                 }
                 Ok(_) => assert_eq!(found, Err(too_small), "{format} in {size}"),
-                // In some formats, a directory or file may have no path. Then the translation must
-                // fail with `error`. If also the buffer is too small, the error may be `too_small`
-                // instead, as in the kernel.
+                // In some formats, a directory or file may have no path. The error is then `error`,
+                // or `too_small` if the buffer is also too small, as in the kernel.
                 Err(error) => {
                     assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
                 }
@@ -110,9 +103,9 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     }
 }
 
-/// Trap T11: if the path of a file does not fit the buffer, translating the file to its path must
-/// fail. The test covers the root, an empty buffer, an exact fit and one byte less. It also covers
-/// removed files, files outside of the root or across a mount, and names and paths of many lengths.
+/// Trap T11: a path that does not fit the buffer is an error. Covers the root, an empty buffer, an
+/// exact fit and one byte less, removed files, files outside of the root or across a mount, and
+/// names and paths of many lengths.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();

@@ -1,13 +1,11 @@
 //! A walk stores nothing in memory that another thread reads (guarantee V.2).
 //!
 //! The test builds a namespace over tmpfs, 12 directories deep and 1000 names wide, and looks each
-//! name up once. So the cache has every name; missing names have negative dentries. Then it makes
-//! the memory of the namespace and the statics of the program read-only, and resolves thousands of
-//! paths. One store to shared memory would end the process.
+//! name up once. Then it makes the memory of the namespace and the statics of the program
+//! read-only, and resolves thousands of paths. One store to shared memory would end the process.
 //!
 //! Two control processes make the smallest possible stores: one takes a reference on the result of
-//! a walk, and one makes a name. Each must be killed by its store, otherwise the test proves
-//! nothing.
+//! a walk, and one makes a name. Their stores must kill them, otherwise the test proves nothing.
 //!
 //! Source: `corewalk_testkit::seal`; Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(not(miri))]
@@ -43,16 +41,15 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode, 0, 0)).unwrap().0
 }
 
-/// Returns a namespace whose cache has all names of the test. Later, `prove` makes the namespace's
-/// memory read-only for a while. The namespace is leaked, because its memory must not be freed
-/// before that ends.
+/// Returns a namespace whose cache has all names of the test. It is leaked, because `prove` makes
+/// its memory read-only for a while.
 fn build() -> Warm {
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let vfs: &'static Vfs = Box::leak(Box::new(Vfs::new(fs, options).unwrap()));
     let (mut bottom, mut path) = (vfs.root(), String::new());
     for level in 0..DEEP {
-        // Make every second name too long to be inline in its dentry.
+        // Every second name is too long to be inline in its dentry.
         let name = format!("level-{level}-{}", "x".repeat(level % 2 * 60));
         bottom = make(vfs, &bottom, &name, S_IFDIR | 0o755);
         path = format!("{path}/{name}");

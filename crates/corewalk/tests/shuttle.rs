@@ -1,14 +1,13 @@
-//! Random schedules of programs that use a whole namespace. The programs are too large for loom.
-//! But they are so small that random schedules run all pairs of steps of two threads in both
-//! orders.
+//! Random schedules of programs that use a whole namespace. They are too large for loom, but so
+//! small that random schedules run all pairs of steps of two threads in both orders.
 //!
-//! Shuttle runs only sequentially consistent schedules. So it finds bugs in the order of steps.
+//! Shuttle runs only sequentially consistent schedules, so it finds bugs in the order of steps.
 //! Bugs of weak memory orderings are loom's task.
 //!
-//! Each program runs under two schedulers. The first is PCT, which has a known probability of
-//! finding a bug that needs few preemptions. The second is random. A failure prints the seed for
-//! `COREWALK_SEED`, and the schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p
-//! corewalk --release --test shuttle`.
+//! Each program runs under two schedulers: PCT, which has a known probability of finding a bug that
+//! needs few preemptions, and a random one. A failure prints the seed for `COREWALK_SEED`, and the
+//! schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test
+//! shuttle`.
 #![cfg(corewalk_shuttle)]
 
 #[path = "namespace/backends.rs"]
@@ -50,8 +49,6 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Makes a file in the directory `dir` or in the root. The type bits of the mode may name another
-/// kind of file.
 fn make(vfs: &Vfs, dir: Option<&str>, file: &str, mode: u32) -> u64 {
     let (root, cred) = (vfs.root(), Cred::root());
     let dir = dir.map_or(root.clone(), |dir| vfs.lookup(&cred, &root, name(dir)).unwrap());
@@ -89,8 +86,6 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Runs `swap`, which exchanges the names of two directories, while two threads walk through these
-/// directories.
 fn swap_against_walk(swap: fn(&Vfs)) {
     let vfs = new();
     let files = ["x", "y"].map(|dir| {
@@ -113,8 +108,8 @@ fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control for trap T13: the exchange is made by three renames, which is wrong. A reader can miss a
-/// name in between, and the test must catch that.
+/// Control for trap T13: the exchange is made by three renames. A reader can miss a name in
+/// between.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -127,8 +122,8 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// Runs `replace`, which renames the file `a` over the file `b`. Meanwhile one thread looks up `b`,
-/// and another one looks up `a` and translates it to its path.
+/// Runs `replace`, which renames `a` over `b`. Meanwhile one thread looks up `b`, and another looks
+/// up `a` and translates it to its path.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -158,8 +153,8 @@ fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control for trap T13: the target is removed before the rename, which is wrong. A reader can miss
-/// the name in between, and the test must catch that.
+/// Control for trap T13: the target is removed before the rename. A reader can miss the name in
+/// between.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -172,8 +167,8 @@ fn control_removal_before_a_rename_is_caught() {
     });
 }
 
-/// Traps T26, T27, P9: two directories are moved into each other concurrently. Only one of the
-/// moves may succeed, and no thread may wait for ever.
+/// Traps T26, T27, P9: of two concurrent moves of directories into each other, only one may
+/// succeed, and no thread may wait for ever.
 #[test]
 fn directories_moved_into_each_other_stay_a_tree() {
     static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
@@ -234,16 +229,15 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: after the client has forgotten all its lookups of an inode, no reference may be left.
-/// No reference of another operation may be dropped.
+/// Trap P5: after the client has forgotten all its lookups of an inode, no reference is left. No
+/// reference of another operation is dropped.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control for trap P5: a client looks a file up and must then call `forget` for it. This client
-/// does so only if another lookup finds the file by name. If the file was removed meanwhile, the
-/// client's reference on the inode is never dropped. The test must catch that.
+/// Control for trap P5: a client that has looked a file up calls `forget` only if another lookup
+/// still finds the file by name. After a removal, its reference on the inode is never dropped.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -256,8 +250,6 @@ fn control_forget_by_name_is_caught() {
     });
 }
 
-/// Evicts all unused entries twice. Meanwhile two threads look up a file and get its path by
-/// `path`.
 fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
     let vfs = new();
     make(&vfs, None, "d", S_IFDIR);
@@ -279,8 +271,8 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: a lookup of an existing file must find it, and a file to which a thread holds a
-/// reference must keep its path.
+/// Traps T15, T18: a lookup of an existing file must find it, and a file with a reference must keep
+/// its path.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
@@ -307,7 +299,7 @@ enum Before {
 }
 
 /// Another machine renames `g` to `f`, and `tell` invalidates the cache, while two threads look `f`
-/// up. At the end the cache must agree with the back end.
+/// up. The cache must then agree with the back end.
 fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
@@ -328,8 +320,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation. In this
-/// test only the name is invalidated.
+/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation, here of
+/// the name alone.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -337,8 +329,8 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation. In this
-/// test the whole directory is invalidated.
+/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation, here of
+/// the whole directory.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -346,17 +338,16 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control for trap T25: the cache is not told of the change in the back end. It keeps the stale
-/// answer, and the test must catch that.
+/// Control for trap T25: the cache is not told of the change in the back end, and keeps the stale
+/// answer.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// A user writes to a set-user-ID file while `chmod` changes the mode. The chmod must not be lost.
-/// At the end set-user-ID may be set only if the chmod came after the write. Returns the mode at
-/// the end.
+/// A user writes to a set-user-ID file while `chmod` changes the mode, which must not be lost.
+/// Set-user-ID may remain only if the chmod came after the write. Returns the mode at the end.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
@@ -423,8 +414,8 @@ enum Met {
     Left,
 }
 
-/// Unmounts a file system while another thread walks into it. `holds` says whether that thread
-/// keeps the path that it has found. Returns in which order the walk and the umount took effect.
+/// Unmounts a file system while another thread walks into it, and keeps the path that it finds if
+/// `holds` says so. Returns in which order the walk and the umount took effect.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -479,8 +470,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: the walking thread does not keep the path that it has found, so the file system can be
-/// unmounted under it. The test must catch that.
+/// Control: the walking thread does not keep its path, so the file system can be unmounted under
+/// it.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -489,8 +480,8 @@ fn control_walk_without_references_is_caught() {
     });
 }
 
-/// Trap P5: a client that forgets a file without having looked it up must drop nothing. Meanwhile
-/// another client looks the file up by number, and the name changes.
+/// Trap P5: a client that forgets a file without having looked it up must drop nothing, even while
+/// another client looks the file up by number and the name changes.
 #[test]
 fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
@@ -529,8 +520,6 @@ fn read(vfs: &Vfs) -> Vec<(Vec<u8>, Attr)> {
     entries
 }
 
-/// Lists the root with `list`. Meanwhile another thread renames `f` to `g`, removes `g`, and makes
-/// another file.
 fn list_against_changes(list: fn(&Vfs)) {
     let vfs = over(Arc::new(HookedTmpfs::new(|_: &Tmpfs, _| Ok(()))));
     let start = vfs.stats();
@@ -551,8 +540,7 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap T25: if a name has changed since a listing read its entry, the entry's attributes must not
-/// bring the name back.
+/// Trap T25: a listed entry must not bring its name back if the name has changed since.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -566,8 +554,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: the entries are read before the listing begins. So the listing does not
-/// notice changes that were made between the read and its beginning. The test must catch that.
+/// Control for trap T25: the entries are read before the listing begins, so the listing misses a
+/// change between the two. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -582,19 +570,18 @@ fn control_listing_that_begins_late_is_caught() {
     });
 }
 
-/// Trap T55: a lookup in a removed directory must not find the files of another directory that has
-/// got the dentry slot of the removed one.
+/// Trap T55: a lookup in a removed directory must not find the files of the directory that has got
+/// its dentry slot.
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The dentry of a directory usually has the same slot number as the inode. The test needs a
-        // directory whose dentry has another slot number, because this slot can be reused while the
-        // inode is held. These steps make one:
+        // The test needs a directory whose dentry is not in the slot of its inode, because such a
+        // slot can be reused while the inode is held. These steps make one:
         // 1. The test renames `other` over `d`. Just before that, the back end moves the old `d` to
-        //    `moved`. The cache does not notice the move, and removes the old dentry of `d`. The
-        //    reference `first` still keeps this dentry's slot.
-        // 2. A lookup of `moved` finds the old directory, and gives it a new dentry. Its usual slot
-        //    is in use, so the new dentry gets another slot.
+        //    `moved`. The cache does not notice, and removes the old dentry of `d`, whose slot the
+        //    reference `first` keeps.
+        // 2. A lookup of `moved` finds the old directory. The new dentry gets another slot, because
+        //    the usual one is in use.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
@@ -631,8 +618,8 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
 }
 
 /// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look `d`
-/// up `looks` times each, and a third thread runs `meanwhile`. A lookup must find `d` if it starts
-/// after the creation, or if the same thread has found `d` before.
+/// up `looks` times each, and a third runs `meanwhile`. A lookup must find `d` after the creation,
+/// or after an earlier lookup of its thread.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();
@@ -675,9 +662,9 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     assert_eq!(end.removed, 0);
 }
 
-/// Traps T16, T25: a directory is made under a name that has a negative dentry. At the same time
-/// the negative dentry is evicted, so the directory's dentry gets another slot. Once a lookup has
-/// found the directory, later lookups must find it too.
+/// Traps T16, T25: a directory is made under a name whose negative dentry is evicted at the same
+/// time, so its dentry gets another slot. Once a lookup has found the directory, later lookups must
+/// find it too.
 #[test]
 fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
@@ -692,9 +679,8 @@ fn directory_made_under_a_missing_name_stays_found() {
     });
 }
 
-/// Traps T16, T55: a directory is made under a name that has a negative dentry. At the same time a
-/// new file takes the slot of that negative dentry. Once a lookup has found the directory, later
-/// lookups must find it too.
+/// Traps T16, T55: a directory is made under a name with a negative dentry, whose slot a new file
+/// takes at the same time. Once a lookup has found the directory, later lookups must find it too.
 #[test]
 fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {
@@ -710,8 +696,8 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control for trap T16: the new directory is renamed away and back, so for a moment the name is
-/// missing. The test must catch that.
+/// Control for trap T16: the new directory is renamed away and back, so for a moment its name is
+/// missing.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {
@@ -721,8 +707,8 @@ fn control_directory_without_a_name_for_a_moment_is_caught() {
             mkdir_against_lookup(
                 20,
                 |vfs| {
-                    // Before each rename, pause for as long as a lookup takes. Otherwise few
-                    // schedules would run a lookup between one rename and the next.
+                    // Pause for as long as a lookup takes. Otherwise few schedules would run a
+                    // lookup between two renames.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {
@@ -755,8 +741,6 @@ impl Hook for Twice {
     }
 }
 
-/// If a directory is looked up under two names concurrently, it must have only one dentry, which
-/// moves between the names.
 #[test]
 fn directory_under_two_names_has_one_dentry() {
     check(|| {

@@ -76,8 +76,8 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Moves a directory back and forth. Meanwhile other threads read the attributes of a file below it
-/// and create another file.
+/// Moves a directory back and forth. Meanwhile other threads read a file's attributes below it and
+/// create another file.
 fn move_beside_calls(from: From) {
     let (fs, vfs) = new(from);
     let (d, f) = (at(&vfs, "x/d").into_lookups(), at(&vfs, "x/d/f").into_lookups());
@@ -101,8 +101,8 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// Trap X1: a call of the back end has got the path of a file. If a directory above the file is
-/// then renamed, that path must stay valid until the call ends.
+/// Trap X1: a path that a call of the back end has got must stay valid until the call ends, even if
+/// a directory above the file is renamed.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));
@@ -114,9 +114,9 @@ fn control_path_snapshot_is_caught() {
     check(|| move_beside_calls(From::Snapshot));
 }
 
-/// Three operations must not block each other for ever. One rename moves `x` into `y`, another
-/// moves `y` into `x`, and a link gives a file below `x` a name in `y`. Each needs the paths of
-/// both directories. If one rename succeeds, the other would make a loop, so one of them must fail.
+/// Three operations must not block each other for ever. One rename moves `x` into `y`, another `y`
+/// into `x`, and a link gives a file below `x` a name in `y`. Each needs the paths of both
+/// directories. One rename must fail, because both together would make a loop.
 #[test]
 fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);
@@ -148,8 +148,7 @@ fn crossing_renames_and_a_link_end() {
     assert!(REFUSED.load(Ordering::Relaxed) > 0);
 }
 
-/// A file must be readable after an open, even if it is opened during its removal, or while another
-/// file replaces it.
+/// A file must be readable after an open during its removal or replacement.
 #[test]
 fn file_opened_during_its_removal_is_read_or_gone() {
     check(|| {
@@ -182,8 +181,8 @@ fn file_opened_during_its_removal_is_read_or_gone() {
     });
 }
 
-/// A file is closed while a rename replaces it by another file. The closed file must stay usable
-/// until the client forgets it, because the client has looked it up.
+/// A file that is closed while a rename replaces it must stay usable until the client, which has
+/// looked it up, forgets it.
 #[test]
 fn file_closed_during_its_replacement_stays_until_forget() {
     check(|| {

@@ -1,9 +1,8 @@
 //! The content of tmpfs files, compared with a model: a vector of bytes, and a state per page.
 //!
 //! The model works byte by byte and page by page, so it is easy to verify. After every step, the
-//! file and the model must have the same bytes, size, blocks, free space, holes and errors. Many
-//! offsets are at the edges of pages, or of extents of 64 pages. The file system has so little
-//! space that writes are often short.
+//! file and the model must agree in bytes, size, blocks, free space, holes and errors. Many offsets
+//! are at the edges of pages, or of extents of 64 pages. Space is short, so writes are often short.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, Seek, SetAttr};
@@ -120,8 +119,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns true if the model has space for `len` more bytes. Reserved pages behind the end of
-    /// the file count as used.
+    /// Returns true if the model has space for `len` more bytes. Reserved pages behind the end
+    /// count as used.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE
@@ -195,7 +194,6 @@ fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
     (fs, file)
 }
 
-/// Runs the operation `op` on the file and on the model. Both must give the same result.
 fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
     let allocate = |offset, len, how| fs.fallocate(file, offset as u64, len as u64, how);
     match op {

@@ -1,8 +1,7 @@
 //! The memory that a tmpfs keeps after files are removed.
 //!
 //! Run `COREWALK_MEMORY_FILES=2000000 cargo test -p corewalk --test tmpfs_memory -- --nocapture`
-//! for figures of many files. The test is a program of its own, so that no other test uses memory
-//! in the same process.
+//! for figures of many files. The test is a program of its own, so that no other test uses memory.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{FileKind, FileSystem, Make, Name, Node};

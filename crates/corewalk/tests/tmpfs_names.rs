@@ -2,8 +2,8 @@
 //! names.
 //!
 //! Most tests make single calls, and compare the results with the rules of POSIX. A property test
-//! makes random operations, and compares the tmpfs with a map. Stress tests of renames look for
-//! deadlocks and lost links.
+//! compares random operations with a map. Stress tests of renames look for deadlocks and lost
+//! links.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -59,8 +59,7 @@ fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
     (attr.mtime, attr.ctime)
 }
 
-/// Runs `change`. Checks that exactly the inodes that `expected` says got a new mtime or a new
-/// ctime.
+/// Runs `change`, and checks that exactly the inodes in `expected` got a new mtime or ctime.
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
@@ -351,7 +350,6 @@ fn inode_limit_is_enospc_and_leaves_nothing() {
     assert!(fs.make(dir(ROOT), name(b"g"), &plain).is_ok());
 }
 
-/// Each name of a file beyond the first must count as an inode until it is removed or replaced.
 #[test]
 fn further_names_count_as_inodes_until_removed() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_inodes_max(4));
@@ -371,15 +369,14 @@ fn further_names_count_as_inodes_until_removed() {
     assert_eq!(free(), 2);
     fs.remove(dir(ROOT), name(b"g"), node(&other)).unwrap();
     fs.forget(other.ino, other.generation);
-    // A file that was made without a name already counts as one inode. So its first name must not
-    // count as another one.
+    // A file that was made without a name already counts as an inode. Its first name must not count
+    // as another.
     let made = fs.tmpfile(dir(ROOT), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(free(), 2);
     fs.link(node(&made), dir(ROOT), name(b"f")).unwrap();
     assert_eq!(free(), 2);
 }
 
-/// A long link target must be charged one page until the link is forgotten.
 #[test]
 fn long_link_target_is_charged() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(8192));
@@ -401,8 +398,8 @@ fn long_link_target_is_charged() {
     assert_eq!(free().0, 1);
 }
 
-/// Each attribute uses some memory besides its name and value. This overhead must be charged too.
-/// Otherwise many short attributes could fill memory that statfs reports as free.
+/// The memory that each attribute uses besides its name and value must be charged. Otherwise many
+/// short attributes could fill memory that statfs reports as free.
 #[test]
 fn attribute_is_charged_with_its_overhead() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
@@ -495,8 +492,7 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// A caller may pass an old and the current inode number of one slot as the two directories of a
-/// rename. The call must not deadlock.
+/// A rename may get an old and the current inode number of one slot as its two directories.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -520,9 +516,9 @@ fn old_and_new_number_of_a_slot_do_not_deadlock() {
     assert_eq!(list(&fs, new.ino()).len(), 1);
 }
 
-/// Checks the link counts of all inodes. A file must have one link per entry in the directories
-/// `dirs`. A directory in `dirs` must have two links, and one more per subdirectory. Another
-/// directory is empty, and must have two links if it has an entry, otherwise none.
+/// Checks the link counts of all inodes. A file must have one link per entry in `dirs`. A directory
+/// in `dirs` must have two links, and one more per subdirectory. Another directory is empty, and
+/// must have two links, or none if it was removed.
 fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     for &parent in dirs {
@@ -545,10 +541,9 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9: concurrent renames must not deadlock. There are three directories, one inside another.
-/// All threads rename all pairs of names onto each other in every mode of rename, and also remove,
-/// link and make names. So concurrent calls use the same names. A back end need not support that,
-/// but tmpfs does.
+/// Trap P9: concurrent renames must not deadlock. In three directories, one inside another, all
+/// threads rename all pairs of names onto each other in every mode, and also remove, link and make
+/// names. A back end need not support concurrent calls with the same names, but tmpfs does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -617,10 +612,9 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino, old.generation);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // `ESTALE`: this lookup found the entry. Then another thread replaced the
-                    // entry, and the old inode was forgotten. A caller that follows rule F.1 of
-                    // `FileSystem` never gets this error, because its calls for one name do not
-                    // overlap.
+                    // `ESTALE`: another thread replaced the entry after this lookup had found it.
+                    // Callers that follow rule F.1 of `FileSystem` never get it, because their
+                    // calls for one name do not overlap.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }
@@ -647,9 +641,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names. The key of the map is a directory and a name. The value is an inode number,
-/// and whether the inode is a directory. Operations make no names in the directories that they have
-/// made, so the model needs no tree.
+/// The model's names: from a directory and a name to an inode number, and whether it is a
+/// directory. Directories that operations make stay empty, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(
@@ -677,7 +670,7 @@ fn expected_rename(
     Ok(())
 }
 
-/// A file system that has three nested directories, and the model of the names in them.
+/// A file system with three nested directories, and the model of its names.
 struct Compared {
     fs: Tmpfs,
     dirs: [u64; 3],

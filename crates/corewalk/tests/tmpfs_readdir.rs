@@ -35,8 +35,8 @@ fn rename(fs: &Tmpfs, from: &str, to: &str, mode: RenameMode) -> Result<(), Errn
     fs.rename(from, to, mode)
 }
 
-/// Reads the root directory in calls that return at most `step` entries each. Runs `between` after
-/// each call. Returns all names in order.
+/// Reads the root directory in calls of at most `step` entries, with `between` after each. Returns
+/// all names in order.
 fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {
@@ -87,8 +87,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;
                 }
-                // Rename a file onto a name `stableN`, and exchange two names `stableN`. Each of
-                // these names must keep its directory entry, and so its position in the listing.
+                // Rename a file onto a name `stableN`, and exchange two names `stableN`. Each must
+                // keep its directory entry, and so its position in the listing.
                 if target < 300 {
                     let stable = format!("stable{}", rng.below(700));
                     make(&fs, &format!("file{target}"));
@@ -114,8 +114,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
     }
 }
 
-/// If a file is renamed within its directory during a listing, the listing must report it once. If
-/// each reported file is renamed, the listing must still end.
+/// A listing must report a file that is renamed within its directory once. It must end even if each
+/// reported file is renamed.
 #[test]
 fn readdir_during_renames_reports_each_file_once() {
     const COUNT: usize = 500;
@@ -187,8 +187,8 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: a directory of a million files changes while many short `readdir` calls list it. The
-/// listing must contain each file that exists during the whole listing.
+/// Trap P13: a directory of a million files changes during a listing by many short `readdir` calls.
+/// The listing must contain each file that exists throughout.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;
@@ -199,8 +199,8 @@ fn readdir_of_a_million_entries_during_changes_is_complete() {
     }
     let (mut calls, mut sum) = (0, 0);
     let names = pass(&fs, 100, || {
-        // Stop making files at some point. Otherwise each call would find a new entry, and the
-        // listing would not end.
+        // Stop making files, because each call would find a new entry, and the listing would not
+        // end.
         if calls < COUNT / 100 {
             make(&fs, &format!("coming{calls}"));
         }

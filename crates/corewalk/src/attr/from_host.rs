@@ -25,8 +25,8 @@ impl From<FileType> for FileKind {
 
 impl From<&Metadata> for Attr {
     /// Returns the attributes of a file of the host, with the host's inode number. The host reuses
-    /// inode numbers, so the creation time of the file becomes the generation. If the host's file
-    /// system does not record creation times, the generation is 0.
+    /// inode numbers, so the generation is the file's creation time, or 0 if the host does not
+    /// record it.
     ///
     /// # Examples
     /// ```

@@ -39,8 +39,7 @@ impl Dcache {
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
         let (superblock, words) = self.superblock_and_words(inode);
-        // `new_image` fails only if no slot is left for a long name. A root has no name, so the
-        // call cannot fail.
+        // A root has no name, so `new_image` needs no slot for a long name and cannot fail.
         let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
@@ -52,8 +51,8 @@ impl Dcache {
     /// negative. Returns the dentry with a reference for the caller. The dentry takes its own
     /// reference on the inode.
     ///
-    /// If the name already has a dentry with another inode, that old dentry becomes stale. The
-    /// caller holds the in-lookup lock of the name.
+    /// If the name already has a dentry with another inode, that dentry becomes stale. The caller
+    /// holds the in-lookup lock of the name.
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
@@ -67,12 +66,12 @@ impl Dcache {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
-        // `find` returns a dentry without a reference. Before this thread takes one, the dentry may
-        // change, for example become a mount point. Then the loop repeats the lookup. If it did
-        // not, this thread would add a second dentry for the name.
+        // `find` takes no reference, so the dentry may change before this thread takes one: for
+        // example, it becomes a mount point. The loop then repeats the lookup. Otherwise the name
+        // would get a second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Adding a name requires its in-lookup lock, which the caller holds. So if the name is
-        // missing now, it stays missing until this thread adds it.
+        // The caller holds the name's in-lookup lock. So if the name is missing now, it stays
+        // missing until this thread adds it.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -81,9 +80,8 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // The slots of directories and of other files are in separate groups. A
-                    // negative dentry has a slot for other files, so a directory should not take
-                    // over that slot. Evict the negative dentry if possible.
+                    // A negative dentry has a slot of the group for other files than directories.
+                    // So evict it, if possible, rather than turn it into a directory.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -95,8 +93,7 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The cached dentry refers to another inode than the back end has just reported. So
-                // make the cached dentry stale.
+                // The back end has just reported another inode. So make the cached dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -163,13 +160,11 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // An invalidation may cancel the fill, that is, forbid caching this answer. Check for that
-        // under the lock of the table's stripe (a group of buckets), and insert the entry under the
-        // same lock.
+        // Check for a cancelled fill (an invalidation forbids caching this answer) and insert the
+        // entry under the same stripe lock.
         //
-        // An invalidation that arrives after the check takes the stripe's lock to look the name up.
-        // So it waits for the insertion, finds the entry, and makes it stale. No stale answer stays
-        // in the cache (C.1).
+        // A later invalidation looks the name up under the stripe's lock. So it waits for the
+        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -188,8 +183,8 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode, and the two words that a directory's dentry stores: the
-    /// inode number and the first child generation. Returns zeroes if `inode` is none.
+    /// Returns the superblock of an inode, and the words for a directory's dentry: inode number and
+    /// first child generation. All are zero if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -198,12 +193,12 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Reuses a dentry of the name that was cached before an invalidation. If such a stale dentry
-    /// refers to the inode in `node`, gives it the current parent key, and returns it with a
-    /// reference for the caller. Evicts the unused stale dentries that refer to other inodes.
+    /// Reuses a stale dentry of the name, from before an invalidation. If one refers to the inode
+    /// in `node`, gives it the current parent key, and returns it with a reference for the caller.
+    /// Evicts the unused stale dentries of other inodes.
     ///
-    /// With this reuse, a name has at most one dentry per inode in use, however often it is
-    /// invalidated. The caller holds the in-lookup lock of the name.
+    /// So a name has at most one dentry per inode in use, however often it is invalidated. The
+    /// caller holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -214,9 +209,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // `set_key` has failed because another thread has changed this dentry since the
-                    // search. For example, it has marked the dentry as a mount point. So search for
-                    // the stale dentries again.
+                    // Another thread has changed this dentry since the search: for example, it has
+                    // become a mount point. Search again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -229,9 +223,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name whose parent key is not `key`. If `key` is the current parent
-    /// key, these are the stale dentries, which remain from before an invalidation. If `key` is a
-    /// stale key, returns all dentries of the name.
+    /// Returns the dentries of a name whose parent key is not `key`: the stale dentries, if `key`
+    /// is the current parent key, or all, if `key` is stale.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -264,8 +257,8 @@ impl Dcache {
         parent: DentrySlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
-        // If the dentry changes during the read, read it again. If this function returned None
-        // instead, the caller would miss the dentry, and the name would get a second one.
+        // If the dentry changes during the read, read it again. Otherwise the caller would miss it
+        // and make a second dentry of the name.
         loop {
             let seen = self.dentries.snapshot(slot);
             let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
@@ -276,9 +269,8 @@ impl Dcache {
     }
 
     /// Stores `key` as the parent key of the dentry in `slot`. If an invalidation has cancelled
-    /// this fill (the caching of the back end's answer), stores a stale key instead. Takes a
-    /// reference on the dentry for the caller. Returns false if the dentry has changed since its
-    /// sequence was `seq`.
+    /// this fill (the caching of an answer), stores a stale key. Takes a reference on the dentry
+    /// for the caller. Returns false if the dentry has changed since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -307,8 +299,8 @@ impl Dcache {
         node: DentryInode,
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
-        // An invalidation takes no in-lookup lock. So it may have unhashed the dentry since the
-        // lookup, and the slot may already hold the dentry of another name (trap T55).
+        // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since the
+        // lookup. The slot may then hold the dentry of another name (trap T55).
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
@@ -329,16 +321,15 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Takes a reference on the inode for the dentry in `slot`, and makes the dentry an alias of
-    /// the inode.
+    /// Makes the dentry in `slot` an alias of the inode, with a reference on the inode.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
     }
 
     /// Updates the cache after the back end has removed a name, whose dentry is in `slot`. The
-    /// caller holds the in-lookup lock of the name, and a reference on the dentry. This function
-    /// drops that reference.
+    /// caller holds the in-lookup lock of the name. This function drops the caller's reference on
+    /// the dentry.
     pub(crate) fn remove(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
@@ -348,8 +339,8 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // The caller has the only reference on the dentry. So make the dentry negative, and
-            // keep it in the cache.
+            // The caller has the only reference. Turn the dentry negative, and keep it in the
+            // cache.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -371,9 +362,8 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // Each child of a directory holds a reference on the directory's dentry, and so do other
-        // users. So the reference count, less the caller's reference, is an upper bound of the
-        // number of children.
+        // Each child holds a reference on the directory's dentry. So the reference count, less the
+        // caller's, is an upper bound of the number of children.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -388,10 +378,9 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Accounts for a dentry that was just unhashed, and drops the reference that it held on its
-    /// inode. The users of a removed file hold their own references on the inode. Negative dentries
-    /// below a removed directory hold references only on the directory's dentry, so they do not
-    /// keep its inode alive.
+    /// Accounts for a dentry that was just unhashed, and drops its reference on the inode. Users of
+    /// a removed file have their own references. Negative dentries below a removed directory hold
+    /// only its dentry.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -401,10 +390,9 @@ impl Dcache {
         }
     }
 
-    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. The dentry
-    /// itself stays, so that users of the inode can still find the inode's last name and, for a
-    /// directory, its children. The caller holds a reference on the dentry, and this function drops
-    /// that reference.
+    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. Users of the
+    /// inode still find the dentry as the inode's last name, and as the parent of its children.
+    /// Drops the caller's reference on the dentry.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -413,8 +401,8 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // A negative dentry has no inode. A dentry is made stale instead of unhashed only for
-            // the users of its inode. So unhash this one.
+            // A dentry is made stale only for the users of its inode. A negative dentry has none,
+            // so unhash it.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -424,17 +412,17 @@ impl Dcache {
     }
 
     /// Moves the dentry `moved` from the name `from` to the new name, given by `to` and
-    /// `lookup_key`. If `target` is given, replaces that dentry. Otherwise replaces the negative
-    /// dentry of the new name, if there is one. If the move changes the parent, returns the old
-    /// parent, on which the caller drops a reference. Otherwise returns `DentrySlot::NONE`.
+    /// `lookup_key`. It replaces `target`, or else the negative dentry of the new name, if there is
+    /// one. If the parent changes, returns the old parent, on which the caller drops a reference.
+    /// Otherwise returns `DentrySlot::NONE`.
     ///
-    /// The caller holds the in-lookup locks of both names, and references on both dentries. If the
-    /// parent changes, the caller also holds a reference on the new parent, which the moved dentry
-    /// takes over. To move a directory the caller holds `topology` for writing.
+    /// The caller holds the in-lookup locks of both names, and references on both dentries. The
+    /// moved dentry takes over the caller's reference on a new parent. To move a directory, the
+    /// caller holds `topology` for writing.
     ///
     /// # Errors
-    /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile. In
-    /// both cases the name does not change.
+    /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile.
+    /// Then the name does not change.
     pub(crate) fn d_move(
         &self,
         moved: DentrySlot,
@@ -453,9 +441,8 @@ impl Dcache {
     }
 
     /// Inserts the renamed dentry `slot` in the hash table under its new name. `target` is the
-    /// dentry that the rename replaces, if the caller knows one. If `target` is None and the new
-    /// name has a negative dentry, returns that dentry, with a reference. All other dentries of the
-    /// new name become stale.
+    /// dentry that it replaces. If `target` is None and the new name has a negative dentry, returns
+    /// that dentry, with a reference. All other dentries of the new name become stale.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -484,16 +471,14 @@ impl Dcache {
                 }
             }
             // The bucket may contain more dentries of the new name, so search again. The search
-            // skips `other` if it is stale now, or if it is stored in `negative`. It may find
-            // `other` again if `get` has failed, because another thread changed `other` after the
-            // last search.
+            // skips a stale dentry, and the one in `negative`. It may find `other` again if `get`
+            // failed because `other` changed.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// Does the work of [`Dcache::d_move`] once the hash table also lists the dentry under its new
-    /// name.
+    /// Completes [`Dcache::d_move`] once the hash table also lists the dentry under its new name.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -505,8 +490,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation takes no in-lookup lock. So it may have unhashed the dentry since the
-            // rename looked it up. An unhashed dentry has no inode, so there is nothing to rename.
+            // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since its
+            // lookup. Then there is nothing to rename.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -524,13 +509,12 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // An invalidation may already have unhashed the dentry that the rename replaces. Such a
-            // dentry is no longer in the hash table.
+            // An invalidation may already have taken the replaced dentry out of the hash table.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
-        // Guarantee C.2 (a rename appears at one instant): while the dentry of a name is inside a
-        // write section, readers of that name wait. So they see the whole move or nothing of it.
+        // Guarantee C.2 (a rename appears at one instant): readers of a name wait while its dentry
+        // is inside a write section. So they see the whole move or nothing of it.
         self.write(moved, &guard, |dcache| {
             image.key = image.key.unless_cancelled(in_lookup);
             if let (Some((slot, victim, _)), Some(target_guard)) = (&victim, &target_guard) {
@@ -580,8 +564,8 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // After `hash_now`, another thread may have invalidated and unhashed one of the two
-        // dentries to exchange, or given it another name. In that case swap nothing.
+        // Since `hash_now`, another thread may have unhashed or renamed one of the two dentries.
+        // Then swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -616,16 +600,15 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the content that the dentry `this` has after an exchange of names: its own inode and
-    /// flags, and the name of the dentry `other`. `slot` is the slot of `other`.
+    /// Returns the content of `this` after an exchange: its own inode and flags, with the name of
+    /// the dentry `other` in `slot`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // With the name of `other`, the dentry `this` gets the parent key of `other`. If an
-        // invalidation of the directory of `other` has made that key out of date, `this` gets a key
-        // that marks it as stale.
+        // `this` takes the name of `other`, and with it the parent key of `other`, or a stale key
+        // if the directory of `other` was invalidated.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -639,8 +622,8 @@ impl Dcache {
         hash
     }
 
-    /// Updates the flag [`Flags::SEARCHABLE`] of a directory's dentry. The flag is set if the
-    /// permission record of the directory's inode lets every caller search the directory.
+    /// Updates [`Flags::SEARCHABLE`] of a directory's dentry: set if the permission record lets
+    /// every caller search the directory.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
         if slot.is_none() {
@@ -674,9 +657,9 @@ impl Dcache {
         });
     }
 
-    /// Marks a dentry without references as dead. Afterwards the caller removes its entry from the
-    /// hash table, calls [`Dcache::end_life`], and drops the references that the dentry held on its
-    /// parent and its inode.
+    /// Marks a dentry without references as dead. The caller then removes its entry from the hash
+    /// table, calls [`Dcache::end_life`], and drops the dentry's references on its parent and its
+    /// inode.
     pub(super) fn kill(&self, slot: DentrySlot, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);
@@ -733,8 +716,8 @@ impl Dcache {
         }
     }
 
-    /// Runs `change` inside the seqlock write section of a dentry. `_guard` proves that the caller
-    /// holds the dentry's lock. The section ends even if `change` panics (trap T30).
+    /// Runs `change` inside the seqlock write section of a dentry, which the caller has locked
+    /// (`_guard`). The section ends even if `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

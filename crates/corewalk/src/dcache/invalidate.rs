@@ -30,17 +30,17 @@ impl Dcache {
         }
     }
 
-    /// Gives all children of a directory a stale parent key. This is necessary before the low 32
-    /// bits of the directory's child generation wrap around. A parent key contains only these 32
-    /// bits, so after the wrap lookups would find children with an old key again (trap T32).
+    /// Gives all children of a directory a stale parent key, before the low 32 bits of the
+    /// directory's child generation wrap around. Parent keys contain only these bits, so lookups
+    /// would otherwise find children with an old key again (trap T32).
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The snapshot above was read without a lock, and the slot may hold another dentry by
-            // now. So read the parent key again under the dentry's lock.
+            // The snapshot was read without a lock, and the slot may hold another dentry by now. So
+            // read the parent key again under the dentry's lock.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -60,10 +60,9 @@ impl Dcache {
         }
     }
 
-    /// Searches the dentries of a name for an inode that `test` accepts. The first candidate is the
-    /// dentry with the current parent key `key`. After it come the stale dentries of the name,
-    /// which remain from before an invalidation. Returns the first accepted inode, with a reference
-    /// for the caller. The caller holds the in-lookup lock of the name.
+    /// Searches the dentries of a name for an inode that `test` accepts: first the dentry with the
+    /// current parent key `key`, then the stale ones from before an invalidation. Returns the inode
+    /// with a reference for the caller, which holds the in-lookup lock of the name.
     pub(crate) fn inode_of_name(
         &self,
         key: ParentKey,
@@ -105,9 +104,9 @@ impl Dcache {
     }
 }
 
-/// Returns the next child generation of a directory, a counter that each invalidation of its names
-/// increments. The parent keys of its children contain the low 32 bits of this counter. In a parent
-/// key, 0 marks a stale dentry. So the function skips generations whose low 32 bits are 0.
+/// Returns the next child generation of a directory, which each invalidation of its names
+/// increments. Parent keys contain its low 32 bits, where 0 marks a stale dentry. So the function
+/// skips generations whose low 32 bits are 0.
 pub(super) fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

@@ -1,43 +1,41 @@
-//! Directory listings in progress. For each of them, this module can tell whether a name in the
-//! directory may have changed since the listing began.
+//! Directory listings in progress. This module tells whether a name may have changed since a
+//! listing of its directory began.
 //!
-//! A listing may report entries with attributes, which are then added to the cache. The names are
-//! not known before the listing, so the back end reads the entries while no in-lookup lock is held.
+//! A listing may report entries with attributes, which are added to the cache. The names are not
+//! known beforehand, so no in-lookup lock is held while the back end reads the entries.
 //!
-//! During a listing, a rename or a removal may change one of the names in the back end and in the
-//! cache. Then the entry that the listing has read is out of date, and it must not enter the cache
-//! (trap T25).
+//! A rename or removal may change a name during a listing. The entry that the listing has read is
+//! then out of date, and must not enter the cache (trap T25).
 //!
 //! # How it works
-//! Each directory is assigned an atomic word, which it may share with other directories. The word
-//! holds two counts: listings in progress, and changes of names. A listing increments the first
-//! count before it calls the back end. A thread that changes a name calls the back end, and then
-//! loads the word. Only if the word shows a listing in progress, the thread increments the count of
-//! changes.
+//! Each directory has an atomic word, which other directories may share. It counts listings in
+//! progress and changes of names. A listing increments the first count before it calls the back
+//! end. A thread that changes a name calls the back end, and then loads the word. It increments the
+//! second count only if a listing is in progress.
 //!
 //! A listing adds a name to the cache under the name's in-lookup lock, and only if the count of
-//! changes is still the same as at the start of the listing.
+//! changes is still that of its start.
 //!
 //! # Invariants
 //! - L.1: a thread that changes names increments the directory's count of changes before it
 //!   releases the in-lookup locks of these names.
 //! - L.2: an invalidation of a name first increments the directory's count of changes. Then it
-//!   cancels the fill: it forbids the thread that holds the name's in-lookup lock to cache the back
-//!   end's answer. (The invalidation itself does not take this lock.)
+//!   cancels the fill: the holder of the name's in-lookup lock may not cache the back end's answer.
 //!
-//! If a name changes during a listing, the listing does not add the name's old entry to the cache:
+//! If a name changes during a listing, the listing must not cache its old entry for the name. There
+//! are two cases:
 //!
-//! - If the listing reads the name's entry after the change in the back end, the entry is not old.
-//! - Otherwise the changing thread sees a listing in progress, and increments the count of changes.
-//!   When the listing takes the name's in-lookup lock, it sees the new count (L.1), and skips the
-//!   entry.
+//! - The listing reads the entry after the change in the back end. Then the entry is not old.
+//! - The listing reads it before. Then the changing thread sees a listing in progress, and
+//!   increments the count of changes. Under the name's in-lookup lock, the listing sees the new
+//!   count (L.1), and skips the entry.
 //!
-//! In the second case, a back end without locks gives no order between its calls and the accesses
-//! to the atomic word. So the listing and the changing thread have a fence each.
+//! A back end without locks does not order its calls and the accesses to the atomic word. So the
+//! listing and the changing thread have a fence each.
 //!
-//! If a listing compares the count before an invalidation increments it, the cancellation is still
-//! to come (L.2). Then either the listing sees the cancellation and does not add its entry, or the
-//! invalidation finds that entry in the cache (K.2 of `key_lock`).
+//! An invalidation increments the count, and then cancels the fill (L.2). If a listing compares the
+//! count before the increment, the cancellation is still to come. Either the listing sees it and
+//! does not add its entry, or the invalidation finds that entry in the cache (K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -66,9 +64,8 @@ pub(crate) struct ListingMark<'a> {
     changes: u64,
 }
 
-/// A change of names in a directory, which the back end makes while this value exists. If a listing
-/// is in progress when the value is dropped, the drop increments the directory's count of changes.
-/// It does so even if the back end has panicked.
+/// A change of names in a directory, which the back end makes while this value exists. The drop,
+/// also after a panic, increments the directory's count of changes if a listing is in progress.
 #[must_use]
 pub(crate) struct NameChange<'a> {
     word: &'a AtomicU64,
@@ -86,15 +83,15 @@ impl Listings {
         // answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
         // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. A listing stores
-        // to the directory's word (its two counts) and then reads from the back end. A changing
-        // thread stores in the back end and then reads that word. So at least one of the two sees
-        // the other's store, even if the back end takes no lock.
+        // to the directory's word and then reads from the back end. A changing thread stores in the
+        // back end and then reads that word. At least one sees the other's store, even if the back
+        // end takes no lock.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
 
-    /// Begins a change of names in the directory in the slot `directory`. The caller holds the
-    /// in-lookup locks of these names. It drops the returned value before it releases the locks.
+    /// Begins a change of names in `directory`. The caller holds the in-lookup locks of these names
+    /// until it has dropped the returned value.
     #[inline]
     pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
@@ -106,21 +103,19 @@ impl Listings {
 }
 
 impl ListingMark<'_> {
-    /// Returns true if no change of a name was counted in the directory since the listing began.
+    /// Returns true if no change of a name in the directory was counted since the listing began.
     /// The caller holds the in-lookup lock of the name that it is about to add.
     pub(crate) fn is_unchanged(&self) -> bool {
-        // ORDERING: Relaxed. Each thread that changed this name before has incremented the count of
-        // changes under the name's in-lookup lock. The caller holds that lock, so this load sees
-        // the increments (L.1).
+        // ORDERING: Relaxed. Changes of this name increment the count under the name's in-lookup
+        // lock, which the caller holds (L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. This listing adds no more names to the cache. So it does no harm if a
-        // thread that changes a name no longer sees this listing, and does not increment the count
-        // of changes.
+        // ORDERING: Relaxed. This listing adds no more names, so a thread that changes a name need
+        // not see it.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -129,11 +124,9 @@ impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
         // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. Either the
-        // load below sees that a listing is in progress, or the listing reads the name after this
-        // change from the back end.
+        // load below sees a listing in progress, or the listing reads the name after this change.
         fence(Ordering::SeqCst);
-        // ORDERING: Relaxed. The fence above orders this load after the store of the change in the
-        // back end.
+        // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
             // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);
@@ -142,14 +135,13 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Cancels all fills of a name. A fill is an answer of the back end that a thread is about to
-    /// cache. Any answer from before this call is either not cached, or already in the cache when
-    /// this call returns. So a later lookup by the caller finds it, and the caller can remove it.
+    /// Cancels all fills of a name: no thread may cache an answer of the back end from before this
+    /// call. An answer that is already cached when this call returns is found by the caller's next
+    /// lookup, and the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Increment the directory's count of changes first, and then cancel the fill (L.2). A
-        // listing compares this count before it caches an entry. If it compares after the
-        // increment, it does not cache its old entry. If it has compared before, the cancellation
-        // is still to come.
+        // The order matters (L.2): increment the count of changes, then cancel the fill. A listing
+        // that compares the count after the increment does not cache its old entry. A listing that
+        // has compared it before meets the cancellation.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

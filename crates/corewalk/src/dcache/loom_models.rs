@@ -3,9 +3,8 @@
 //! Each model runs the real functions of the cache, on a cache with three slots. Each control test
 //! does the same with one wrong step, and must fail.
 //!
-//! The spawned thread is the reader, and the main thread is the writer. If the roles were swapped,
-//! loom would skip schedules (see `tally` in the crate `corewalk_base`). Schedules have at most
-//! [`PREEMPTIONS`] preemptions, which is enough for every control test to fail.
+//! The spawned thread is the reader. With the roles swapped, loom would skip schedules (see `tally`
+//! in `corewalk_base`). At most [`PREEMPTIONS`] preemptions suffice for every control test to fail.
 
 mod count;
 
@@ -19,8 +18,8 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 2;
-/// The names in the models have two machine words each. So a torn read could return the first word
-/// of one name with the second word of another.
+/// The names in the models have two machine words each, so that a torn read could combine two
+/// names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -74,8 +73,8 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Adds a file with a name to the cache. Returns the slot of its dentry and its inode. Nothing
-/// refers to the dentry, and only the dentry refers to the inode.
+/// Adds a named file to the cache. Returns its dentry's slot and its inode. Only the dentry refers
+/// to the inode, and nothing refers to the dentry.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,
@@ -103,8 +102,7 @@ pub(super) fn enter_name(
     slot
 }
 
-/// Looks a name up without a lock. Returns the number of its inode, or None if the name is missing
-/// or negative.
+/// Returns the inode number of a name, without a lock.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
@@ -157,15 +155,15 @@ fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
     dcache.put(slot);
 }
 
-/// Traps T3, T14, T23: when a reader finds a dentry that was just added, the dentry must already
-/// refer to its inode. The inode must already have its number.
+/// Traps T3, T14, T23: a dentry that was just added must already refer to its inode when a reader
+/// finds it, and the inode must have its number.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: a reader must not see a reference to an inode before the inode is initialized. In
-/// this model a negative dentry turns positive in its slot.
+/// Traps T3, T16: a reader must not see an inode in a dentry before the inode is initialized. Here
+/// a negative dentry turns positive in its slot.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -179,17 +177,15 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: a reader must not see a reference to an inode before the inode is initialized. In
-/// this model a name has a negative dentry, and then gets a directory. The directory's dentry is a
-/// new one, in another slot than the negative dentry.
+/// Traps T3, T16: a reader must not see an inode in a dentry before the inode is initialized. A
+/// name with a negative dentry gets a directory here, whose dentry is in another slot.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Trap T23, control (a variant with the bug must fail): the variant stores a reference to an inode
-/// in the dentry outside of a write section. So a reader may find the inode before the inode number
-/// is stored in it.
+/// Trap T23, control (a variant with the bug must fail): the dentry gets its inode outside of a
+/// write section. So a reader may find the inode before its number is stored.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -203,8 +199,8 @@ fn control_inode_before_its_number_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`, while a reader copies the name from the file's
-/// dentry. The copy must be one of the two names. Returns how often it was `A`, and how often `B`.
+/// Renames a file from `A` to `B` with `rename`, while a reader copies the name from the dentry.
+/// Returns how often the copy was `A`, and how often `B`.
 fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -238,15 +234,14 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: when a reader reads a name, its length and all its bytes must come from the same
-/// instant.
+/// Traps T1, T4: the length and all bytes of a name must come from the same instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Trap T1, control (a variant with the bug must fail): the writer stores the name outside of a
-/// write section. So a reader may combine the length of one name with the bytes of another.
+/// Trap T1, control (a variant with the bug must fail): the name is stored outside of a write
+/// section. So a reader may combine the length of one name with the bytes of another.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -279,14 +274,14 @@ fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize;
     })
 }
 
-/// Trap T13: if a reader misses the old name of a renamed file, it must then find the new name.
+/// Trap T13: a reader that misses the old name of a renamed file must then find the new one.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the variant removes the old name from the
-/// hash table before it inserts the new name. So a reader may miss both names.
+/// Trap T13, control (a variant with the bug must fail): the old name is removed from the hash
+/// table before the new one is inserted. So a reader may miss both.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
@@ -339,8 +334,8 @@ fn target_of_a_rename_is_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the variant removes the replaced file
-/// before it moves the other file. So for a moment the target name does not exist.
+/// Trap T13, control (a variant with the bug must fail): the replaced file is removed before the
+/// other file is moved. So for a moment the target name does not exist.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {

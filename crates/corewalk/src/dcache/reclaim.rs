@@ -1,40 +1,36 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
-//! A clock hand moves over the slots of the cache. At an unused dentry it checks whether the dentry
-//! was looked up since the hand last passed it. If so, the dentry gets a second chance; otherwise
-//! it is evicted.
+//! A clock hand moves over the slots of the cache. An unused dentry that was looked up since the
+//! hand last passed it gets a second chance; otherwise it is evicted.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
-//! hand evicts a deep tree (trap T44).
+//! clock hand evicts a deep tree (trap T44).
 //!
-//! All threads share the hand, so in one round each slot is scanned by one thread only. If each
-//! thread had its own hand, they would scan the same slots and skip each other's entries again and
-//! again (trap T45). Evictions share no list and no lock.
+//! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
+//! per thread, all threads would scan the same slots (trap T45).
 //!
 //! A dentry is not evicted while it has references or children. It also stays while it is the only
-//! name of an inode in use, because some back ends find their files by name. A dentry that stays
-//! only because its inode is in use is called a pinned entry.
+//! name of an inode in use, because some back ends find their files by name. Such a dentry is
+//! called a pinned entry.
 //!
 //! If all entries are in use, the cache asks the host (its owner) to drop the inodes of pinned
-//! entries. A FUSE server then asks the kernel to forget these inodes.
+//! entries. A FUSE server asks the kernel to forget them.
 //!
 //! Each thread that adds entries to a cache over its budget also evicts, a few slots at a time.
-//! That does not always suffice: pinned entries stay, and without load no thread adds entries. So a
-//! host with a background thread calls [`Dcache::reclaim`], which reports pinned entries. When the
-//! host has dropped its references on the inode of a pinned entry, it calls
-//! [`Dcache::evict_entry`].
+//! That does not suffice for pinned entries, or without load. So a host with a background thread
+//! calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped its
+//! references on a pinned entry's inode, it calls [`Dcache::evict_entry`].
 //!
 //! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
 //! lookup finds them any more.
 //!
-//! The cache has no list of a directory's children. So each removal of a directory scans slots of
-//! the cache for such orphans, [`ORPHAN_SCAN`] slots for each orphan that it leaves. A small cache
-//! loses its orphans at once, and in any cache they take a small share.
+//! The cache has no list of a directory's children. So each removal of a directory scans slots for
+//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. A small cache loses its orphans at once; in
+//! any cache they take a small share.
 //!
-//! A path walk without locks writes nothing, so it does not mark the dentries on the path as used.
-//! Only a thread that takes a reference or adds an entry marks the dentry. So a dentry that is used
-//! only by walks without locks may be evicted, and added again by the next walk. That happens at
-//! most once per pass of the clock hand.
+//! A path walk without locks writes nothing, so it does not mark dentries as used. Only a thread
+//! that takes a reference or adds an entry does. So a dentry that only such walks use may be
+//! evicted and added again, at most once per round of the clock hand.
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
@@ -51,18 +47,18 @@ use crate::slot::{DentrySlot, InodeSlot};
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// A removed directory may leave negative entries in the cache, which no lookup finds any more. For
-/// each such entry, the removal scans this number of slots, and evicts those entries that it finds.
-/// So the whole cache is scanned once before such entries fill 1/32 of it.
+/// A removed directory leaves negative entries that no lookup finds any more. For each, the removal
+/// scans this many slots, and evicts such entries. So the whole cache is scanned once before they
+/// fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that the removal of a directory scans, if it leaves negative entries in
-/// the cache. The scan of this number of slots takes about a microsecond.
+/// Minimum number of slots that the removal of a directory with negative entries scans, in about a
+/// microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Maximum number of slots that one removal of a directory scans. If more slots are due, later
-/// removals of directories scan the others.
+/// Each removal of a directory scans at most this many slots for negative entries below removed
+/// directories. If more slots are due, later removals scan them.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// When a thread adds an entry to a cache over its budget, the cache may ask its owner (the host)
-/// to drop inodes. It asks for at most this number of inodes each time.
+/// The cache may ask its host to drop inodes when a thread adds an entry over the budget. It asks
+/// for at most this many.
 const ASK_MAX: u32 = 16;
 /// Negative entries may use the budget divided by this number.
 const NEGATIVE_SHARE: u64 = 8;
@@ -74,8 +70,8 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The slot at which the next scan for orphans starts. An orphan is a negative entry whose
-    /// directory was removed.
+    /// The slot at which the next scan for orphans (negative entries of removed directories)
+    /// starts.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -116,9 +112,9 @@ pub(super) enum Outcome {
 }
 
 impl Dcache {
-    /// A thread that adds an entry to the cache checks the budget only if the entry's slot number
-    /// is a multiple of this constant. A growing cache uses every slot number, so the check happens
-    /// regularly. All other additions skip its cost.
+    /// The budget is checked when the slot number of a new entry is a multiple of this constant. A
+    /// growing cache uses every slot number, so the check happens regularly, and most additions
+    /// skip its cost.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
@@ -132,8 +128,8 @@ impl Dcache {
         self.hand.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the cache has room for one more negative entry. If it has too many, evicts
-    /// some of them first.
+    /// Returns true if the cache has room for one more negative entry, after evicting some if there
+    /// are too many.
     pub(crate) fn has_room_for_negative(&self) -> bool {
         if self.counters.negatives.sum() < self.negatives_max() {
             return true;
@@ -155,9 +151,8 @@ impl Dcache {
     }
 
     /// Evicts negative entries until their number is within the limit. Then evicts unused entries,
-    /// and calls `pinned` for each pinned entry (an entry that stays only because its inode is in
-    /// use). Stops when evictions and pinned entries together are at least `want`, or after one
-    /// scan of all slots.
+    /// and calls `pinned` for each pinned entry (its inode is in use). Stops after `want` evicted
+    /// and pinned entries, or after one scan of all slots.
     ///
     /// `pinned` gets the entry's slot, its inode, its parent's inode and its name. Returns the
     /// number of evictions.
@@ -187,10 +182,9 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the entry in `slot`, unless it is in use, and then its parents that have no other
-    /// children. The host calls this method after it has dropped a pinned entry at the cache's
-    /// request. So the entry gets no second chance for a recent use. Returns the number of
-    /// evictions.
+    /// Evicts the entry in `slot`, and then its parents that have no other children, unless they
+    /// are in use. The host calls this after it has dropped a pinned entry. So the entry gets no
+    /// second chance for a recent use. Returns the number of evictions.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -214,17 +208,16 @@ impl Dcache {
         }
     }
 
-    /// Scans for negative entries below removed directories, and evicts them. The caller has just
-    /// removed a directory that leaves at most `children` negative entries in the cache. It holds
-    /// no lock.
+    /// Evicts negative entries below removed directories. The caller has just removed a directory
+    /// that leaves at most `children` such entries. It holds no lock.
     pub(crate) fn sweep_orphans(&self, children: u64) {
         if children == 0 {
             return;
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. `orphans_owed` is only the number of slots that the scans for orphans
-        // still have to visit. The thread that swaps it to 0 scans these slots itself.
+        // ORDERING: Relaxed. `orphans_owed` is a number of slots that are due for a scan. The
+        // thread that swaps it to 0 scans them.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -258,9 +251,8 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`, unless it is in use. If its parent directory then has no other
-    /// child and no user, evicts the parent too, and so on upwards. Returns the number of
-    /// evictions.
+    /// Evicts the dentry in `slot`, unless it is in use, and then each parent that has no other
+    /// child and no user. Returns the number of evictions.
     fn evict_upwards(
         &self,
         slot: DentrySlot,
@@ -312,15 +304,14 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // The entry is pinned, so return early. `evict_locked` would also find out that it is
-            // pinned, but `evict_locked` hides the name from lookups for a moment, which delays
-            // them. If the kernel caches names too, most entries are pinned.
+            // The entry is pinned, so return early. `evict_locked` would notice that too, but it
+            // hides the name from lookups for a moment. If the kernel caches names too, most
+            // entries are pinned.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // During the eviction, lookups do not find the name. So the evicting thread holds the
-        // name's in-lookup lock. A lookup that misses the name waits for this lock, and then sees
-        // whether the eviction succeeded.
+        // While a dentry is being evicted, lookups do not find it. They wait for the name's
+        // in-lookup lock, which the evicting thread therefore holds.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -340,8 +331,8 @@ impl Dcache {
         }
     }
 
-    /// Evicts a dentry whose in-lookup lock the caller holds. Returns the parent and the inode of
-    /// the dentry. The caller drops the dentry's references on both.
+    /// Evicts a dentry whose in-lookup lock the caller holds. Returns the parent and the inode, on
+    /// which the caller drops the dentry's references.
     pub(super) fn evict_locked(
         &self,
         slot: DentrySlot,
@@ -356,17 +347,15 @@ impl Dcache {
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         // The dentry is unhashed now. The call below reads the inode's reference count under the
-        // inode's lock. If a reader has taken a reference on the inode through this dentry before,
-        // the count includes it. If a reader takes a reference after the call, the reader finds
-        // that the dentry has changed, and drops the reference.
+        // inode's lock. A reference that was taken through this dentry before is included. A later
+        // reader finds the dentry changed, and drops its reference.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // The inode is in use, so undo the eviction: make the hidden dentry visible again.
-                // If an invalidation of the name came while the dentry was hidden, it did not find
-                // the dentry, but it has cancelled the fill (forbidden to cache the name). In that
-                // case store a stale parent key, so that lookups miss the dentry.
+                // The inode is in use, so make the hidden dentry visible again. If the name was
+                // invalidated meanwhile, the invalidation has cancelled the fill of the name. Then
+                // store a stale parent key, for which no lookup searches.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });
@@ -389,8 +378,7 @@ impl Dcache {
         self.put(parent);
     }
 
-    /// Asks the host (the owner of the cache) to drop its references on the inode of the dentry in
-    /// `slot`.
+    /// Asks the host to drop its references on the inode of the dentry in `slot`.
     fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);
@@ -398,8 +386,8 @@ impl Dcache {
         });
     }
 
-    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name. If the three
-    /// do not come from the same instant, does nothing.
+    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name, if they come
+    /// from one instant.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

@@ -18,8 +18,8 @@ bitflags! {
         const MOUNTED = 1 << 2;
         /// Its name continues in a long slot.
         const LONG = 1 << 3;
-        /// Any caller may search this directory: its mode gives execute permission to all users,
-        /// and it has no ACL.
+        /// Any caller may search this directory: all users have execute permission, and there is no
+        /// ACL.
         const SEARCHABLE = 1 << 4;
         /// A directory.
         const DIRECTORY = 1 << 5;

@@ -1,6 +1,6 @@
-//! The cold word of a slot, which path walks do not read. A slot has two halves, one for a dentry
-//! and one for an inode. The word contains the slot's generation, the referenced bit, and a bit for
-//! each half that is in use. It also contains the slot of the next dentry of the same inode.
+//! The cold word of a slot, which path walks do not read. It has the slot's generation, the
+//! referenced bit, a bit for each half in use (for a dentry, for an inode), and the slot of the
+//! inode's next dentry.
 //!
 //! Source: `dentry`.
 
@@ -12,9 +12,9 @@ pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
 
-/// The word of a slot that path walks do not read. It is on the same cache line as the slot's
-/// lockref (its lock and reference count). Its layout is `generation << 33 | dentry half << 32 |
-/// referenced << 31 | inode half << 30 | next alias`.
+/// The word of a slot that path walks do not read. It is next to the slot's lockref (lock and
+/// reference count). Its layout is `generation << 33 | dentry half << 32 | referenced << 31 | inode
+/// half << 30 | next alias`.
 ///
 /// - The generation counts how often the slot was reused for another dentry. An identifier of a
 ///   dentry contains its slot and its generation, so an identifier of an earlier dentry in the slot
@@ -46,16 +46,15 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Increments the generation of a slot after its dentry has died. Returns false if the slot has
-    /// used up all generations. Then the slot must not hold a dentry again.
+    /// Increments the generation of a slot whose dentry has died. Returns false if all generations
+    /// are used up: the slot must not hold a dentry again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
             generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
         };
-        // ORDERING: Relaxed. Only the caller uses the slot's half for dentries now. The atomic
-        // update preserves the bit of the half for inodes, which another thread may change at the
-        // same time.
+        // ORDERING: Relaxed. Only the caller uses the slot's dentry half now. The update keeps the
+        // bit of the inode half, which another thread may change at the same time.
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
         let before = before.unwrap_or_else(|word| word);
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
@@ -70,10 +69,9 @@ impl<'a> Cold<'a> {
 
     /// Frees a half. Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. Release pairs with `Cold::take`: the next owner of this half of
-        // the slot sees the stores of this thread. Acquire matters if the other half is free
-        // already, because this thread then frees the slot. It sees the stores of the thread that
-        // freed the other half.
+        // ORDERING(half): AcqRel. Release pairs with `Cold::take`, so that the next owner of this
+        // half sees this thread's stores. Acquire pairs with the release of the other half: the
+        // thread that frees the slot sees the stores to both halves.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
@@ -85,9 +83,8 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. The inode's lock protects the link to the next alias. The atomic
-        // update preserves the other bits of the word, which other threads may change at the same
-        // time.
+        // ORDERING: Relaxed. The inode's lock protects the link to the next alias. The update keeps
+        // the other bits, which other threads may change at the same time.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))
         });

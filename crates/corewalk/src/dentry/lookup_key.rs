@@ -1,17 +1,15 @@
 //! The lookup key: a name, its hash, and its words in the form in which dentries store names.
 //!
-//! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
-//! If the name ends before the last of these bytes, the word holds the last eight bytes of the name
-//! instead ([`name_word_at`]). These overlap the word before.
+//! Analogous to Linux's `struct qstr`. Word i of a name holds its bytes from 8 * i on. If fewer
+//! than eight bytes remain, the word holds the last eight bytes of the name instead, which overlap
+//! the word before ([`name_word_at`]).
 //!
-//! Reading the words of a name thus needs no shift and no mask, and two names of equal length are
-//! equal if their words are equal. The number of words is fixed. If a name is shorter than eight
-//! bytes, each word is the whole name, padded with zeroes.
+//! Because of the overlap, the words of a name are read without shift and mask, and names of equal
+//! length are equal if their words are. In a name shorter than eight bytes, each word is the whole
+//! name, padded with zeroes.
 //!
-//! Processors often mispredict branches on the length of a name, so this code avoids such branches.
-//! It compares names two words at a time. The comparison includes the dentry's body word, which
-//! contains the length. A comparison waits until the dentry's cache line arrives. If it has few
-//! instructions, the processor can begin more lookups during the wait.
+//! Branches on the length of a name are often mispredicted, so this code avoids them. It compares
+//! names two words at a time, together with the dentry's body word, which contains the length.
 
 use corewalk_base::WordPair;
 
@@ -26,9 +24,8 @@ pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
 pub(super) const NAMED_MASK: u64 =
     (0xff << 24) | (Flags::HASHED.bits() | Flags::LONG.bits()) as u64;
 
-/// The length in bytes up to which a name is inline in any dentry. The limit comes from
-/// directories, whose dentries have the least room for a name. Nearly all names of directories are
-/// shorter.
+/// The length in bytes up to which a name is inline in any dentry. The dentries of directories have
+/// the least room.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
 /// The bits of a dentry's body word that tell the name's length, and whether the dentry is plain
 /// (neither a symbolic link nor a mount point).
@@ -52,9 +49,8 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the lookup key of a path component. The key matches only dentries with the flags in
-    /// `needed`. This function has only one branch on a length: it tests whether the path has fewer
-    /// than eight bytes.
+    /// Returns the lookup key of a path component, which matches only dentries with the flags in
+    /// `needed`. The only branch on a length tests for a path of fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -68,8 +64,8 @@ impl ShortLookupKey {
     }
 
     /// Compares a dentry's body word with this key. Returns true if the dentry is hashed, is
-    /// neither a symbolic link nor a mount point, and has the flags in `needed`. Its name must also
-    /// have the same length as the key's name.
+    /// neither a symbolic link nor a mount point, has the flags in `needed`, and its name has the
+    /// key's length.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -85,10 +81,10 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
     /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
-    /// The words that the dentry of a file called `name` contains, as pairs of adjacent words. The
-    /// body word is the first one, and the words of the name follow.
+    /// The words of a dentry called `name`, as pairs of adjacent words: the body word, then the
+    /// words of the name.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask for the last pair in `pairs`. Only the bits that are set in the mask are compared.
+    /// Selects the bits of the last pair in `pairs` that are compared.
     pub(super) last: WordPair,
 }
 
@@ -110,10 +106,10 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // The last pair of a dentry's words belongs to the name, but not in a directory. There it
-        // is the inode number and the child generation. So compare the last pair only if the name
-        // is long enough to reach into it. A directory stores the rest of such a long name in
-        // another slot.
+        // The last pair of a dentry's words belongs to the name. In a directory it is the inode
+        // number and the child generation instead. So compare the last pair only if the name
+        // reaches into it. (A directory's dentry keeps the rest of such a long name in another
+        // slot.)
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -132,7 +128,7 @@ impl<'a> LookupKey<'a> {
     }
 }
 
-/// Returns the number of words that the first `len` bytes of a name take.
+/// Returns the number of words of a name of `len` bytes.
 #[inline]
 pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
@@ -152,9 +148,9 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// Returns the first `N` words of this component, in the form of [`name_words`]. A load reads
-    /// eight bytes. If the component is shorter than that, the load also reads bytes of the path
-    /// before the component, and a shift removes them.
+    /// Returns the first `N` words of this component, in the form of [`name_words`]. If the
+    /// component has fewer than eight bytes, the load includes preceding bytes of the path, and a
+    /// shift removes them.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;

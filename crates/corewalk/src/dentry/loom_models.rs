@@ -1,8 +1,8 @@
-//! Models of a slot with two halves, one for a dentry and one for an inode, which different threads
-//! allocate and free. Also models of long names.
+//! Models of a slot whose two halves, for a dentry and an inode, are allocated and freed by
+//! different threads. Also models of long names.
 //!
-//! In each model the spawned thread checks the result, and not the main thread. With swapped roles,
-//! loom would skip schedules, because of a known bug (see `tally` in the crate `corewalk_base`).
+//! In each model the spawned thread checks the result. With the roles swapped, a bug of loom would
+//! skip schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -11,8 +11,7 @@ use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns an arena in which one slot is in use, with both its dentry half and its inode half. Also
-/// returns the number of that slot.
+/// Returns an arena with one slot, whose two halves are in use, and the slot's number.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
@@ -21,8 +20,8 @@ fn one_slot() -> (Arc<Dentries>, u32) {
     (Arc::new(dentries), slot.get())
 }
 
-/// A slot has a half for a dentry and a half for an inode. Returns a word of the half `half`. In
-/// these models this word stands for the whole content of the half.
+/// Returns a word of a half of a slot (for a dentry or for an inode), which stands for the whole
+/// content of the half.
 fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     &dentries.hot.get(slot)[match half {
         Half::Dentry => 1,
@@ -30,9 +29,9 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// One thread owns the dentry half of a slot, and another thread owns the inode half. Each stores a
-/// word in its half, frees the half with `free`, and then allocates such a half again. Returns how
-/// often the first thread got the old slot again, and how often the second thread did.
+/// One thread owns the dentry half of a slot, and another its inode half. Each stores a word in its
+/// half, frees it with `free`, and allocates such a half again. Returns how often the first thread
+/// got the old slot again, and how often the second did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -62,8 +61,8 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T7, T59: if two threads free the two halves of a slot at the same time, the slot must be
-/// freed exactly once. The next owner of the slot must see the stores of both threads.
+/// Traps T7, T59: a slot whose two halves are freed by two threads at the same time must be freed
+/// exactly once. Its next owner must see the stores of both.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -74,9 +73,9 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33, control (a variant with the bug must fail): one word has a bit for a slot's dentry
-/// half and a bit for its inode half. The variant frees one half with a load and a store of this
-/// word. If another thread changes the other half's bit in between, its change is lost.
+/// Trap T33, control (a variant with the bug must fail): one half of a slot is freed with a load
+/// and a store of the word that has a bit for each half. A concurrent change of the other half's
+/// bit is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -85,8 +84,8 @@ fn control_half_in_two_steps_is_caught() {
         // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the load
         // and the store are two separate steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the load
-        // and the store are two separate steps.
+        // ORDERING: Release. The ordering is not the bug of this variant, but the separate load and
+        // store.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -94,30 +93,29 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33, control (a variant with the bug must fail): the cold word of a slot holds its
-/// generation, and a bit for each half that is in use. The variant increments the generation with a
-/// load and a store. If another thread clears the bit of the inode half in between, the store sets
-/// that bit again.
+/// Trap T33, control (a variant with the bug must fail): a load and a store increment the
+/// generation in a slot's cold word. If another thread clears the bit of the inode half in between,
+/// the store sets that bit again.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. The order is strong enough. This control test fails because the
-            // load and the store are two steps.
+            // ORDERING: Acquire. The order is strong enough. The bug is that load and store are two
+            // steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. The order is strong enough. This control test fails because the
-            // word is loaded and stored in two separate steps.
+            // ORDERING: Release. The order is strong enough. The bug is that the word is loaded and
+            // stored in two separate steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
     });
 }
 
-/// Trap T7, control (a variant with the bug must fail): a slot has a half for a dentry and a half
-/// for an inode. The variant frees a half with the ordering Relaxed instead of AcqRel. So the next
-/// owner of the slot may not see the last stores of the earlier owners.
+/// Trap T7, control (a variant with the bug must fail): a half of a slot (for a dentry or for an
+/// inode) is freed with Relaxed instead of AcqRel. So the next owner may not see the last stores of
+/// the earlier one.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -163,9 +161,8 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: a slot has a dentry half and an inode half, and the inode half is in use. A thread
-/// frees the dentry half, and another thread allocates it. The new owner of the dentry half must
-/// see the last stores of the old owner.
+/// Trap T7: one thread frees the dentry half of a slot, whose inode half stays in use. Another
+/// thread allocates the dentry half. It must see the last stores of the old owner.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -197,8 +194,8 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 }
 
 /// A dentry is renamed from the long name `OLD` to the long name `NEW`. Then `reuse` stores other
-/// words in the slot that held the rest of `OLD`. Meanwhile a reader reads the dentry's name.
-/// Returns how often the reader's validation failed, how often it read `OLD`, and how often `NEW`.
+/// words in the slot of `OLD`. Meanwhile a reader reads the name. Returns how often its validation
+/// failed, how often it read `OLD`, and how often `NEW`.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
@@ -228,16 +225,16 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // The main thread reuses the slot, not the renaming thread. If one thread did both, the
-        // order of its own stores would hide the bug of the control test.
+        // The main thread reuses the slot. If the renaming thread did, the order of its own stores
+        // would hide the bug of the control test.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
     })
 }
 
-/// Traps T2, T5, T6: the slot of a long name may be reused while a reader reads the name. The
-/// reader must not take words of the next name for words of the old name.
+/// Traps T2, T5, T6: a reader of a long name whose slot is reused must not take words of the next
+/// name for words of the old one.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
@@ -247,8 +244,8 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
 }
 
 /// Trap T5, control (a variant with the bug must fail): the slot of an old long name is reused, but
-/// no fence precedes the stores to it. A reader that still copies the old name may read the new
-/// words. It may still not see that the dentry's sequence has changed, and accept the mixed name.
+/// no fence precedes the stores to it. A reader of the old name may read new words without seeing
+/// the dentry's new sequence, and accept the mixed name.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

@@ -15,9 +15,8 @@ impl ParentKey {
         ParentKey((u64::from(parent.get()) << 32) | (child_generation & 0xffff_ffff))
     }
 
-    /// Returns a stale parent key: a lookup never finds a dentry that has it. Its child generation
-    /// is 0, and a lookup never searches for 0. The reason is that the low 32 bits of a directory's
-    /// child generation start at 1, and skip 0 when they wrap around.
+    /// Returns a parent key that no lookup has, because its child generation is 0. (The low 32 bits
+    /// of a directory's child generation start at 1 and skip 0 when they wrap around.)
     pub(crate) fn stale(parent: DentrySlot) -> ParentKey {
         ParentKey::new(parent, 0)
     }
@@ -26,10 +25,9 @@ impl ParentKey {
         self.0 & 0xffff_ffff == 0
     }
 
-    /// Returns this key, unless an invalidation has forbidden to cache the back end's answer (has
-    /// cancelled the fill). In that case returns a stale key, so that no lookup finds the dentry.
-    /// The caller is inside the write section that makes the name visible to lookups (see
-    /// `KeyGuard::is_fill_cancelled`).
+    /// Returns this key, or a stale key, which no lookup finds, if an invalidation has cancelled
+    /// the fill (the caching of the back end's answer). The caller is inside the write section that
+    /// makes the name visible (see `KeyGuard::is_fill_cancelled`).
     pub(crate) fn unless_cancelled(self, in_lookup: &KeyGuard<'_>) -> ParentKey {
         if in_lookup.is_fill_cancelled() { ParentKey::stale(self.parent()) } else { self }
     }

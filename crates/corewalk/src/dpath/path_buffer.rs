@@ -1,8 +1,7 @@
-//! The path buffer of a path translation. A pass of the translation fills it with names, from the
-//! leaf up to the root.
+//! The path buffer of a path translation, which fills it with names from the leaf up to the root.
 //!
-//! Analogous to Linux's `struct prepend_buffer`. Each name is prepended to the path, so the path
-//! always ends where the buffer ends.
+//! Analogous to Linux's `struct prepend_buffer`: each name is prepended, and the path ends where
+//! the buffer ends.
 //!
 //! At first the path is in a buffer on the stack, which suffices for nearly all paths. A path that
 //! does not fit there moves to a vector. If the caller wants no allocation, it lends a buffer, and
@@ -22,8 +21,8 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// A short name is stored in the dentry itself. Prepending such a name overwrites at most this
-/// number of bytes in front of the path: the bytes of the name and its `/`, and eight bytes more.
+/// The number of bytes in front of the path that prepending an inline name may overwrite: the name
+/// and its `/`, and eight bytes more.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
@@ -36,7 +35,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index in the buffer at which the path begins. The path ends where the buffer ends.
+    /// The index in the buffer at which the path begins. It ends at the buffer's end.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -62,8 +61,7 @@ impl PathBuffer<'static> {
 }
 
 impl<'b, const N: usize> PathBuffer<'b, N> {
-    /// Returns a path buffer that allocates no memory. The caller lends `buf`, and the path must
-    /// fit into it.
+    /// Returns a path buffer that allocates no memory. The path must fit into `buf`.
     pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
         PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
     }
@@ -81,9 +79,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Resets the path buffer before the next pass, that is, before a new attempt to collect the
-    /// names of the path. Without the reset, the next pass would use state of the last one, such as
-    /// the [`PathKind`] (trap T8).
+    /// Resets the path buffer before a new attempt to collect the path. Otherwise the attempt would
+    /// use state of the last one, such as the [`PathKind`] (trap T8).
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();
@@ -108,8 +105,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     /// Prepends the names from the dentry `slot` in `mount` up to `root`, across mount points.
-    /// `root` is the number of a mount and a dentry in it. If `root` is None, or is not above the
-    /// dentry, continues up to the root of the namespace.
+    /// `root` is a mount number and a dentry. If it is None or not above the dentry, continues up
+    /// to the root of the namespace.
     ///
     /// Adds all dentries on the way to one read set, so one validation covers the whole path.
     pub(crate) fn prepend_mounts(
@@ -160,18 +157,16 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // With the locks of `Pass::Locked`, no dentry gets another name or parent. But the
-                // flags of a dentry can change, for example when it becomes a mount point. If the
-                // dentry has changed, remove its name from the path buffer and read the dentry
-                // again.
+                // Under the locks of `Pass::Locked`, no dentry gets another name or parent, but its
+                // flags may change: for example, it becomes a mount point. If the dentry has
+                // changed, remove its name from the buffer and read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
             }
             common &= flags;
-            // This loop goes from each dentry to its parent. It may have read the parents at
-            // different instants, so they may form a cycle. In a cycle, the loop ends when a
-            // dentry's sequence has changed, or when the buffer is full.
+            // The loop may have read the parents of the dentries at different instants, so they may
+            // form a cycle. The loop then ends when a sequence has changed, or the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {
@@ -228,8 +223,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes room for at least `wanted` more bytes in front of the path. Returns false if the path
-    /// is in a buffer that the caller has lent, and this buffer is too small.
+    /// Makes room for at least `wanted` more bytes in front of the path. Returns false if a lent
+    /// buffer is too small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -280,8 +275,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Moves the path to the end of the buffer that the caller has lent, if it is not there yet.
-    /// Returns the index in that buffer at which the path begins.
+    /// Moves the path to the end of the lent buffer, if it is not there yet. Returns the index at
+    /// which the path begins.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit.
@@ -289,8 +284,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The path is in the caller's buffer already, because it was too long for the stack
-            // buffer `first`. So the path is not empty. (Only an empty path is replaced by `/`.)
+            // The path is in the caller's buffer because it was too long for `first`. So it is not
+            // empty; an empty path would become `/`.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;
@@ -314,8 +309,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.slots()
     }
 
-    /// Returns true if the read set was too small for the dentries of the path. Then the path
-    /// cannot be validated.
+    /// Returns true if the read set was too small for the path, which then cannot be validated.
     pub(crate) fn is_truncated(&self) -> bool {
         self.read_set.is_truncated()
     }
@@ -327,11 +321,10 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 }
 
-/// Writes a `/` and an inline name (one that is stored in the dentry) to the end of `bytes`. Copies
-/// whole words, the last one first. A name that is shorter than a word is shifted in its word, so
-/// that the name ends where `bytes` ends.
+/// Writes a `/` and an inline name to the end of `bytes`. Copies whole words, the last one first. A
+/// name that is shorter than a word is shifted, so that it ends where `bytes` ends.
 ///
-/// The copied words may also overwrite bytes in front of the `/`, which are not in use yet.
+/// The copied words may overwrite unused bytes in front of the `/`.
 #[inline(always)]
 fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     let (len, words) = (body.len() % LENGTHS, line.name_words());

@@ -1,8 +1,8 @@
-//! Tests of path translations while a rename changes one name of the path after another. A
-//! translation collects the names of the path, and starts a new pass if a name has changed.
+//! Tests of path translations while one name of the path after another is renamed. A translation
+//! then collects the names of the path again.
 //!
-//! The tests check that a pass uses no state of an earlier pass (trap T8). They also check that a
-//! translation does not retry for ever (trap T9).
+//! An attempt to collect the names must use no state of an earlier attempt (trap T8), and a
+//! translation must not retry for ever (trap T9).
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with a chain of [`DEPTH`] nested directories, `/d0/d1` and so on, and a file
-/// `f` in the innermost one. Each directory of the chain also has a sibling, which is a file.
+/// Returns a namespace with [`DEPTH`] nested directories, `/d0/d1` and so on. The innermost
+/// contains a file `f`, and each directory has a sibling, which is a file.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -39,9 +39,8 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// The test tree is a chain of directories `/d0/d1/...` with the file `f` at its end. Returns the
-/// directory at depth `depth` of the chain (0 is the root). If `depth` is above [`DEPTH`], returns
-/// the file `f`.
+/// Returns the directory at `depth` in the chain `/d0/d1/...` (0 is the root), or above [`DEPTH`]
+/// the file `f` at its end.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -58,18 +57,18 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// Returns the result of one pass over the dentries of a path: the path, its kind, the dentry at
-/// which the pass ended, and the number of dentries that it has read.
+/// Returns what one attempt has collected: the path, its kind, the dentry at which it ended, and
+/// the number of dentries read.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
-/// of an earlier pass.
+/// Trap T8: a translation may read the dentries of a path several times (in passes). A pass must
+/// not use state of an earlier pass.
 ///
-/// The test renames one name of the path after another. Each time the pass must fail, and the next
-/// pass must give the same result as a fresh buffer. The rename of a name that is not on the path
-/// must not make the pass fail.
+/// The test renames one name of the path after another. Each time the attempt must fail, and the
+/// next attempt must give the same result as a fresh buffer. A rename of another name must not make
+/// the attempt fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -91,9 +90,8 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     }
 }
 
-/// Translates dentries of different depths and kinds with one path buffer, one after the other.
-/// `clear` resets the buffer between two translations. Compares each result with that of a fresh
-/// buffer.
+/// Translates dentries of different depths and kinds with one path buffer, which `clear` resets
+/// each time. Each result must equal that of a fresh buffer.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -116,8 +114,8 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: a path translation collects names in one or more passes, and a pass must not use state
-/// of an earlier pass. The test checks that `PathBuffer::clear` resets all state of a path buffer.
+/// Trap T8: an attempt of a translation must not use state of an earlier one. `PathBuffer::clear`
+/// resets all state of a path buffer.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -135,9 +133,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a translation makes passes over the dentries of a path, and a pass must not use state
-/// of an earlier pass. The test checks that `clear` also resets the error of a path that was too
-/// long for the buffer.
+/// Trap T8: an attempt of a translation must not use state of an earlier one. `clear` also resets
+/// the error of a path that was too long for the buffer.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -157,9 +154,8 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates the dentry of `leaf` to its path on another thread, in a pass that takes locks.
-/// Meanwhile this thread holds the lock `held`. Returns true if the translation had to wait for
-/// `held`.
+/// Translates `leaf` to its path on another thread, under locks, while this thread holds `held`.
+/// Returns true if the translation had to wait.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -178,9 +174,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: after several failed passes, a path translation makes a pass with locks. Checks that
-/// this pass excludes moves of directories, and changes of the dentry at which the path ends. It
-/// must not exclude other translations.
+/// Trap T9: after several failed attempts, a path translation takes locks. They must exclude moves
+/// of directories and changes of the last dentry, but no other translations.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -198,8 +193,8 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 }
 
 /// Trap T9: a path translation must end even if other threads rename directories all the time. Each
-/// pass that takes no locks fails, because the test renames an ancestor during the pass. A pass
-/// that takes the locks then succeeds.
+/// attempt without locks fails, because the test renames an ancestor during it. An attempt with
+/// locks then succeeds.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();
@@ -218,8 +213,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Checks the statistics of path translations. They count failed attempts, and attempts that take
-/// the locks. They do not count attempts that succeed without a lock.
+/// The statistics of path translations count failed attempts and those under locks, but not those
+/// that succeed without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -256,9 +251,9 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// Checks a path translation that holds the lock against moves of directories. It reads a dentry
-/// twice, because the dentry's flags changed during the first read. The name from the second read
-/// must replace the name from the first, even if the buffer grew in between.
+/// Checks a path translation under the lock `topology`, which stops moves of directories. When the
+/// flags of a dentry change during the read of its name, the translation reads the name again. The
+/// second copy must replace the first.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

@@ -67,7 +67,7 @@ bitflags! {
     pub struct PollEvents: u32 {
         /// A read does not wait (`POLLIN`).
         const IN = 0x1;
-        /// There is an exceptional event, such as a change of a kernel file (`POLLPRI`).
+        /// There is an exceptional event (`POLLPRI`).
         const PRI = 0x2;
         /// A write does not wait (`POLLOUT`).
         const OUT = 0x4;
@@ -80,7 +80,7 @@ bitflags! {
     }
 }
 
-/// Wakes the processes that poll a file. The back end keeps it, and may call it from any thread.
+/// Wakes the processes that poll a file, from any thread.
 ///
 /// # Examples
 /// ```

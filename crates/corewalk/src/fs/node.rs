@@ -6,9 +6,9 @@ use crate::attr::FileKind;
 /// The file that a call to the back end is about: its inode, and the open file through which the
 /// call is made.
 ///
-/// A back end that finds files by number uses [`Node::ino`]. A back end that finds files by path
-/// says so in [`FileSystem::addressing`](super::FileSystem::addressing) and calls [`Node::path`].
-/// The path is built only if this method is called.
+/// A back end that finds files by number uses [`Node::ino`]. A back end by path says so in
+/// [`FileSystem::addressing`](super::FileSystem::addressing) and calls [`Node::path`], which builds
+/// the path.
 ///
 /// # Examples
 /// ```
@@ -29,8 +29,8 @@ pub struct Node<'a> {
 
 /// The source of a [`Node`]'s path.
 pub(crate) trait PathSource: Sync {
-    /// Returns the path of the file from the root of its file system, such as `/a/b`. The path
-    /// stays valid until the back end's call returns.
+    /// Returns the path of the file from the root of its file system, such as `/a/b`. Valid until
+    /// the back end's call returns.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
     /// Returns paths by other names. Each was valid at some instant.
@@ -38,8 +38,7 @@ pub(crate) trait PathSource: Sync {
 }
 
 impl<'a> Node<'a> {
-    /// Returns a node that knows its inode number, but no path. A test can use it to call a back
-    /// end directly, if that back end finds its files by number.
+    /// Returns a node without a path, with which a test can call a back end by number directly.
     pub fn detached(ino: u64, kind: FileKind) -> Node<'static> {
         Node { ino, generation: None, kind, handle: 0, source: None }
     }
@@ -81,20 +80,19 @@ impl<'a> Node<'a> {
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
     /// below it. The path stays valid until the back end's call returns (F.6). Until then, renames
-    /// of this file and of the directories above it wait. If such a rename is already in progress,
-    /// this method waits for it.
+    /// of this file and of the directories above it wait. This method waits for such a rename that
+    /// is already in progress.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].
-    /// `EOPNOTSUPP` if the back end has declared that it finds its files by inode number.
+    /// `EOPNOTSUPP` for a back end by number.
     pub fn path(self) -> Result<Vec<u8>, Errno> {
         self.source.ok_or(Errno::NOENT)?.path()
     }
 
     /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
-    /// if [`Node::path`] leads to another file, because another program has renamed files in the
-    /// meantime. Each path was valid at some instant, but a rename may make it invalid before the
-    /// back end uses it.
+    /// if another program has renamed files and [`Node::path`] leads to another file. Each path was
+    /// valid at some instant, but may become invalid before it is used.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }

@@ -1,10 +1,9 @@
-//! Models of an inode's permission record, the cached copy of its mode and owner. A reader reads
-//! the record while another thread changes it. Or a thread stores a back end's answer in the record
-//! while another thread changes the permissions.
+//! Models of an inode's permission record, the cached copy of its mode and owner. While another
+//! thread changes the permissions, a reader reads the record, or a thread stores a back end's
+//! answer in it.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -16,16 +15,15 @@ const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: t
 
 const SLOT: InodeSlot = InodeSlot::new(1);
 
-/// Returns an inode table with one inode in the slot [`SLOT`]. The permissions of the inode are
-/// [`OLD`].
+/// Returns an inode table with one inode in the slot [`SLOT`], with the permissions [`OLD`].
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
     inodes.store_perm(SLOT, OLD, true);
     Arc::new(inodes)
 }
 
-/// Changes an inode's permissions with `change`, while a reader reads them. Returns how often the
-/// reader found them unknown, how often it saw the old ones, and how often the new ones.
+/// Changes an inode's permissions with `change`, while a reader reads them. Counts how often they
+/// were unknown, old, and new.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -46,8 +44,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: a reader must not combine the mode from before a change with the owner from after it,
-/// or the other way round.
+/// Trap T16: a reader must not combine the mode and the owner of different states.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -56,8 +53,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16, control (a variant with the bug must fail): the variant does not mark the permissions
-/// as unknown during a change. So a reader may combine the old mode with the new owner.
+/// Trap T16, control (a variant with the bug must fail): the permissions are not marked as unknown
+/// during a change. So a reader may combine the old mode with the new owner.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -67,29 +64,29 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// A reader finds the permissions unknown. So it asks the back end for them, and stores the answer
-/// with `install`. Meanwhile another thread changes the permissions. Returns how often the reader's
-/// answer was from before the change, and how often from after it.
+/// A reader asks the back end for unknown permissions, and stores the answer with `install`.
+/// Meanwhile another thread changes the permissions. Counts how often the answer was from before
+/// the change, and from after it.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         let _ = inodes.mark_unknown(SLOT);
-        // The permissions in the back end: 0 stands for the old ones, 1 for the new ones.
+        // The permissions in the back end: 0 are the old ones, 1 the new ones.
         let store = Arc::new(AtomicU64::new(0));
         let asker = thread::spawn({
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. The word `store` stands for a back end. A real back end orders
-                // its calls with a lock, so the order of this word must not be weaker.
+                // ORDERING: SeqCst. The word `store` stands for a back end, whose calls a lock
+                // orders. So this word must not be weaker.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. The word `store` stands for a back end. A real back end orders its
-        // calls with a lock, so the order of this word must not be weaker.
+        // ORDERING: SeqCst. The word `store` stands for a back end, whose calls a lock orders. So
+        // this word must not be weaker.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -107,9 +104,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the variant stores the back end's answer
-/// even if the permissions have begun to change since the back end was asked. So permissions from
-/// before the change may stay in the cache.
+/// Trap T25, control (a variant with the bug must fail): the back end's answer is stored even if a
+/// change of permissions has begun since the question. So old permissions may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -119,9 +115,9 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two threads change the permissions at the same time, and the back end makes one change after the
-/// other. Each thread calls `end` after its change, to update the permission record. Returns how
-/// often the permissions are unknown afterwards, and how often they are known.
+/// Two threads change the permissions at the same time, one after the other in the back end. Each
+/// then calls `end` to update the permission record. Returns how often the permissions are unknown
+/// afterwards, and how often known.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -154,9 +150,9 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): each of two threads stores the permissions
-/// that it has set in the permission record, without a check. But the thread that stores last may
-/// have reached the back end first.
+/// Trap T25, control (a variant with the bug must fail): two threads change the permissions, and
+/// then store them in the permission record without a check. The thread that stores last may have
+/// reached the back end first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -166,9 +162,8 @@ fn control_change_that_ends_last_is_caught() {
     });
 }
 
-/// Frees an inode and gives its slot to a second inode. Meanwhile a reader looks up the first inode
-/// by its number with `get`. Returns how often the lookup missed the first inode, and how often it
-/// found it.
+/// Frees an inode and gives its slot to another. Meanwhile a reader looks up the first by its
+/// number with `get`. Returns how often it missed the first inode, and how often it found it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
@@ -237,8 +232,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the variant checks the inode number only
-/// before it takes the reference. By then, the slot may already hold another inode.
+/// Trap T55, control (a variant with the bug must fail): the inode number is checked only before
+/// the reference is taken. By then, the slot may hold another inode.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

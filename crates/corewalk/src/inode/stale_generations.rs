@@ -4,8 +4,8 @@
 //! that number is still in use. The old inode then leaves the inode table, and lookups by number
 //! find only the new one.
 //!
-//! The kernel, however, counts its lookups by number alone. So when it forgets the number, the
-//! server needs the old inode too. This module lists such old inodes.
+//! The kernel counts its lookups by number alone. When it forgets the number, the server needs the
+//! old inode too, so this module lists such inodes.
 
 use std::collections::BTreeSet;
 
@@ -28,15 +28,14 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Adds the inode in `slot` to the list, before a new inode replaces it in the inode table. The
-    /// new inode has the same number and another generation. The caller holds a reference on the
-    /// old inode, and the lock of the table's stripe for this number. After this call the caller
-    /// inserts the new inode in the table.
+    /// Adds the inode in `slot` to the list. The caller then inserts a new inode with the same
+    /// number and another generation in the inode table. It holds a reference on the old inode, and
+    /// the lock of the table's stripe for this number.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
-        // ORDERING: Relaxed. After this call the caller inserts the new inode in the inode table.
-        // That insertion publishes the length of the list.
+        // ORDERING: Relaxed. The caller then inserts the new inode in the inode table, which
+        // publishes the list's length.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -44,13 +43,12 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. `get` may still load the length that the list had before this removal.
-        // Then it only searches the list in vain.
+        // ORDERING: Relaxed. A `get` with the old length only searches the list in vain.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Calls `get` with each slot in the list whose inode has the number `ino`. Returns the slots
-    /// for which `get` returned true. During these calls no slot can leave the list.
+    /// Calls `get` with the slot of each listed inode that has the number `ino`. Returns the slots
+    /// for which `get` returned true. Meanwhile no slot leaves the list.
     #[inline]
     pub(super) fn get(
         &self,
@@ -59,8 +57,8 @@ impl StaleGenerations {
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
         // ORDERING: Relaxed. The caller has searched the inode table before. If it found the new
-        // inode there, it also sees the length that `insert` stored when it added the old inode to
-        // this list. The reason is that the new inode was inserted in the table after that store.
+        // inode there, it also sees that the list contains the old one, because `insert` stored the
+        // length earlier.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

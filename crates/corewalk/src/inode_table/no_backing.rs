@@ -1,8 +1,8 @@
-//! The file system below an [`InodeTable`](super::InodeTable): it knows no names, and agrees with
-//! each change.
+//! The file system below an [`InodeTable`](super::InodeTable). It knows no names, and accepts each
+//! change.
 //!
-//! The server makes each change in its own storage, and then tells the `InodeTable`. So the methods
-//! of this file system have no files to change. They only add or remove the user data of inodes.
+//! The server changes its own storage before it calls the `InodeTable`. So this file system has no
+//! files to change: its methods only add or remove the user data of inodes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -118,8 +118,8 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         self.getattr(node)
     }
 
-    /// Makes an inode with the number in `what.rdev`. The table chooses the numbers itself, so it
-    /// passes the number in that field.
+    /// Makes an inode with the number in `what.rdev`, in which the table passes the number that it
+    /// has chosen.
     fn make(&self, _: Node<'_>, _: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Ok(Attr::new(what.rdev, what.mode))
     }

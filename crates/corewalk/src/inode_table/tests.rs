@@ -11,7 +11,7 @@ fn new() -> InodeTable<u32> {
     InodeTable::new(0, options).expect("a table")
 }
 
-/// A name that is entered twice must be one node, with the data of the first entry.
+/// A name that is entered twice must be one node, with the first data.
 #[test]
 fn name_entered_twice_is_one_node() {
     let table = new();
@@ -25,8 +25,8 @@ fn name_entered_twice_is_one_node() {
     assert_eq!(table.child(77, b"g").err(), Some(Errno::STALE));
 }
 
-/// A name that is entered again with another kind of file must be a new node, because the storage
-/// has replaced the file.
+/// A name that is entered with another kind of file must be a new node, because the storage has
+/// replaced the file.
 #[test]
 fn name_of_another_kind_is_a_new_node() {
     let table = new();
@@ -39,7 +39,7 @@ fn name_of_another_kind_is_a_new_node() {
 }
 
 /// A name is entered for one file and then for another. The second file must get a new node, and
-/// the first file's node must keep its data.
+/// the first must keep its data.
 #[test]
 fn name_of_another_file_is_a_new_node() {
     let table = new();
@@ -55,7 +55,6 @@ fn name_of_another_file_is_a_new_node() {
     }
 }
 
-/// A directory must know its parent after a rename. A removed directory and a file have none.
 #[test]
 fn parent_follows_a_rename() {
     let table = new();
@@ -82,14 +81,13 @@ fn renamed_directory_moves_with_its_children() {
     assert_eq!(file.path().unwrap(), b"/b/f");
     assert_eq!(table.child(ROOT_INO, b"a").err(), Some(Errno::NOENT));
     assert_eq!(table.renamed((&root, name("b")), (&dir, name("c"))), Err(Errno::INVAL));
-    // The table does not have the old name, so it does not know the renamed file. It drops the
-    // target name.
+    // The table does not have the old name, so it only drops the target name.
     table.renamed((&root, name("unknown")), (&dir, name("f"))).unwrap();
     assert_eq!(file.path(), Err(Errno::NOENT));
 }
 
-/// A rename must replace a target that is out of date. The storage has renamed a file over a name
-/// that is a directory with children in the table.
+/// A rename must replace an outdated target: the storage has renamed a file over a name that is a
+/// directory with children in the table.
 #[test]
 fn rename_over_an_outdated_name_replaces_it() {
     let table = new();
@@ -154,7 +152,6 @@ fn data_lives_as_long_as_the_node() {
     assert_eq!(living(), 0);
 }
 
-/// Entries that the server and its client do not use must be evicted, so that memory stays bounded.
 #[test]
 fn unused_entries_are_evicted() {
     let options = VfsOptions::default().with_cache_bytes(1 << 20);
@@ -172,8 +169,8 @@ fn unused_entries_are_evicted() {
     assert_eq!(table.path(held).unwrap(), b"/held");
 }
 
-/// Threads enter, rename and remove names of their own in one directory, and must always find the
-/// names that they have entered. Meanwhile all of them look up each other's names.
+/// Threads enter, rename and remove names of their own in one directory, and look up each other's
+/// names. Each must always find the names that it has entered.
 #[test]
 fn threads_find_their_own_changes() {
     const THREADS: u32 = 4;
@@ -207,8 +204,7 @@ fn threads_find_their_own_changes() {
 }
 
 /// Two threads may find at the same time that the storage has replaced a file. Both must get the
-/// same new node. If each thread made a node, the second node would replace the first. The client
-/// with the first node would then have a node without a path.
+/// same new node. If each made a node, the first client's node would lose its path.
 #[test]
 fn threads_that_replace_a_node_agree_on_the_new_one() {
     let table = InodeTable::new(0_u64, VfsOptions::default()).unwrap();
@@ -227,7 +223,7 @@ fn threads_that_replace_a_node_agree_on_the_new_one() {
     }
 }
 
-/// A lookup that finds a known directory at another name must move it, with everything below it. A
+/// A lookup of a known directory at another name must move it, with everything below it. A
 /// directory whose name was invalidated must keep its node.
 #[test]
 fn moved_directory_keeps_its_node_and_its_files() {
@@ -250,7 +246,6 @@ fn moved_directory_keeps_its_node_and_its_files() {
     assert_eq!(file.path().unwrap(), b"/x/e/f");
 }
 
-/// A lookup that finds a known file at another name adds that name.
 #[test]
 fn moved_file_keeps_its_other_names() {
     let table = InodeTable::new(0, VfsOptions::default()).unwrap();

@@ -1,8 +1,8 @@
-//! Models of locks by key. They check that a lock has one holder at a time, and that an
-//! invalidation can forbid the holder to cache the back end's answer.
+//! Models of locks by key: a lock has one holder at a time, and an invalidation can forbid the
+//! holder to cache the back end's answer.
 //!
-//! In each model, the thread whose first step is a load is spawned. If the roles were swapped, a
-//! known bug of loom would make it skip schedules (see `tally` in the crate `corewalk_base`).
+//! In each model, the spawned thread is the one whose first step is a load. With the roles swapped,
+//! a bug of loom would skip schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -13,7 +13,7 @@ use super::*;
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// The locks under test, and an atomic word that plays the data which a lock protects.
+/// The locks under test, and an atomic word: the data that a lock protects.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -27,7 +27,7 @@ impl Shared {
     /// Adds one in two steps.
     fn add(&self) -> u64 {
         // ORDERING: Relaxed. Two threads call this function under the lock of a key. The model
-        // checks that the lock makes the store of one thread visible to the load of the other.
+        // checks that the lock makes their stores visible to each other.
         let before = self.word.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.word.store(before + 1, Ordering::Relaxed);
@@ -64,24 +64,23 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     })
 }
 
-/// Trap T24: checks that a lock has one holder at a time, and that it is free at the end. If only
-/// one lock of a shard is held, its key is in the shard's word. A third thread takes a second lock
-/// of the shard meanwhile, so the key may move to the shard's list.
+/// Trap T24: a lock has one holder at a time, and is free at the end. A third thread takes another
+/// lock of the shard meanwhile, so the held key may move from the shard's word to its list.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: checks that a lock has one holder at a time, and that it is free at the end. A third
-/// thread cancels the fill of the holder (forbids it to cache an answer) meanwhile.
+/// Trap T24: a lock has one holder at a time, and is free at the end. A third thread cancels the
+/// holder's fill (forbids it to cache an answer) meanwhile.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
 }
 
 /// The holder of a lock changes a word and then calls `is_fill_cancelled`. Meanwhile another thread
-/// cancels the holder's fill (forbids it to cache an answer) and then reads the word. Returns how
-/// often that thread missed the change, and how often it saw the change.
+/// cancels the holder's fill (forbids it to cache an answer) and then reads the word. Counts
+/// whether that thread saw the change.
 fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -91,7 +90,7 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
             move || {
                 shared.locks.cancel_fill(KEY);
                 // ORDERING: Relaxed. The model checks that the lock makes the holder's store
-                // visible to this load.
+                // visible.
                 shared.word.load(Ordering::Relaxed) == 1
             }
         });
@@ -104,24 +103,23 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
     })
 }
 
-/// Trap T25: checks the case that a lock's holder changes the cache while an invalidation forbids
-/// it to cache its answer. If the holder does not see that it is forbidden, the invalidation must
-/// see the change.
+/// Trap T25: a lock's holder changes the cache while an invalidation cancels its fill. If the
+/// holder does not see the cancellation, the invalidation must see the change.
 #[test]
 fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Trap T25, control (a variant with the bug must fail): to find out whether it may still cache its
-/// answer, the lock's holder uses a load instead of a compare-exchange. So it may miss that an
-/// invalidation has cancelled its fill, while the invalidation misses its change of the cache.
+/// Trap T25, control (a variant with the bug must fail): the lock's holder uses a load instead of a
+/// compare-exchange to find out whether it may cache its answer. So it may miss the cancellation,
+/// while the invalidation misses its change.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {
     change_against_cancel(|guard| {
         let shard = guard.locks.shard(KEY);
-        // ORDERING: SeqCst. The variant's bug is that it uses a load instead of a compare-exchange.
-        // Even with the strongest order of a load, the model fails.
+        // ORDERING: SeqCst. The bug is the load instead of a compare-exchange. The model fails even
+        // with the strongest order.
         shard.word.load(Ordering::SeqCst) == LISTED
     });
 }

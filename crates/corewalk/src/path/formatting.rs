@@ -23,10 +23,9 @@ use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PathFormat<'a> {
-    /// The path from the given root, with the suffix ` (deleted)` if the file or directory was
-    /// removed. If it is not below the given root, the path starts at the root of the namespace. In
-    /// a tree that is not mounted, the path starts at the root of that tree. The text does not show
-    /// where the path starts.
+    /// The path from the given root, with the suffix ` (deleted)` for a removed file or directory.
+    /// A file outside of that root gets its path from the root of the namespace, or of its own tree
+    /// if that tree is not mounted. The text does not show where the path starts.
     DPath(&'a PathRef<'a>),
     /// The path from the root of the namespace. `EINVAL` if the file or directory is in a tree that
     /// is not mounted.
@@ -37,9 +36,9 @@ pub enum PathFormat<'a> {
     /// directory was removed. No path of an existing file has this suffix, since the suffix
     /// contains two slashes in a row.
     DentryPath,
-    /// The text that getcwd(2) returns for a working directory, to a process with the given root
-    /// directory. If the working directory is not below that root, the text begins with
-    /// `(unreachable)`. `ENOENT` if the working directory was removed.
+    /// The text of getcwd(2) for a working directory, in a process with the given root directory.
+    /// It begins with `(unreachable)` for a directory that is not below that root. `ENOENT` if the
+    /// working directory was removed.
     Getcwd(&'a PathRef<'a>),
 }
 
@@ -73,9 +72,8 @@ impl PathFormat<'_> {
 }
 
 impl PathRef<'_> {
-    /// Writes the path of this mount and dentry in the format `format` to the end of `buf`, and
-    /// returns the text. No NUL follows the text. The bytes before it may be overwritten. The call
-    /// allocates no memory.
+    /// Writes this path in the format `format` to the end of `buf`, and returns the text, which has
+    /// no NUL. The bytes before it may be overwritten. Allocates no memory.
     ///
     /// # Errors
     /// The errors that [`PathFormat`] documents for `format`. If the text does not fit in `buf`,
@@ -126,10 +124,9 @@ impl PathRef<'_> {
 
     /// Returns the text of [`PathFormat::DPath`].
     ///
-    /// The text does not show whether the file is below `root` or outside of it. Only getcwd(2) and
-    /// [`PathRef::path_of`] show that. For example, a process on Linux 6.18 has the root
-    /// `/tmp/jail` and an open file outside of it. For this file, `/proc/self/fd/3` shows
-    /// `/tmp/out/a`. A working directory in a tmpfs that was unmounted lazily is shown as `/a/b`.
+    /// The text of a path does not show whether the file is below `root`. Only getcwd(2) and
+    /// [`PathRef::path_of`] tell that. Example on Linux 6.18: a process with the root `/tmp/jail`
+    /// has opened a file outside of it. Its `/proc/self/fd/3` is `/tmp/out/a`.
     ///
     /// # Examples
     /// ```

@@ -18,14 +18,13 @@ impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
     /// A namespace accepts at most 1024 file systems during its life, including its root file
-    /// system. An unmounted file system still counts: it stays until the namespace is dropped,
-    /// because its inodes may be in use. A file system whose mount failed with `ENOMEM` counts too.
+    /// system. An unmounted file system still counts, because its inodes may be in use. So does one
+    /// whose mount failed with `ENOMEM`.
     ///
     /// # Errors
     /// - `ENOTDIR` if `at` is no directory. `ENOENT` if the directory has been removed.
-    /// - `EBUSY` if a file system is mounted on `at` already. To mount on top of that file system,
-    ///   walk to the same path again. The walk returns the root of that file system. Pass this root
-    ///   as `at`.
+    /// - `EBUSY` if a file system is mounted on `at` already. To mount on top of it, walk to the
+    ///   same path again, and pass the result as `at`.
     /// - `ENFILE` if the namespace has had 1024 file systems. `ENOMEM`.
     /// - The errors of `fs.root()`.
     ///
@@ -81,7 +80,7 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // Before the lock was taken, the mount point may have been renamed or removed. So
+            // The mount point may have been renamed or removed before the lock was taken. So
             // compare its name again.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));
@@ -94,7 +93,7 @@ impl Vfs {
     /// # Errors
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
     /// something is mounted in this mount, or if another [`PathRef`] into the mount exists. Walks
-    /// in progress, and inodes held without a path, do not keep the file system mounted.
+    /// in progress, and inodes without a path, do not keep it mounted.
     ///
     /// # Examples
     /// ```
@@ -121,7 +120,7 @@ impl Vfs {
             return Err(Errno::INVAL);
         }
         // A dentry can be a mount point in one mount only, because a file system is mounted at most
-        // once. So after the unmount nothing is mounted on the dentry. Clear its flag.
+        // once. So nothing is mounted on the dentry any more. Clear its flag.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// The number of maps over which the open files are spread. Threads that use different handles
-/// rarely use the same map, so they rarely wait for each other.
+/// Number of maps for open files. Threads with different handles rarely wait for each other.
 const SHARDS: usize = 16;
 
 /// The open files, by handle. Handles start at 1 and are never reused, so an old handle does not
@@ -41,8 +40,8 @@ impl<T> Files<T> {
         self.shard(handle).lock().get(&handle).cloned()
     }
 
-    /// Removes a handle. The open file is dropped when the last call that uses it ends. At that
-    /// moment no lock of the table of handles is held.
+    /// Removes a handle. The open file is dropped, without a lock, when the last call that uses it
+    /// ends.
     pub(super) fn remove(&self, handle: u64) {
         let removed = self.shard(handle).lock().remove(&handle);
         drop(removed);

@@ -30,10 +30,11 @@ enum Access {
 const O_ACCMODE: u32 = 3;
 /// The access mode for reads and writes.
 const O_RDWR: u32 = 2;
-/// The flags of open(2) that are not passed to a back end. `O_APPEND` would also move the kernel's
-/// other writes through the same open file to the end of the file. Calls that append are marked as
-/// such instead. `O_DIRECT` is about the pages of the client. The buffers that a back end gets need
-/// not be aligned for it.
+/// The flags of open(2) that are not passed to a back end:
+/// - `O_APPEND` would also move the kernel's other writes through the open file to its end. Calls
+///   that append are marked instead.
+/// - `O_DIRECT` is about the pages of the client. The buffers of a back end need not be aligned for
+///   it.
 const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 
 /// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
@@ -57,10 +58,9 @@ impl<F: PathFileSystem> ByPath<F> {
         &self.fs
     }
 
-    /// Runs `call` with the path of `node` and an open file that allows the access `access`. If the
-    /// node's handle has no such open file, opens the file for this call alone. This happens with a
-    /// writeback cache: the kernel may read through the handle of a client that opened the file
-    /// only for writing.
+    /// Runs `call` with the path of `node` and with an open file that allows `access`. If the
+    /// node's handle does not allow it, opens the file for this call alone. That happens with a
+    /// writeback cache: the kernel may read through a handle that is open only for writing.
     fn with_file<T>(
         &self,
         node: Node<'_>,
@@ -233,8 +233,8 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
         if node.kind() == FileKind::Directory {
             return self.fs.fsync_dir(&path_of(node)?, data_only);
         }
-        // Use the client's own open file, whatever its access mode. The back end may keep unwritten
-        // bytes, or errors of earlier writes, in that open file.
+        // Use the client's own open file. The back end may keep unwritten bytes in it, or errors of
+        // earlier writes.
         match self.files.get(node.handle()) {
             Some(open) => self.fs.fsync(&path_of(node)?, &open.file, data_only),
             None => self

@@ -1,22 +1,20 @@
 //! Cookies for back ends that only report names.
 //!
-//! A client reads a directory in pages. It continues each page after the cookie of the last entry.
-//! The cookie of an entry is a hash of its name, and entries are listed in the order of their
-//! cookies. So a cookie stays valid however the directory changes.
+//! A client reads a directory in pages, each from the cookie of the last entry on. The cookie of an
+//! entry is a hash of its name, and entries are listed in the order of their cookies. So a cookie
+//! stays valid however the directory changes.
 //!
 //! An entry that exists during a whole listing, from the first page to the last, is listed exactly
 //! once (traps T48, P13).
 //!
-//! The back end lists a directory only as a whole. If each page needed a new listing, reading a
-//! directory would take quadratic time. So this module keeps a few large listings for the next
-//! pages of clients. A client never gets a page from a listing that is older than the listing of
-//! its first page.
+//! A back end by path lists a directory only as a whole. To list it again for each page would take
+//! quadratic time. So this module keeps a few large listings for the next pages of clients. A
+//! client never gets a page from a listing that is older than that of its first page.
 //!
 //! # Limits
-//! Two names in one directory may have the same hash. Then the second name gets the next free
-//! cookie. If the first name changes while a client reads the directory, the second name may be
-//! listed twice or not at all. In a directory of a million names, the chance of one such pair is
-//! about 1 in 9 million.
+//! Of two names with the same hash in one directory, the second gets the next free cookie. If the
+//! first changes during a listing, the second may be listed twice or not at all. In a directory of
+//! a million names, the chance of one such pair is about 1 in 9 million.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
@@ -36,17 +34,17 @@ use crate::name::Name;
 
 /// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
-/// Only listings with at least this number of entries are kept. Listing a smaller directory again
-/// is cheap, and many small listings must not evict a large one.
+/// Minimum number of entries of a listing that is kept. A smaller directory is cheap to list again,
+/// and many small listings must not evict a large one.
 const KEPT_ENTRIES_MIN: usize = 256;
-/// A kept listing that no client reads is dropped after this number of calls of [`Listings::age`].
-/// A server calls `age` about once per second.
+/// A listing is dropped if no client reads it during this many calls of [`Listings::age`], which a
+/// server calls about once per second.
 const IDLE_MAX: u32 = 30;
-/// The number of low bits of a name's hash that are dropped to make a cookie. Without them a cookie
-/// is below 2^63 - 2, as a FUSE server needs.
+/// Number of low bits of a name's hash that are dropped to make a cookie. Without them it is below
+/// 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 
-/// The kept listings of directories, from which clients read their next pages.
+/// The kept listings of directories.
 pub(super) struct Listings {
     hash: RandomState,
     /// Protected by its own mutex.
@@ -56,14 +54,14 @@ pub(super) struct Listings {
 /// The kept listings.
 #[derive(Default)]
 struct Kept {
-    /// The listings that are kept for the next pages of clients, ordered by their last read, the
-    /// oldest read first. A directory has at most one: the newest.
+    /// Listings for the next pages of clients, the least recently read first. A directory has at
+    /// most one: the newest.
     queue: VecDeque<Listing>,
     /// The number of listings that have begun.
     begun: u64,
-    /// The highest number of a listing that was dropped. (Listings are numbered in the order in
-    /// which they begin.) From then on, no listing with a lower number is added to `queue`.
-    /// Otherwise a client that began with the dropped listing could continue with an older one.
+    /// The highest number of a dropped listing (listings are numbered in the order in which they
+    /// begin). No listing with a lower number enters `queue` any more. Otherwise a client of the
+    /// dropped listing could continue with an older one.
     evicted: u64,
 }
 
@@ -71,7 +69,7 @@ struct Kept {
 #[derive(Clone)]
 struct Listing {
     path: PathBuf,
-    /// The number of this listing. Listings are numbered in the order in which they begin.
+    /// The number of this listing, in the order in which listings begin.
     number: u64,
     /// The number of calls of [`Listings::age`] since a client last read from this listing.
     idle: u32,
@@ -108,8 +106,7 @@ impl Listings {
         sink: &mut DirSink<'_>,
         list: impl FnOnce(&Path, &mut Collector<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // With the cookie 0 a client begins to read the directory. It must see all earlier changes.
-        // So do not use a listing that was kept from an earlier call.
+        // A client that begins to read must see all earlier changes, so do not use a kept listing.
         let kept = if cookie == 0 { None } else { self.get(&path) };
         let is_new = kept.is_none();
         let entries = match kept {
@@ -125,9 +122,8 @@ impl Listings {
         };
         let start = entries.partition_point(|entry| entry.cookie <= cookie);
         for entry in &entries[start..] {
-            // If the listing was kept from an earlier call, report no attributes. They are from the
-            // time of that call, and a client may have changed the file since. The cache would take
-            // them for current.
+            // The attributes in a kept listing are old: a client may have changed the file since.
+            // So do not report them, because the cache would take them for current.
             if sink(entry.as_dir_entry(is_new)).is_break() {
                 break;
             }
@@ -151,8 +147,8 @@ impl Listings {
         Some(entries)
     }
 
-    /// Keeps a listing for the next pages of its readers, and drops an older listing of the same
-    /// directory. If a newer listing of the directory is kept, does nothing.
+    /// Keeps a listing for the next pages of its readers, unless a newer listing of the directory
+    /// is kept. Drops an older one.
     fn keep(&self, listing: Listing) {
         let mut kept = self.kept.lock();
         let other = kept.queue.iter().position(|other| other.path == listing.path);
@@ -201,8 +197,8 @@ impl Collector<'_> {
 
     fn into_entries(self) -> Arc<[Listed]> {
         let mut entries = self.entries;
-        // A back end may report a name twice, for example if it shows the union of two directories.
-        // The sort is stable, so of two entries with the same name the first one is kept.
+        // A back end may report a name twice, for example in the union of two directories. The sort
+        // is stable, so the first entry is kept.
         entries.sort_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name)));
         entries.dedup_by(|a, b| a.name == b.name);
         for i in 1..entries.len() {

@@ -1,9 +1,8 @@
 //! Models of the hash table. A reader looks up entries without a lock, while another thread inserts
 //! or removes entries, or splits a bucket.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -14,7 +13,7 @@ use crate::slot::{DentrySlot, OfDentry};
 type Table = super::Table<OfDentry>;
 
 /// Two hashes in the same bucket, with different tags (the upper 16 bits). The tag of the first is
-/// 0, which is also the tag of an empty position.
+/// 0, like that of an empty position.
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
@@ -25,7 +24,7 @@ struct Filled {
 }
 
 /// Fills slot 1 and inserts it under `hash` with `insert`, while a reader looks up `hash`. Returns
-/// how often the reader missed the slot, and how often it found the filled slot.
+/// how often the reader missed the slot, and how often it found it.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
@@ -34,8 +33,8 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             let shared = Arc::clone(&shared);
             move || {
                 let found = shared.table.find(hash, |slot| {
-                    // ORDERING: Relaxed. The model checks that the entry in the table makes the
-                    // store of the content visible to this load.
+                    // ORDERING: Relaxed. The model checks that the table's entry makes the stored
+                    // content visible to this load.
                     (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
@@ -57,9 +56,9 @@ fn entry_that_is_found_was_filled_before() {
     }));
 }
 
-/// Traps T3, T23: when a reader finds an entry, it must also see the content of the entry's slot.
-/// Readers find entries by their tag (16 bits of the hash). In this test the tag is 0, as in an
-/// unused place of a bucket. So the store of the slot number alone makes the entry visible.
+/// Traps T3, T23: a reader that finds an entry must also see the content of its slot. Here the
+/// entry's tag (16 bits of the hash) is 0, as in an unused place of a bucket. So the store of the
+/// slot number alone makes the entry visible.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| {
@@ -67,9 +66,8 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Trap T3, control (a variant with the bug must fail): the variant stores an entry, a tag of the
-/// hash and a slot number, with `Relaxed`. So a reader may find the slot before the slot's content
-/// is visible.
+/// Trap T3, control (a variant with the bug must fail): an entry is stored with `Relaxed`. So a
+/// reader may find the slot before the slot's content is visible.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -82,9 +80,8 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3, control (a variant with the bug must fail): an entry of the table is a tag of the hash
-/// and a slot number. The variant stores only the tag with `Release`, and the slot number with
-/// `Relaxed`. A reader may see the slot number before the tag is stored. Then it may not see the
+/// Trap T3, control (a variant with the bug must fail): the tag of an entry is stored with
+/// `Release`, but the slot number with `Relaxed`. A reader may then see the slot number before the
 /// slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
@@ -106,8 +103,6 @@ const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
 
-/// Returns a table with `buckets` buckets. The first bucket is a chain of three cache lines, of
-/// which the middle one has one entry.
 fn chain(buckets: u32) -> Table {
     let table = Table::new("model", 64, 7).unwrap();
     for _ in 1..buckets {
@@ -122,10 +117,9 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Runs `change`, which frees the middle one of the three cache lines of a bucket. Meanwhile a
-/// reader looks up the entry in the last line, first without the bucket's lock and then with it.
-/// Returns how often the lookup without the lock missed the entry, and how often it found the
-/// entry.
+/// Runs `change`, which frees the middle one of a bucket's three cache lines. Meanwhile a reader
+/// looks up the entry in the last line, first without the bucket's lock and then with it. Returns
+/// how often the first lookup missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -146,8 +140,8 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
 }
 
 /// Trap T12: a link must not lead a reader to the chain of another bucket. A bucket is a chain of
-/// cache lines. Checks that a freed cache line keeps its link to the next one. So a reader that is
-/// still at the freed line reaches the rest of the chain.
+/// cache lines, and a freed line keeps its link. So a reader at a freed line reaches the rest of
+/// the chain.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
@@ -155,9 +149,9 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12, control (a variant with the bug must fail): a bucket is a chain of cache lines, each
-/// with a link to the next one. The variant frees a line of the chain, and clears the link of the
-/// freed line. So a reader that is still at this line misses the entries in the next line.
+/// Trap T12, control (a variant with the bug must fail): a freed cache line of a bucket's chain
+/// loses its link to the next line. So a reader that is still at this line misses the entries
+/// behind it.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -173,9 +167,9 @@ fn control_line_that_loses_its_link_is_caught() {
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: while a reader is at an overflow line, that line may be freed and used again for
-/// another bucket. Then the reader may miss the entries behind it, as guarantee T.1 allows. Checks
-/// that a lookup under the stripe's lock misses none.
+/// Trap T12: while a reader is at an overflow line, the line may be freed and used again for
+/// another bucket. The reader may then miss the entries behind it (guarantee T.1). A lookup under
+/// the stripe's lock must miss none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -191,9 +185,9 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up an entry that the
-/// split moves, first without the lock and then with it. Returns how often the lookup without the
-/// lock missed the entry, and how often it found the entry.
+/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up an entry that moves,
+/// first without the lock and then with it. Returns how often the first lookup missed the entry,
+/// and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -222,8 +216,8 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: while a split moves an entry to another bucket, a lookup without the lock may miss the
-/// entry. Checks that a lookup with the lock finds it.
+/// Trap T12: while a split moves an entry to another bucket, a lookup with the lock must find it.
+/// Without the lock it may miss the entry.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
@@ -243,8 +237,8 @@ fn control_split_without_the_lock_is_caught() {
 }
 
 /// Runs `change`, which moves an entry from the second cache line of its bucket to the first.
-/// Meanwhile another thread looks the entry up under the lock. Returns how often it found the entry
-/// in the second line, and how often in the first.
+/// Meanwhile another thread looks the entry up under the lock. Counts in which line it found the
+/// entry.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();
@@ -268,16 +262,16 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a test moves an entry from the second cache line of its bucket to the first.
-/// Meanwhile, a lookup that holds the bucket's lock must find the entry in one of the two lines.
+/// Trap T12: a lookup under the bucket's lock must find an entry that moves from the bucket's
+/// second cache line to the first.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Trap T12, control (a variant with the bug must fail): the variant moves an entry from the second
-/// cache line of its bucket to the first. It takes no lock. It removes the entry from the second
-/// line before it stores the entry in the first. So a lookup may miss the entry.
+/// Trap T12, control (a variant with the bug must fail): an entry moves from the second cache line
+/// of its bucket to the first without a lock, and is removed from the second line first. So a
+/// lookup may miss it.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -1,8 +1,8 @@
 //! The content of a regular file: its size and its bytes.
 //!
-//! This module reads, writes, truncates and moves the bytes of a file, which are in the pages of
-//! the module `pages`. It charges the pages to the budget of the file system. The budget is charged
-//! in whole pages, as in the kernel's tmpfs: a file of one byte costs 4096.
+//! This module reads, writes, truncates and moves the bytes of a file, in pages of the module
+//! `pages`. The budget is charged in whole pages, as in the kernel's tmpfs: a file of one byte
+//! costs 4096.
 //!
 //! # Invariants
 //! - D.1: bytes behind the size are zeros in every present page. So a file that grows shows zeros,
@@ -15,13 +15,13 @@
 //!
 //! # Errors
 //! Each call checks its arguments and charges the budget before it changes anything. Only a write
-//! may do part of its work, as write(2) says. It writes as many bytes as there is space for, and
-//! fails with `ENOSPC` only if there is space for none.
+//! may do part of its work, as write(2) says: it fails with `ENOSPC` only if there is space for no
+//! byte.
 //!
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
-//! reserves at most 1 TiB: a reservation uses no memory, so without a size limit nothing else would
-//! bound it. The type has no lock; `inode::File` has a lock around it.
+//! reserves at most 1 TiB. A reservation uses no memory, so without a size limit nothing else
+//! bounds it.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2).
 
@@ -75,8 +75,8 @@ impl FileContent {
     }
 
     /// Returns the offset of the next data or hole, as `what` says, at or behind `offset`. The end
-    /// of the file is a hole. Fails with `ENXIO` if `offset` is at or behind the end. Also fails
-    /// with `ENXIO` if `what` is `Seek::Data` and no data follows.
+    /// of the file is a hole. `ENXIO` if `offset` is at or behind the end, or no data follows for
+    /// `Seek::Data`.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -128,8 +128,8 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size. Growth adds a hole. If the new size is at or below the current one, all pages
-    /// behind the new size are freed, also reserved ones, as on ext4 and the kernel's tmpfs.
+    /// Sets the size. Growth adds a hole. Otherwise frees all pages behind the new size, also
+    /// reserved ones, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].
@@ -172,9 +172,8 @@ impl FileContent {
             Fallocate::ZERO_RANGE => {
                 self.take_missing(touched_pages(offset..end), space)?;
                 self.zero_edges(offset..end);
-                // The zeroed range must read as zeros and stay allocated. So remove its pages, and
-                // then reserve them. The pages stay charged in between, so no other writer can use
-                // their space.
+                // The range must read as zeros and stay allocated. So remove its pages and reserve
+                // them. They stay charged meanwhile, so no other writer takes their space.
                 self.map_mut().remove(whole_pages(offset..end));
                 self.map_mut().reserve(touched_pages(offset..end));
                 self.extend_to(end, is_size_kept);
@@ -200,7 +199,7 @@ impl FileContent {
     }
 
     /// Checks that the content may be changed. `ESTALE` after `discard`, because no page of a
-    /// discarded content may be charged any more (invariant D.5).
+    /// discarded content may be charged (invariant D.5).
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

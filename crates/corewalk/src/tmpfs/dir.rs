@@ -1,13 +1,12 @@
 //! The entries of one directory.
 //!
 //! A directory finds entries by name, and can be read from any position while it changes. Reading
-//! is hard because of the cookie, the position at which a reader continues. A reader passes the
-//! cookie of its last entry, perhaps much later. It must neither miss nor repeat an entry that
-//! exists all the time.
+//! is hard because of the cookie, the position at which a reader continues, perhaps much later. A
+//! reader must neither miss nor repeat an entry that exists all the time.
 //!
 //! A position in a growing hash table cannot serve as a cookie, because entries move when the table
-//! grows. A cursor inside the directory would have to be moved when entries are removed. If it is
-//! moved wrongly, the reader skips entries, which is trap T48.
+//! grows. A cursor inside the directory would have to move when entries are removed. A wrong move
+//! skips entries (trap T48).
 //!
 //! In this module each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
 //! never changes its meaning.
@@ -15,26 +14,24 @@
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
 //! maps the hash of a name to a handle: the chunk's position in a list, and the cookie within the
-//! chunk. So finding a name needs no search by cookie. Only `readdir` uses `order`, a tree from n
-//! to the chunk.
+//! chunk. So only `readdir` searches by cookie, in `order`, a tree from n to the chunk.
 //!
 //! A removed entry leaves a tombstone until a chunk has many; then the chunk is compacted. The
 //! directory is never rehashed or compacted as a whole, so operations on millions of entries take
-//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide, which is trap
-//! T54.
+//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide (trap T54).
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
-//! - E.2: replacing the inode of a name keeps the cookie. So a listing of the directory reports a
-//!   name that exists throughout exactly once, even if files are renamed onto it (trap P13).
+//! - E.2: replacing the inode of a name keeps the cookie. So a listing reports a name that exists
+//!   throughout exactly once, even if files are renamed onto it (trap P13).
 //! - E.3: a batch (the entries that `readdir` copies at once) visits a bounded number of positions,
 //!   however many entries were removed.
 //! - E.4: renaming an entry within the directory keeps the cookie. So a listing reports a renamed
-//!   file once, under one of its names, and it ends even if each reported file is renamed.
+//!   file once, and ends even if each reported file is renamed.
 //!
 //! # Limits
 //! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
-//! (`ENOENT`). A `Directory` has no lock of its own; the lock of its inode protects it.
+//! (`ENOENT`). The lock of its inode protects a `Directory`.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 
@@ -48,11 +45,11 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::{Name, name_words};
 
-/// Number of cookies (positions of entries in a directory listing) in a chunk. A chunk is compacted
-/// when most of its entries were removed. The compaction moves at most this many entries.
+/// Number of cookies (positions in a directory listing) per chunk. A chunk is compacted when most
+/// of its entries were removed. That moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// The number of low bits of a handle that identify the entry within its chunk. A handle is the
-/// number that the index stores for an entry. Its other bits identify the chunk.
+/// Number of low bits of a handle that identify the entry within its chunk. The other bits identify
+/// the chunk. (A handle is the number that the index stores for an entry.)
 const CHUNK_BITS: u32 = 7;
 /// Maximum number of chunks that a handle can identify.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
@@ -193,8 +190,8 @@ impl Directory {
         }
     }
 
-    /// Adds an entry. Fails with `EEXIST` if the name exists, with `ENOENT` if the directory was
-    /// removed, and with `ENOSPC` if the directory has no place for another entry.
+    /// Adds an entry. Fails with `EEXIST` if the name exists, `ENOENT` if the directory was
+    /// removed, and `ENOSPC` if it is full.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         match self.find(key) {
@@ -431,7 +428,6 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // The test's hash has only three bits, so that many names have equal hashes.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }
@@ -515,8 +511,7 @@ mod tests {
 
     proptest! {
         /// Checks that the directory answers like a map from names to (inode number, cookie), in
-        /// the order of cookies. Names have 1 or 60 bytes, because short names are stored in the
-        /// entry and long ones are not.
+        /// the order of cookies. Short names are in the entry, long ones are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

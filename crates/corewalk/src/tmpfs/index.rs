@@ -1,7 +1,7 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A hash table that doubles its size moves every entry at once. The directory whose entries it
-//! holds cannot be used during that time. A tree of hashes has a cache miss per level.
+//! A hash table that doubles its size moves every entry at once, and blocks its directory
+//! meanwhile. A tree of hashes has a cache miss per level.
 //!
 //! Linear hashing adds one bucket at a time, and moves some entries of one existing bucket to the
 //! new one. A search finds the bucket by its number, and then looks through the bucket's few
@@ -9,12 +9,12 @@
 //!
 //! # Mechanism
 //! The table stores pairs of a hash and a value. Let n be the number of buckets and m the smallest
-//! power of two that is at least n. Hash h belongs to bucket h mod m if that bucket exists,
-//! otherwise to bucket h mod m/2. When the last bucket, n - 1, is added, it takes its pairs from
-//! bucket n - 1 - m/2. When it is removed, its pairs go back there.
+//! power of two that is at least n. Hash h belongs to bucket h mod m if it exists, otherwise to
+//! bucket h mod m/2. A new bucket n - 1 takes its pairs from bucket n - 1 - m/2, and gives them
+//! back when it is removed.
 //!
-//! A search returns the [`Position`] of the pair. A caller that then changes or removes the pair
-//! passes this position. So the table does not search for the pair again.
+//! A search returns the [`Position`] of the pair, so that a change or removal of the pair need not
+//! search again.
 //!
 //! # Invariants
 //! - H.1: every pair of a hash and a value is in the bucket to which its hash belongs.
@@ -22,18 +22,15 @@
 //!   there is a pair.
 //!
 //! # Limits
-//! The index compares no names: a search for a hash visits all values that were inserted under this
-//! hash. The hash must be keyed (trap T54). The index has no lock of its own; the lock of the
-//! directory's inode protects it.
+//! A search for a hash visits all values under this hash, because the index compares no names. So
+//! the hash must be keyed (trap T54). The lock of the directory's inode protects the index.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
-/// Maximum average number of pairs (of a hash and a value) per bucket. With more pairs, the table
-/// grows.
+/// Maximum average number of pairs per bucket, above which the table grows.
 const FILL_MAX: usize = 4;
-/// The average number of pairs per bucket below which the table shrinks. It is far below
-/// [`FILL_MAX`], so that alternating insertions and removals do not split and merge a bucket each
-/// time.
+/// The average number of pairs per bucket below which the table shrinks. Far below [`FILL_MAX`], so
+/// that alternating insertions and removals do not split and merge buckets.
 const FILL_MIN: usize = 2;
 
 /// A multimap from hashes to values.
@@ -149,8 +146,7 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket that `hash` belongs to if there are `count` buckets. `mask` is
-/// `mask_of(count)`.
+/// Returns the bucket of `hash` among `count` buckets. `mask` is `mask_of(count)`.
 #[inline]
 fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
@@ -162,7 +158,7 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket whose pairs are split when bucket number `new` is added. `new` is at least 1.
+/// Returns the bucket whose pairs are split when bucket `new`, at least 1, is added.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }

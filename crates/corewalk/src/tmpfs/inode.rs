@@ -1,26 +1,23 @@
 //! One inode: its attributes and its content.
 //!
-//! The inodes are in slots of the table `table`, which finds them by number. Each slot has one
-//! lock. It protects everything but the bytes of a regular file, which have their own lock. So a
-//! change of names takes one lock per changed inode, and stat(2) takes one lock. A long write
-//! delays neither of them.
+//! The inodes are in slots of the table `table`, which finds them by number. The lock of a slot
+//! protects everything but the bytes of a regular file, which have their own lock. So a change of
+//! names takes one lock per changed inode, and stat(2) takes one lock. A long write delays neither.
 //!
-//! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
-//! (bytes, extended attributes, ACLs) are behind a pointer.
+//! Memory use matters most for a tmpfs. So a time has 12 bytes, and rare parts (bytes, extended
+//! attributes, ACLs) are behind a pointer.
 //!
-//! An inode and its lock have two cache lines of their own. Each change of a directory writes to
-//! the lock of its inode, and that must not slow down threads that use another inode.
+//! An inode and its lock have two cache lines of their own. So a change of a directory, which
+//! writes to its lock, does not slow down threads with other inodes.
 //!
 //! # Times
 //! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain
-//! times. It advances with the timer, every 1 to 10 ms, and costs a few loads. A time is read under
-//! the lock of its inode. So a later change of an inode never has an earlier time, unless the clock
-//! is set back.
+//! times. It advances every 1 to 10 ms and costs a few loads. Times are read under the inode's
+//! lock, so later changes of an inode have no earlier time, unless the clock is set back.
 //!
 //! # Locks
 //! - `FileContent`: the bytes of one file. Taken before any slot lock.
-//! - The slot lock: everything else. The module `names` says in which order a thread takes several
-//!   slot locks.
+//! - The slot lock: everything else. For the order of several slot locks see the module `names`.
 //!
 //! # Invariants
 //! - N.1: the type bits of the mode and the variant of the body never change while a number is
@@ -68,8 +65,8 @@ pub(super) fn now() -> Timespec {
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// A file of any kind, or a vacant slot. All fields are protected by the lock of the slot.
-/// Analogous to Linux's `struct shmem_inode_info`.
+/// A file of any kind, or a vacant slot. Protected by the lock of the slot. Analogous to Linux's
+/// `struct shmem_inode_info`.
 pub(super) struct Inode {
     ino: u64,
     /// The attributes of an inode except its size.
@@ -91,8 +88,7 @@ enum Body {
     Special(FileKind, u64),
 }
 
-/// Size and page count of a regular file. A reader of these two numbers needs no lock of the
-/// content.
+/// Size and page count of a regular file, which can be read without the content's lock.
 #[derive(Default)]
 struct File {
     size_bytes: u64,
@@ -229,8 +225,7 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Inode numbers are never reused, so generation 0 is enough. Trap P11 is a reused
-            // number with an old generation.
+            // Inode numbers are never reused (trap P11), so generation 0 is enough.
             generation: 0,
             mode: attributes.mode,
             nlink: attributes.nlink,

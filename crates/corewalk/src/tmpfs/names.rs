@@ -1,29 +1,27 @@
 //! Operations that change names: make, remove, rename, link.
 //!
-//! Each operation is atomic. It locks the directories, checks, and only then changes anything. So a
+//! Each operation is atomic: it locks the directories, checks, and only then changes anything. So a
 //! failure leaves no trace, and a name that is renamed over is never missing. An operation searches
-//! a directory only once per name. The position that it finds stays valid until it releases the
-//! directory's lock.
+//! a directory once per name, because the position stays valid under the directory's lock.
 //!
 //! # Lock order
 //! 1. The content of one file. A thread that takes this lock holds no other one.
-//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]). These are
-//!    the one or two directories that contain the names, and each directory that is moved, removed
-//!    or replaced. A directory that is removed or replaced is locked so that no entry can be made
-//!    in it after the check that it is empty. All threads lock in this order, so concurrent renames
-//!    do not deadlock, which is trap P9. The order is by slot, not by inode number. The reason is
-//!    that after the reuse of a slot, an old and a new number lead to one lock.
+//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]): those
+//!    that contain the names, and each directory that is moved, removed or replaced.
 //! 3. One inode that is not a directory. Its holder waits only for a lock of rule 4.
 //! 4. A free list of slots.
 //!
-//! An operation must know whether the inode that it moves, removes or replaces is a directory. It
-//! learns that from the entry, after it has locked the entry's directory. If the inode is a
-//! directory that is not locked yet, the operation releases all locks. It takes them again together
-//! with the lock of that directory, and searches the entries again.
+//! The lock of a removed or replaced directory keeps it empty after the check that it is empty. The
+//! order by slot prevents deadlocks of renames (trap P9). An order by inode number would not: after
+//! the reuse of a slot, an old and a new number lead to one lock.
 //!
-//! In the second search the entries may have other inodes, but only if another caller breaks rule
-//! F.1 of `FileSystem`: calls for one name do not overlap. Then the operation tries again, or fails
-//! with `ESTALE` if the directory was forgotten.
+//! The entry of a moved, removed or replaced inode tells, under the lock of its directory, whether
+//! the inode is a directory. If it is one and not locked yet, the operation releases all locks. It
+//! takes them again together with the lock of that directory, and searches the entries again.
+//!
+//! After the entries were searched a second time, they may lead to other inodes than before. That
+//! happens only if another caller breaks rule F.1 of `FileSystem`: calls for one name do not
+//! overlap. Then the operation tries again, or fails with `ESTALE` if the directory was forgotten.
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So while
@@ -32,9 +30,8 @@
 //!   the inode is locked as a directory (step 2 of the lock order) or as another file (step 3).
 //!
 //! # Limits
-//! This module checks that the kinds of the files allow the operation: no directory replaces a
-//! file, and no file replaces a directory. It also checks that no directory becomes its own parent.
-//! The caller must exclude loops through several directories.
+//! This module checks that no directory replaces a file, no file replaces a directory, and no
+//! directory becomes its own parent. The caller must exclude loops through several directories.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -64,9 +61,9 @@ impl Tmpfs {
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
         let key = self.key(name);
-        // Make the inode before the directory is locked. The inode is then in its slot before its
-        // name exists (invariant I.1 of `table`). If the call fails later, it discards the inode,
-        // but that is rare.
+        // Make the inode before locking the directory, so that it is in its slot before its name
+        // exists (invariant I.1 of `table`). If the call fails later, which is rare, it discards
+        // the inode.
         let attr = self.insert_new(what, |inode| match inode.directory_mut() {
             Ok(directory) => directory.set_parent(dir),
             Err(_) => inode.attributes.nlink = 1,
@@ -122,13 +119,12 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // `node` and `dir` are in the same slot. Either both are the number of the same
-            // directory, or one of them is the number of an earlier inode of the slot.
+            // `node` and `dir` are in the same slot: either both are the same directory, or one is
+            // the number of an earlier inode of the slot.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The lock of the inode `node` is released before its kind is used. That is safe, because
-        // the kind of an inode never changes.
+        // The inode's lock is released before its kind is used, because the kind never changes.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
@@ -240,8 +236,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its directory entry `link` was removed. The link
-    /// count of a directory becomes 0, because a directory has only one name.
+    /// Lowers the link count of an inode after its directory entry `link` was removed: that of a
+    /// directory, which has only one name, to 0.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -337,9 +333,8 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Updates the times and link counts of the two directories of a rename. `there` is the number
-    /// of subdirectories that move from the old directory to the new one. `back` is the number that
-    /// move from the new one to the old one.
+    /// Updates the times and link counts of the two directories of a rename. `there` subdirectories
+    /// move from the old directory to the new one, and `back` the other way.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -362,13 +357,12 @@ struct Locks<'a> {
 }
 
 impl<'a> Locks<'a> {
-    /// Locks the directories `a` and `b`, which may be the same. Slots are reused, so the number of
-    /// a removed directory may belong to the same slot as the other number. Then this function
-    /// locks the slot once. The outdated number leads to `ESTALE`, either here or in a later call
-    /// of `inode`.
+    /// Locks the directories `a` and `b`, which may be the same. Both numbers may have the same
+    /// slot, which is then locked once: slots are reused, and one number may be that of a removed
+    /// directory. The outdated number leads to `ESTALE`, here or in a later call of `inode`.
     ///
-    /// If a number is that of a file, this function locks the file before it fails. This lock
-    /// cannot deadlock, because a thread that holds the lock of a file waits for no other inode.
+    /// If a number is that of a file, this function locks the file before it fails. That cannot
+    /// deadlock, because a thread that holds the lock of a file waits for no other inode.
     ///
     /// # Errors
     /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory.
@@ -381,7 +375,7 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Locks directories. Some of them may be the same directory. The errors are those of `pair`.
+    /// Locks directories, some of which may be the same. Has the errors of `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));
@@ -418,9 +412,9 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// Changes the inode to which `link`, an entry of a locked directory, leads. A subdirectory is
-/// already locked; this function locks any other inode. The closure `change` must read the clock
-/// itself, so that it reads the time under the inode's lock.
+/// Changes the inode to which `link`, an entry of a locked directory, leads. The caller has locked
+/// a subdirectory; this function locks any other inode. `change` reads the clock itself, under the
+/// inode's lock.
 #[inline]
 fn change(
     table: &Entered<'_>,
@@ -430,8 +424,8 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // The inode exists, because its entry exists (invariant I.1 of `table`). The inode is no
-        // directory, because its entry is not that of a directory (invariant M.2).
+        // The inode exists, because its entry exists (invariant I.1 of `table`). The entry is not
+        // that of a directory, so neither is the inode (M.2).
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

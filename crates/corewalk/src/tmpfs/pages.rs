@@ -1,12 +1,11 @@
 //! The pages of one file, by number.
 //!
 //! A file may be dense and large or sparse and huge, and both must be cheap. A map with an entry
-//! per page makes large writes slow; a flat table makes sparse files large.
+//! per page makes large writes slow; a flat table makes sparse files expensive.
 //!
 //! In this module, a tree maps extents of 64 pages (256 KiB). An extent has a bitmap of present
-//! pages and a dense list of them; the index of a page in the list is the number of set bits before
-//! the page's bit. Writing 1 MiB takes four steps in the tree, and a file of one page costs that
-//! page and a few hundred bytes.
+//! pages and a dense list of them; the index of a page is the number of set bits before its bit. So
+//! a file of one page costs that page and a few hundred bytes.
 //!
 //! # Mechanism
 //! A page is absent, reserved or present. A reserved page has no memory and reads as zeros, but its
@@ -21,8 +20,8 @@
 //! - C.4: `charged` is the number of present and reserved bits.
 //!
 //! # Limits
-//! The map knows neither the size of the file nor a limit; the caller checks offsets. The map has
-//! no lock of its own; the lock of the file's content protects it.
+//! The map knows neither the size of the file nor a limit; the caller checks offsets. The lock of
+//! the file's content protects the map.
 //!
 //! Source: Linux `Documentation/core-api/xarray.rst` (tree of extents); Bagwell, "Ideal Hash Trees"
 //! (bitmap index).
@@ -80,9 +79,9 @@ impl PageMap {
         }
     }
 
-    /// Copies `bytes` to `offset` and returns the number of copied bytes. `grants` is the number of
-    /// pages that the caller has charged in advance. Each page that was not charged before uses one
-    /// grant. If no grant is left, the copy ends before that page.
+    /// Copies `bytes` to `offset` and returns the number of copied bytes. Each page that was not
+    /// charged before uses one of `grants`, the pages that the caller has charged. The copy ends
+    /// when no grant is left.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -138,8 +137,8 @@ impl PageMap {
         }
     }
 
-    /// Moves page number `from` of the file to page number `to`, and every later page by the same
-    /// distance. The caller has removed the pages that were at the new places.
+    /// Moves page `from` of the file to page `to`, and every later page by the same distance. The
+    /// caller has removed the pages at the new places.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -201,8 +200,7 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns the index in `pages` of the page in `slot`. If `slot` has no page, returns the index
-    /// at which its page would be inserted.
+    /// Returns the index in `pages` of the page in `slot`, or that at which it would be inserted.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }
@@ -216,9 +214,8 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// Adds a page to the extent: stores `page` in `slot`, which has no page and no reserved space
-    /// yet. If `page` is None, marks the slot as reserved (its space is charged, but it has no
-    /// memory).
+    /// Stores `page` in `slot`, which has no page and no reserved space yet. None marks the slot as
+    /// reserved (charged, but without memory).
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {
@@ -263,24 +260,22 @@ impl Extent {
         done
     }
 
-    /// Drops the pages and the reserved space of `slots`. Returns how many of these slots had a
-    /// page or were reserved, and so were charged to the budget of bytes.
+    /// Drops the pages and the reserved space of `slots`. Returns how many of them were charged.
     fn remove(&mut self, slots: u64) -> u64 {
         let removed = count(self.charged() & slots);
         self.take(slots, |_, _| ());
         removed
     }
 
-    /// Removes the pages of this extent whose bits are set in `slots`. Passes each page that was
-    /// charged to the budget to `sink`, in ascending order. A reserved page was charged but has no
-    /// memory, so it is passed as None.
+    /// Removes the pages of this extent whose bits are set in `slots`. Passes each charged page to
+    /// `sink`, in ascending order: a reserved page, which has no memory, as None.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
         let mut kept = Vec::new();
         let mut pages = std::mem::take(&mut self.pages).into_iter();
         for slot in (0..EXTENT_PAGES).filter(|slot| charged >> slot & 1 == 1) {
-            // `pages` has one page for each bit that is set in `present` (invariant C.2). So a page
-            // that was charged but is not present is a reserved page.
+            // `pages` has one page per bit of `present` (invariant C.2). So a charged page that is
+            // not present is a reserved one.
             let page = if present >> slot & 1 == 1 { pages.next() } else { None };
             match (slots >> slot & 1 == 1, page) {
                 (true, page) => sink(slot, page),
@@ -308,8 +303,8 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     page.try_into().unwrap_or_else(|_| unreachable!("both are one page long"))
 }
 
-/// Returns the position of the byte at `offset`: the extent, the slot of the page in that extent,
-/// and the offset in the page.
+/// Returns the extent of the byte at `offset`, the page's slot in the extent, and the offset in the
+/// page.
 fn locate(offset: u64) -> (u64, u64, usize) {
     let page = offset / PAGE_BYTES;
     (page / EXTENT_PAGES, page % EXTENT_PAGES, (offset % PAGE_BYTES) as usize)
@@ -323,7 +318,7 @@ fn extents_of(pages: &Range<u64>) -> Range<u64> {
     pages.start / EXTENT_PAGES..(pages.end - 1) / EXTENT_PAGES + 1
 }
 
-/// Returns a bitmap of those pages of extent number `no` (64 pages) that are in the range `pages`.
+/// Returns a bitmap of those pages of extent `no` (64 pages) that are in `pages`.
 fn slots_of(no: u64, pages: &Range<u64>) -> u64 {
     let base = no * EXTENT_PAGES;
     let start = pages.start.saturating_sub(base).min(EXTENT_PAGES);

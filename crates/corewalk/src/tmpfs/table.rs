@@ -2,33 +2,32 @@
 //!
 //! Every call passes an inode number, so all threads of a tmpfs use this table. It is a growing
 //! array of slots. The number contains the slot, which is reached without a lock or a reference
-//! count. Each slot has its own lock, so two threads meet only if they use the same inode.
+//! count. Each slot has its own lock, so threads meet only at the same inode.
 //!
 //! # Mechanism
 //! The lower half of an inode number is its slot. The upper half counts the earlier uses of the
-//! slot. So slots are reused and inode numbers are not: (number, generation 0) identifies an inode
-//! for ever, and no stale handle reaches a new file (trap P11). A slot whose count is at its
-//! maximum is retired. A caller locks the slot, and then compares the inode number in it with its
-//! own. If they differ, the inode is gone, and the caller gets `ESTALE`.
+//! slot. So slots are reused and inode numbers are not, and no stale handle reaches a new file
+//! (trap P11). A slot whose count is at its maximum is retired. A caller locks the slot, and
+//! compares the inode number in it with its own. If they differ, the inode is gone (`ESTALE`).
 //!
 //! A segment is 64 slots. The segments are in arrays (levels), each twice as long as the one
-//! before. So no slot and no segment is ever copied. Threads are divided into shards, and a thread
-//! takes free slots from the list of its shard. The list exchanges batches with the depot, a pool
-//! of free slots for all shards (`depot`). New slots are made only if the depot is empty.
+//! before, so none is ever copied. A thread takes free slots from the list of its shard. The list
+//! exchanges batches with a pool of free slots for all shards, the depot (`depot`). New slots are
+//! made only if the depot is empty.
 //!
 //! # Returning memory
-//! A segment is freed when the depot has all its slots; a few spare segments are kept. A caller
-//! that holds the number of a removed inode finds no segment, or a vacant slot, and gets `ESTALE`.
-//! The table keeps the highest use count of each segment. If the segment is allocated again, its
+//! A segment is freed when all its slots are free; a few spare segments are kept. A caller that
+//! holds the number of a removed inode finds no segment, or a vacant slot, and gets `ESTALE`.
+//!
+//! The table keeps the highest use count of each segment. When the segment is allocated again, its
 //! slots continue from that count, so no inode number repeats. Callers use slots in an RCU read
-//! section ([`Entered`]), which lasts as long as they hold inode locks. The memory of a segment is
-//! freed after a grace period.
+//! section ([`Entered`]), so the memory of a segment is freed after a grace period.
 //!
 //! # Locks
 //! - The lock of a slot protects the inode in the slot. For the order of several slot locks see the
 //!   module `names`.
-//! - A thread takes the lock of a free list before the lock of `depot` (a pool of free slots).
-//!   Before a free list, it may have locked the content of a file, but nothing else.
+//! - The lock of a free list is taken before that of `depot` (a pool of free slots), and after no
+//!   other lock than that of a file's content.
 //!
 //! # Invariants
 //! - I.1: an inode enters its slot before its first directory entry exists. It stays there until it
@@ -74,9 +73,9 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 /// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
-    /// The slots, each protected by its own lock. A thread writes the pointer to the slots only
-    /// while it owns all of them. It owns them after it has made them, or has taken them from the
-    /// depot (the pool of free slots).
+    /// The slots, each protected by its own lock. A thread writes this pointer only while it owns
+    /// all of them: after it has made them, or has taken them from the depot (the pool of free
+    /// slots).
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of the segment's slots (I.3).
     uses: AtomicU32,
@@ -89,27 +88,24 @@ struct Segment {
 pub(super) struct InodeTable {
     /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
-    /// The free slots, with a list for each shard of threads. Each list is protected by its own
-    /// mutex.
+    /// The free slots, with a list for each shard of threads, each protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// The depot: a pool for the free slots that are in no list of `free`. The depot is protected
-    /// by its own mutex. A thread that locks both a list in `free` and the depot locks the list
-    /// first.
+    /// A pool of the free slots that are in no list of `free`. A thread that locks both a list in
+    /// `free` and the depot locks the list first.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
 }
 
-/// Access to an inode table within an RCU read section. No slot of the table is freed during the
-/// section.
+/// Access to an inode table within an RCU read section, during which no slot is freed.
 pub(super) struct Entered<'t> {
     table: &'t InodeTable,
     section: rcu::ReadGuard,
 }
 
 impl InodeTable {
-    /// Returns an inode table with the slots of one segment (64 slots). The slot of the root
-    /// directory is vacant, and is in no free list.
+    /// Returns an inode table with one segment of 64 slots. The root directory's slot is vacant,
+    /// but in no free list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -121,14 +117,14 @@ impl InodeTable {
         table
     }
 
-    /// Begins an RCU read section for one call. The section must end before the call runs a
-    /// callback of its caller, because the callback could block.
+    /// Begins an RCU read section for one call. It ends before a callback of the caller runs,
+    /// because a callback may block.
     #[inline]
     pub(super) fn enter(&self) -> Entered<'_> {
         Entered { table: self, section: rcu::read_lock() }
     }
 
-    /// Returns the memory of all slots in bytes, including slots that are not in use.
+    /// Returns the memory of all slots in bytes, in use or not.
     pub(super) fn bytes(&self) -> u64 {
         let retired = self.depot.lock().retired() as u64;
         // ORDERING: Relaxed. Statistic.
@@ -190,16 +186,16 @@ impl InodeTable {
     /// Allocates a new segment (64 inode slots), if the table is not full, and adds its slots to
     /// `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
-        // ORDERING: Relaxed. The count only gives each thread a segment number of its own. The
-        // store to `Segment::slots` publishes the segment.
+        // ORDERING: Relaxed. Only gives each thread its own segment number. The store to
+        // `Segment::slots` publishes the segment.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
         if nth < SEGMENTS_MAX {
             self.make_segment(nth as u32, free);
         }
     }
 
-    /// Allocates the 64 inode slots of segment number `nth`, which has no memory at this time. Adds
-    /// them to `free`. No other thread can find these slots yet.
+    /// Allocates segment `nth` of 64 inode slots, which has no memory yet, and adds its slots to
+    /// `free`. No other thread can find them yet.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();
@@ -207,12 +203,12 @@ impl InodeTable {
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::default()).collect());
         let segment = &segments[(nth + 1 - (1 << level)) as usize];
         // ORDERING: Relaxed. `remove` stores a use count before it frees the slot. The locks of the
-        // lists of free slots order that store before this load.
+        // free lists order that store before this load.
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
-        // Push the lowest slot last, so that it is used first. Slot 0 is not pushed, because number
-        // 0 is no inode. Slot 1 is not pushed either, because it belongs to the root directory.
+        // The lowest slot is pushed last, so that it is used first. Slot 0, which is no inode, and
+        // slot 1, the root directory, are not pushed.
         let first = start.max(ROOT_INO as u32 + 1);
         free.extend((first..start + SEGMENT_SLOTS).rev());
     }
@@ -245,8 +241,8 @@ impl Entered<'_> {
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns a vacant slot, locked for writing, and gives it a new inode number. No other thread
-    /// knows the number yet. Fails with `ENOSPC` if all slots are in use.
+    /// Returns a vacant slot, locked for writing, with a new inode number that no other thread
+    /// knows yet. `ENOSPC` if all slots are in use.
     pub(super) fn alloc(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let index = self.table.alloc_slot().ok_or(Errno::NOSPC)?;
         let mut slot = self.slot(u64::from(index)).expect("a allocated slot exists").write();
@@ -255,8 +251,7 @@ impl Entered<'_> {
         Ok(slot)
     }
 
-    /// Returns the slot of the root directory, locked for writing. This is called once, before the
-    /// slot is used.
+    /// Returns the slot of the root directory, locked for writing. Called once.
     pub(super) fn alloc_root(&self) -> RwLockWriteGuard<'_, Inode> {
         let mut slot = self.slot(ROOT_INO).expect("the first segment exists").write();
         slot.set_number(ROOT_INO);
@@ -272,10 +267,9 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. This store raises the segment's upper bound of use counts. The
-            // locks of the lists of free slots order it before the load of this bound in
-            // `make_segment`. In most removals the bound is already high enough. So load it first,
-            // and avoid the store.
+            // ORDERING: Relaxed. The store raises an upper bound of use counts. The locks of the
+            // free lists order it before the load of this bound in `make_segment`. The bound is
+            // usually high enough already, so load it first and avoid the store.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
@@ -294,8 +288,8 @@ impl Entered<'_> {
     }
 }
 
-/// Returns the position of an inode's lock in the lock order: the number of the inode's slot. Two
-/// inodes that have used one slot, one after the other, have the same position.
+/// Returns the position of an inode's lock in the lock order: the number of its slot. Two inodes
+/// that have used one slot have the same position.
 pub(super) fn rank(ino: u64) -> u32 {
     ino as u32
 }
@@ -308,7 +302,7 @@ mod tests {
 
     use super::*;
 
-    /// Trap P11: a number must never be reused, because it would lead an old handle to a new file.
+    /// Trap P11: a reused number would lead an old handle to a new file.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
@@ -377,9 +371,8 @@ mod tests {
         numbers
     }
 
-    /// Trap P11: an inode number must never be reused. A number consists of a slot and the slot's
-    /// use count. So if the memory of slots is freed and allocated again, the slots must continue
-    /// their counts.
+    /// Trap P11: an inode number (a slot and its use count) must never be reused. So slots whose
+    /// memory is freed and allocated again must continue their counts.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;
@@ -399,9 +392,8 @@ mod tests {
         assert!(slots.len() < 2 * COUNT, "slots are not reused: {} numbers", seen.len());
     }
 
-    /// Checks that the numbers of removed inodes stay invalid (`ESTALE`). Meanwhile other threads
-    /// make and remove inodes, so that segments (groups of 64 inode slots) are freed and allocated
-    /// again.
+    /// The numbers of removed inodes must stay invalid (`ESTALE`) while other threads make and
+    /// remove inodes, so that segments of 64 slots are freed and allocated again.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

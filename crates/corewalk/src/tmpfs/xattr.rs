@@ -11,22 +11,21 @@
 //!   equal shared set. An epoch ends when space runs out, and at `FileSystem::maintain` (called
 //!   once per second) and `Tmpfs::share_xattrs`.
 //! - Further changes in the epoch: the inode gets a private set, a copy if others use the old one.
-//!   The set is changed in place and de-duplicated when the epoch ends, because it may soon change
-//!   again. At most [`QUEUED_MAX`] inodes wait for that.
+//!   That set is changed in place, and de-duplicated when the epoch ends. At most [`QUEUED_MAX`]
+//!   inodes wait for that.
 //! - Sets over [`SHARED_BYTES_MAX`] are not shared, which bounds the cost of a copy. With
 //!   `share_xattrs` off no set is shared.
 //!
 //! # Cost
-//! Sharing sets of attributes saves memory if many files have equal sets. Reading is faster.
-//! Setting a short value takes longer, because of the search for an equal set. The index takes 2.1
-//! MB from the first shared set on. Measurements: `docs/results/xattr-sharing.md`.
+//! Sharing saves memory if many files have equal sets, and makes reading faster. Setting a short
+//! value takes longer, because of the search for an equal set. The index takes 2.1 MB from the
+//! first shared set on. Measurements: `docs/results/xattr-sharing.md`.
 //!
 //! # Charges
 //! The budget of pages is also charged for each attribute (name, value and 48 bytes) and each ACL
-//! (its stored form). So attributes cannot use memory without bound. A shared set is charged once.
-//! A change that makes a shared set private needs space: `removexattr`, and chmod of a file with an
-//! ACL, may fail with `ENOSPC`, as in ext4. Before such a call fails, all queued sets are
-//! de-duplicated. A failed call has changed nothing.
+//! (its stored form). A shared set is charged once. A change that makes a shared set private needs
+//! space. So `removexattr`, and chmod of a file with an ACL, may fail with `ENOSPC`, as in ext4.
+//! Before that, all queued sets are de-duplicated. A failed call has changed nothing.
 //!
 //! # Invariants
 //! - X.2: the bytes of every private set of attributes are charged to the budget of pages. The
@@ -34,8 +33,8 @@
 //! - X.3: an inode without attributes has no set.
 //!
 //! # Limits
-//! Names of an unknown class and names without a suffix are refused. So are `user` attributes of
-//! anything but a regular file or a directory (xattr(7)). Reading takes only the inode's lock.
+//! Attribute names of an unknown class, and without a suffix, are refused. So are `user` attributes
+//! of anything but a regular file or a directory (xattr(7)).
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); Linux `fs/ext4/xattr.c`.
 
@@ -61,8 +60,7 @@ mod set;
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
 /// Maximum number of inodes with a changed set of attributes that waits for its de-duplication
-/// (about a second). It is enough for 4 threads that change the attributes of 1000 files each. The
-/// benchmark `xattr` does not change more files of a tmpfs.
+/// (about a second): enough for 4 threads that change the attributes of 1000 files each.
 const QUEUED_MAX: u64 = 4096;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -82,12 +80,11 @@ pub(super) struct Xattrs {
     /// The table of shared sets, which is made when the first set is shared. It is None if it could
     /// not be made.
     blocks: OnceLock<Option<Blocks>>,
-    /// The inode numbers of inodes whose set of attributes is private (not shared with other
-    /// inodes). The next call of `maintain` de-duplicates these sets: it replaces each by an equal
+    /// Inodes with a private set of attributes. The next `maintain` replaces each set by an equal
     /// shared set, if there is one.
     queued: Deferral<u64>,
-    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain` ends
-    /// one epoch and begins the next.
+    /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain`
+    /// begins a new one.
     epoch_ms: CachePadded<AtomicU64>,
 }
 
@@ -103,8 +100,8 @@ impl Xattrs {
         }
     }
 
-    /// Changes an extended attribute or ACL in the set `own` of the inode `ino`. The caller has
-    /// locked the inode. `changed` is the time of the inode's last change.
+    /// Changes an extended attribute or ACL in `own`, the set of the inode `ino`, which the caller
+    /// has locked. `changed` is the time of the inode's last change.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the kind of change requires;
@@ -132,9 +129,8 @@ impl Xattrs {
         if after > 0 && can_share && !is_deferred {
             let mut set = block.set().clone();
             set.apply(change);
-            // `Xattrs::first` may charge the new set of attributes to the budget while the old set
-            // is still charged. If the budget has no space for both, change the old set in place.
-            // That charges only the difference.
+            // `Xattrs::first` may charge the new set while the old one is still charged. Without
+            // space for both, change the old set in place, which charges only the difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;
@@ -150,13 +146,13 @@ impl Xattrs {
         result
     }
 
-    /// Changes an inode's set of extended attributes in place if the inode is the only user of that
-    /// set. Otherwise replaces the set by a private, changed copy. The set has `before` bytes now,
-    /// and `after` bytes after the change.
+    /// Changes an inode's set of extended attributes. If other inodes share the set, the inode gets
+    /// a private, changed copy. The size of the set is `before` bytes, and `after` bytes after the
+    /// change.
     ///
     /// # Errors
-    /// `ENOSPC` if there is no space for the change. Then the attributes are unchanged, but other
-    /// inodes may no longer share the set of attributes.
+    /// `ENOSPC` if there is no space for the change. The attributes are then unchanged, but perhaps
+    /// no longer shared.
     fn change_private(
         &self,
         own: &mut OwnSet,
@@ -181,9 +177,9 @@ impl Xattrs {
         Ok(())
     }
 
-    /// Returns a block (a reference-counted set of attributes) with the content `set`. It is an
-    /// equal shared block if there is one. Otherwise it is a new block, whose bytes are charged to
-    /// `space`. `set` is not empty.
+    /// Returns a block (a reference-counted set of attributes) with the content `set`, which is not
+    /// empty: an equal shared block if there is one, otherwise a new block that is charged to
+    /// `space`.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space.
@@ -220,9 +216,9 @@ impl Xattrs {
     /// Ends the running epoch (the time in which repeated changes are queued), and begins one at
     /// `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
-        // ORDERING: Relaxed. Another thread may still load the start of the old epoch, and queue an
-        // inode although its change is the first one in the new epoch. That is harmless. This or
-        // the next call of `end_epoch` de-duplicates the inode's set of attributes.
+        // ORDERING: Relaxed. A thread with the start of the old epoch may queue an inode at its
+        // first change in the new one. That is harmless: this or the next `end_epoch` de-duplicates
+        // its set.
         self.epoch_ms.store(milliseconds(now), Ordering::Relaxed);
         self.queued.share(handle);
     }
@@ -232,8 +228,8 @@ impl Xattrs {
         self.queued.len()
     }
 
-    /// De-duplicates the set of an inode, if this set was queued for de-duplication and has not
-    /// been replaced since.
+    /// De-duplicates an inode's set of attributes, if it was queued for that and has not been
+    /// replaced since.
     pub(super) fn share_queued(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.as_mut().and_then(Arc::get_mut) else { return };
         if std::mem::take(&mut block.is_queued) {
@@ -274,8 +270,7 @@ impl Xattrs {
         blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
-    /// If an inode is the only user of its shared set of attributes, makes the set private to the
-    /// inode and returns true. Otherwise returns false.
+    /// Makes an inode's shared set private, and returns true, if the inode is its only user.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {
@@ -304,13 +299,12 @@ impl Xattrs {
     }
 
     /// Returns true if the changed set of an inode must be queued for de-duplication. The change is
-    /// at `now`, and the inode's previous change was at `changed`.
+    /// at `now`, the previous one was at `changed`.
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // An earlier change counts only if its time is between the beginning of the running epoch
-        // and `now`. A time after `now` shows that the clock was set back, or that a caller has set
-        // the time.
+        // An earlier change counts only if it is in the running epoch. A time after `now` shows
+        // that the clock was set back, or that a caller has set the time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
         self.queued.defers(match (block.is_queued, is_again) {
             (true, _) => ChangeInEpoch::Waiting,
@@ -352,8 +346,7 @@ pub struct XattrStats {
 
 /// Returns a time in milliseconds since 1970.
 fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 counts as 1970, so it is before the running epoch. A change at such a time
-    // does not delay de-duplication.
+    // A time before 1970 counts as 1970, and so is before the running epoch.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 
@@ -376,8 +369,7 @@ pub(super) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// Checks the name of an attribute that is to be read. Works like [`check_name`], but returns
-/// `ENODATA` instead of `EPERM`.
+/// Like [`check_name`], for an attribute that is to be read: returns `ENODATA` instead of `EPERM`.
 pub(super) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }

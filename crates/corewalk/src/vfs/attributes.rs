@@ -1,28 +1,28 @@
 //! Attributes and permissions.
 //!
-//! A permission check reads the inode's permission record: its cached mode, owner, group, and
-//! whether it has an ACL. The check asks the back end only while the record is unknown, or for an
-//! ACL. Changes of attributes follow the rules of chmod(2), chown(2), utimensat(2), truncate(2) and
-//! acl(5).
+//! A permission check reads the inode's permission record: mode, owner, group, and whether it has
+//! an ACL. The check asks the back end only for an unknown record or an ACL. Changes of attributes
+//! follow chmod(2), chown(2), utimensat(2), truncate(2) and acl(5).
 //!
 //! # Changes
-//! A change reads the permissions, decides, and then calls the back end. If two changes overlapped,
-//! one could be lost. An example is a chmod between a write's check of the set-user-ID bit and the
-//! removal of the bit. So a change of an inode first takes its attribute lock, and so does a write
-//! that must clear set-user-ID or set-group-ID. The attribute lock is a lock by key (`key_lock`),
-//! which a panic releases. Linux holds the inode's lock (`i_rwsem`) in these cases, and during
-//! every write.
+//! A change reads the permissions, decides, and then calls the back end. Of two overlapping
+//! changes, one could be lost, for example a chmod between a write's check of the set-user-ID bit
+//! and its removal. So a change of an inode first takes its attribute lock, and so does a write
+//! that must clear set-user-ID or set-group-ID.
+//!
+//! The attribute lock is a lock by key (`key_lock`), which a panic releases. Linux holds the
+//! inode's lock (`i_rwsem`) in these cases, and during every write.
 //!
 //! # Invariants
 //! - P.1: a thread that changes the attributes of an inode holds the attribute lock from its check
-//!   of the old attributes to its change. Readers do not take the attribute lock.
-//! - P.2: a permission check uses a mode and an ACL that the inode had at the same time. It reads
-//!   the two separately, and repeats the reads if a change came in between. After a few repetitions
-//!   it takes the attribute lock.
+//!   of the old attributes to its change. Readers do not take this lock.
+//! - P.2: a permission check uses a mode and an ACL that the inode had at the same time. The check
+//!   reads both again if a change came in between. After a few repetitions it takes the attribute
+//!   lock.
 //!
 //! # Locks
 //! An attribute lock is taken after in-lookup locks and before every other lock. No thread holds
-//! two attribute locks, or takes an in-lookup lock while it holds an attribute lock.
+//! two attribute locks.
 //!
 //! Source: chmod(2), write(2), acl(5); Linux `notify_change`, `file_remove_privs`, `inode_lock`.
 
@@ -39,15 +39,13 @@ use crate::key_lock::KeyGuard;
 use crate::slot::InodeSlot;
 
 /// The factor that turns a slot number into the key of an attribute lock. Two keys that differ only
-/// in their two low bits share a lock, so the slot numbers themselves would be bad keys. The factor
-/// is 2 to the 64th over the golden ratio, so the products of two slot numbers also differ in other
-/// bits.
+/// in their two low bits share a lock, so slot numbers would be bad keys. The factor is 2 to the
+/// 64th over the golden ratio.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
-/// A permission check reads the mode and the ACL of an inode one after the other. If the attributes
-/// change between the two reads, it reads both again. After this number of attempts, it takes the
-/// attribute lock.
+/// A permission check reads the mode and then the ACL of an inode, and reads both again if they
+/// changed in between. After this many attempts, it takes the attribute lock.
 const ACL_TRIES: u32 = 4;
 
 /// The result of a check that does not block.
@@ -113,16 +111,14 @@ impl Vfs {
     pub fn getattr_through(&self, inode: &InodeRef<'_>, handle: u64) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // The back end's link count may include the hidden name that keeps an unlinked open file.
-        // Subtract that name before the path lock is released, because afterwards another thread
-        // may remove the name.
+        // The back end's link count may include the hidden name of an unlinked open file. Subtract
+        // it under the path lock, because afterwards another thread may remove the name.
         let attr = self.ask(inode, |fs, node| {
             Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
         })?;
         // A client must not get attributes that are newer than the cached permission record (mode,
-        // owner and ACL flag). So if the attributes differ from the record, invalidate the record.
-        // Ignore a difference in `has_acl` alone, because the back end may set that flag without
-        // checking that there is an ACL.
+        // owner and ACL flag). So invalidate a record that differs. Ignore a difference in
+        // `has_acl` alone: a back end may set it without checking for an ACL.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -135,8 +131,8 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns the mode of an inode from the cache. It is at least as new as the attributes that
-    /// clients have got. Asks the back end only if the cache does not know the mode.
+    /// Returns the cached mode of an inode, at least as new as the attributes that clients have
+    /// got. Asks the back end only if the mode is unknown.
     ///
     /// # Errors
     /// The errors of the back end.
@@ -170,8 +166,7 @@ impl Vfs {
         self.setattr_through(cred, inode, 0, set)
     }
 
-    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle`, as
-    /// ftruncate(2) does.
+    /// Changes attributes, as [`Vfs::setattr`] does, through the open file `handle` (ftruncate(2)).
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].
@@ -188,8 +183,8 @@ impl Vfs {
         })
     }
 
-    /// Makes a chown(2) that gives neither an owner nor a group, and returns the attributes. Like
-    /// every chown, it clears set-user-ID and set-group-ID of anything but a directory.
+    /// Makes a chown(2) with neither an owner nor a group. Like every chown, it clears set-user-ID
+    /// and set-group-ID of anything but a directory.
     ///
     /// # Errors
     /// `EPERM` if it clears a bit, and `cred` is neither the owner nor has `CAP_FOWNER`; the errors
@@ -207,10 +202,10 @@ impl Vfs {
         })
     }
 
-    /// Changes the size of a file and returns its attributes. It is meant for a server that looks
-    /// up the caller's groups and capabilities only if needed. Calls `load_cred` for them only if
-    /// the file has the set-user-ID or the set-group-ID bit. The loaded groups and `CAP_FSETID`
-    /// decide whether the file keeps these bits. Everything else is checked with `cred`.
+    /// Changes the size of a file and returns its attributes. Meant for a server that looks up the
+    /// caller's groups and capabilities only if needed: with `load_cred`, and only if the file has
+    /// the set-user-ID or the set-group-ID bit. The groups and `CAP_FSETID` decide whether the file
+    /// keeps these bits. `cred` decides everything else.
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].
@@ -235,8 +230,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode, so that no other thread changes its attributes (P.1).
-    /// The caller holds no other locks than in-lookup locks.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no other locks than in-lookup
+    /// locks.
     pub(super) fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -262,9 +257,9 @@ impl Vfs {
         }
     }
 
-    /// Runs a change of the mode, the owner or the group. The inode's permission record (its cached
-    /// mode and owner) is marked unknown while `change` runs. Afterwards the record is set from the
-    /// back end's answer. If another change overlapped, the record stays unknown.
+    /// Runs a change of the mode, the owner or the group. The inode's permission record is unknown
+    /// while `change` runs. Afterwards it is set from the back end's answer, unless another change
+    /// overlapped.
     pub(super) fn change(
         &self,
         slot: InodeSlot,
@@ -326,9 +321,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // If the owner of a set-user-ID file changes, the kernel also sends a FUSE server a
-                // new mode. The kernel does not apply the rules for set-group-ID to that mode, so
-                // apply them now.
+                // When the owner of a set-user-ID file changes, the kernel also sends a new mode.
+                // That mode does not follow the rules for set-group-ID, so apply them.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -340,10 +334,10 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Clears the set-user-ID and set-group-ID bits that the writer may not keep, before a write.
-    /// `load_cred` returns the writer's credentials; it is called only if the file has such a bit.
-    /// No thread can set the bits again while the returned lock is held, so hold it until the
-    /// content has changed.
+    /// Clears the set-user-ID and set-group-ID bits that the writer may not keep. `load_cred`
+    /// returns the writer's credentials; it is called only if the file has such a bit. The caller
+    /// holds the returned lock until the content has changed, so that no thread can set the bits
+    /// meanwhile.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
@@ -421,17 +415,16 @@ impl Vfs {
         // 2. It calls the back end.
         // 3. It increments the count again, and sets the new record.
         //
-        // Suppose that a change has stored the ACL in the back end, and that the record is from
-        // before this change. Before step 3 of the change, the record is marked as unknown. After
-        // step 3, the count of changes is higher than at the beginning. This check compares the
-        // record first and the count last, so it notices both cases. The count covers all inodes,
-        // so a change of another inode may cause a false alarm.
+        // Suppose that a change has stored the ACL in the back end, and that the record is older.
+        // Before step 3, the record is then marked as unknown. After step 3, the count of changes
+        // is higher than before. Comparing the record first and the count last notices both.
+        // Changes of other inodes cause false alarms.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
-    /// Checks a permission without blocking and without writing. Trap T58 is a check that blocks
-    /// inside rcu-walk.
+    /// Checks a permission without blocking and without writing (trap T58: a check that blocks
+    /// inside rcu-walk).
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows every access to a directory, whatever its mode.
@@ -463,7 +456,7 @@ impl Vfs {
     }
 
     /// Sets an ACL from the value of its extended attribute, as setxattr(2) with the flags `how`
-    /// does. An empty value removes the ACL.
+    /// does. An empty value removes it.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,
@@ -493,7 +486,7 @@ impl Vfs {
             let rest = allowed_set_id(cred, perm.gid, perm.mode);
             (rest & !0o777) | acl.mode()
         });
-        // An ACL that is equivalent to a mode is not stored. Only the mode is stored.
+        // An ACL that is equivalent to a mode is stored only as the mode.
         let stored = acl.as_ref().filter(|acl| acl.equivalent_mode().is_none());
         self.change(inode.slot, || {
             self.with_inode(inode.slot, |fs, node| {
@@ -533,8 +526,8 @@ impl Vfs {
     }
 }
 
-/// Tells whether a permission record and an ACL are certainly of one state of the inode. That is so
-/// if no attribute change came between the reads of the two.
+/// Tells whether a permission record and an ACL are certainly of one state: no attribute change
+/// came between the reads of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
     /// The record and the ACL are of one state.
@@ -575,9 +568,9 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// A chown or a truncation may clear the set-user-ID and set-group-ID bits of a file (not a
-/// directory). If the change `set` does so, returns the new mode. Otherwise returns None. A
-/// truncation clears the same bits as a write, without a check of the owner.
+/// Returns the new mode if `set`, a chown or a truncation, clears the set-user-ID or set-group-ID
+/// bits of a file (not a directory). A truncation clears the same bits as a write, without a check
+/// of the owner.
 ///
 /// # Errors
 /// Those of [`left_by_chown`].
@@ -594,8 +587,8 @@ fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>
 }
 
 /// Returns the mode of a file (not a directory) after a chown, which clears set-user-ID and
-/// set-group-ID. Returns None if the mode stays. `gid` is the group of the file after the chown. If
-/// the group may not execute the file, and the caller is in the group, set-group-ID stays.
+/// set-group-ID. None if the mode stays. `gid` is the group after the chown. If that group may not
+/// execute the file, and the caller is in it, set-group-ID stays.
 ///
 /// # Errors
 /// `EPERM` if the chown clears a bit, and the caller may not chmod the file.
@@ -626,8 +619,8 @@ fn is_lone_set_group_id(mode: u32) -> bool {
     mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
-/// Returns the mode that a file of the group `gid` gets when the caller sets `mode`. If the caller
-/// is not in the group and does not have `CAP_FSETID`, set-group-ID is cleared.
+/// Returns the mode that a file of the group `gid` gets when the caller sets `mode`. Clears
+/// set-group-ID if the caller has neither the group nor `CAP_FSETID`.
 fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
         true => mode,

@@ -1,19 +1,18 @@
 //! Opening by file handle: finds an inode by number, even if the cache does not have it.
 //!
 //! A client may hold a file handle longer than the cache keeps the inode. Then the namespace asks
-//! the back end for the inode with that number. A file found in this way has no name in the cache,
-//! like a file of `tmpfile`; a later lookup adds the name.
+//! the back end for the inode with that number. Such a file has no name in the cache until a later
+//! lookup adds it.
 //!
 //! A directory must be connected to the tree, for `..`, renames and paths. So the back end is asked
-//! for the directory's parent, and for the parent's parent, up to a directory that has a dentry.
-//! From there down, each directory is read to find the name of the next one, and that name is
-//! looked up.
+//! for the parent, its parent, and so on, up to a directory that has a dentry. From there down,
+//! each directory is read to find the name of the next one, which is then looked up.
 //!
 //! # Limits
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.
 //!
 //! # Locks
-//! This module has no locks. The lookups take the in-lookup locks of the names, one at a time.
+//! This module has no locks. Its lookups take the in-lookup locks of the names, one at a time.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/exportfs/expfs.c` (`reconnect_path`, `get_name`).
 
@@ -25,14 +24,14 @@ use crate::attr::FileKind;
 use crate::cred::Cred;
 use crate::name::Name;
 
-/// Maximum number of attempts to find the names of a directory and of all its parents, starting
-/// from its inode number. An attempt fails if other clients move these directories meanwhile.
+/// Maximum number of attempts to connect a directory, given by number, to the tree. An attempt
+/// fails if other clients move one of its parents meanwhile.
 const TRIES_MAX: u32 = 16;
 
 impl Vfs {
-    /// Returns the inode with this number in the root's file system, from the cache or the back
-    /// end. If `generation` is given and the inode has another generation, fails (trap P11). If the
-    /// inode is a directory, connects it to the tree.
+    /// Returns the inode with this number in the root file system, from the cache or the back end.
+    /// Fails if it has another generation than `generation` (trap P11). Connects a directory to the
+    /// tree.
     ///
     /// # Errors
     /// `ESTALE` if the inode does not exist any more, or the back end has no lookup by number;
@@ -65,8 +64,8 @@ impl Vfs {
     }
 
     /// Returns a path of the inode with this number from the root of its file system. All names on
-    /// the path exist at one instant. If no name on the path changes during the call, the call
-    /// writes no shared memory.
+    /// the path exist at one instant. The call writes no shared memory if no name on the path
+    /// changes meanwhile.
     ///
     /// # Errors
     /// `ESTALE` if no inode with this number is in use; `ENOENT` if the inode has no name any more.
@@ -94,8 +93,8 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode in the cache even if it is not the wanted one. The back end has reported
-        // the inode and may keep state for it, so the cache must later send a `forget`.
+        // Cache the inode even if it is not the wanted one. The back end may keep state for it
+        // until the cache calls `forget`.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
             true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),
@@ -146,8 +145,6 @@ impl Vfs {
         }
     }
 
-    /// Returns the name of the directory `child` in `parent`. `ENOENT` if `parent` does not contain
-    /// it.
     fn name_of_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         let (mut name, mut cookie, ino) = (Vec::new(), 0, child.ino());
         loop {

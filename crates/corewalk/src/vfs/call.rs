@@ -1,10 +1,9 @@
 //! One call of a back end: the inodes that are passed to it, and the paths that the back end asks
 //! for.
 //!
-//! While a call of the back end runs, the back end may ask for the path of an inode. At that
-//! moment, the call takes a path lock, which keeps the path valid. It releases its path locks when
-//! it ends. A back end that reaches an open file by its handle asks for no path, so it never waits
-//! for a rename.
+//! A running call of the back end may ask for the path of an inode. It then takes a path lock,
+//! which keeps the path valid until the call ends. A back end that reaches an open file by its
+//! handle asks for no path, and never waits for a rename.
 
 use std::sync::OnceLock;
 
@@ -20,8 +19,8 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
-    /// The path locks that this call of the back end has taken. Protected by its own mutex, since a
-    /// back end may ask for paths on several threads.
+    /// The path locks that this call of the back end has taken. The mutex is needed because a back
+    /// end may ask for paths on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 
@@ -32,9 +31,8 @@ pub(crate) struct CallNode<'c, 'v> {
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
-/// A path that a rename or a removal passes to the back end. It is the path of a directory whose
-/// path lock the operation holds, or of a name in that directory. It is `None` for a back end that
-/// finds files by inode number and needs no path.
+/// A path that a rename or a removal passes to the back end: that of a directory whose path lock it
+/// holds, or of a name in it. `None` for a back end by number.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
@@ -51,8 +49,8 @@ impl Vfs {
         question(call.fs(), node.node())
     }
 
-    /// Works like [`Vfs::with_node`], for an inode that must exist. A back end that finds files by
-    /// path reports a missing inode as `ENOENT`; this function turns that error into `ESTALE`.
+    /// Like [`Vfs::with_node`], for an inode that must exist: turns `ENOENT` of a back end by path
+    /// into `ESTALE`.
     ///
     /// # Errors
     /// `ESTALE` if a back end that finds files by path fails with `ENOENT`, or asks for a path that
@@ -66,8 +64,7 @@ impl Vfs {
         self.with_node(inode, question).map_err(|error| self.stale_if_gone(inode, error))
     }
 
-    /// If a back end that finds files by path has failed with `ENOENT`, returns `ESTALE`. Returns
-    /// any other error unchanged.
+    /// Turns `ENOENT` of a back end by path into `ESTALE`.
     #[inline]
     pub(super) fn stale_if_gone(&self, inode: InodeSlot, error: Errno) -> Errno {
         match error {
@@ -82,9 +79,9 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. `moved` are the inodes that are moved or
-    /// removed; the second may be `InodeSlot::NONE`. `above` are the directories of their names.
-    /// Returns `None` for a back end that finds files by inode number and needs no path.
+    /// Takes the path locks of a rename or a removal. `moved` are the moved or removed inodes; the
+    /// second may be `InodeSlot::NONE`. `above` are the directories of their names. Returns `None`
+    /// for a back end by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.
@@ -99,8 +96,8 @@ impl Vfs {
         }
     }
 
-    /// Returns a `Node` for an inode whose path is already locked. A rename or a removal passes
-    /// this `Node` to the back end.
+    /// Returns the `Node` that a rename or removal passes to the back end. Its path is already
+    /// locked.
     pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
@@ -152,8 +149,8 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of a directory that was passed to [`Vfs::lock_move`]: the one at position
-    /// `index` of the list `above`.
+    /// Returns the path of the directory at position `index` of the list `above` that was passed to
+    /// [`Vfs::lock_move`].
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

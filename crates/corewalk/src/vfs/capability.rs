@@ -1,10 +1,10 @@
 //! File capabilities: the extended attribute `security.capability`.
 //!
 //! A write, a truncation and a change of the owner remove the capabilities of a file. Almost no
-//! file has any, and to ask the back end before each write would cost too much. So the permission
-//! record of an inode has a bit that says that the inode has no capabilities. The bit is set when
-//! the back end has answered so, and a change of the attributes drops it. Analogous to `S_NOSEC` of
-//! Linux.
+//! file has any, so asking the back end before each write costs too much.
+//!
+//! Therefore the permission record of an inode has a bit "no capabilities". The back end's answer
+//! sets the bit, and a change of attributes clears it. Analogous to `S_NOSEC` of Linux.
 //!
 //! The bit decides only whether [`Vfs::remove_capability`] asks the back end. [`Vfs::getxattr`]
 //! always asks.
@@ -83,8 +83,8 @@ impl Vfs {
         value
     }
 
-    /// Sets the file capabilities of an inode. For the cache this is a change of the attributes, so
-    /// that an older answer of the back end is not remembered afterwards.
+    /// Sets the file capabilities of an inode. The cache treats this as a change of attributes, so
+    /// it will not remember an older answer of the back end.
     pub(super) fn set_capability(
         &self,
         inode: &InodeRef<'_>,
@@ -105,8 +105,8 @@ fn is_absent(error: Errno) -> bool {
     matches!(error, Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS)
 }
 
-/// Returns true if `value` has the form of file capabilities: `struct vfs_cap_data` of version 2,
-/// or of version 3, which names the root user of a user namespace.
+/// Returns true if `value` is a `struct vfs_cap_data` of version 2, or of version 3, which names
+/// the root user of a user namespace.
 pub(super) fn is_capability(value: &[u8]) -> bool {
     /// The effective flag, which shares a word with the version.
     const EFFECTIVE: u32 = 1;

@@ -3,17 +3,16 @@
 use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
 impl Vfs {
-    /// Drops `n` lookups of the inode with this number in the root's file system.
-    /// [`InodeRef::into_lookups`] has given these lookups to a client.
+    /// Drops `n` lookups of the inode with this number in the root file system, which
+    /// [`InodeRef::into_lookups`] has given to a client.
     ///
     /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
-    /// one client must not free an inode that others use (trap P5). At 2^32 lookups the count is
-    /// saturated, and no forget drops any.
+    /// one client must not free an inode that others use (trap P5). At 2^32 lookups no forget drops
+    /// any.
     ///
-    /// The back end may have deleted a file and given its inode number to a new file, with another
-    /// generation. If the client has lookups of both files, their `forget` calls have the same
-    /// number. The lookups of the older file are dropped first, because only the newer file can
-    /// still be reached by this number.
+    /// The back end may have given a deleted file's inode number to a new file, with another
+    /// generation. The `forget` calls for both have the same number. The lookups of the older file
+    /// are dropped first, because only the newer file can still be reached by the number.
     ///
     /// # Examples
     /// ```
@@ -46,16 +45,14 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup by number that hits the cache does not mark the inode as recently used. So this
-        // `forget` marks it.
+        // A lookup by number does not mark a cached inode as recently used, so `forget` does.
         self.dcache.inodes.touch(inode.slot);
         true
     }
 
-    /// Drops all lookups (references that clients hold) of an inode, given its number in the file
-    /// system that is mounted at the root. This includes the lookups of older inodes that had the
-    /// same number. Returns the number of dropped lookups. A server calls this when its only client
-    /// has gone.
+    /// Drops all lookups (references of clients) of the inode with this number in the root file
+    /// system, and those of older inodes that had the same number. Returns the number of dropped
+    /// lookups. A server calls this when its only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);
@@ -75,9 +72,9 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // The lookups may belong to several inodes, which have had this inode number one after the
-        // other. Only one thread at a time drops lookups of such inodes. Otherwise two threads
-        // might each count enough lookups, although there are too few for both.
+        // The lookups may belong to several inodes that had this number. So only one thread at a
+        // time drops them. Otherwise two threads might each count enough lookups, although both
+        // together ask for too many.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

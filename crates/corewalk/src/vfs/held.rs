@@ -5,8 +5,7 @@ use crate::dcache::Directory;
 use crate::dentry::ParentKey;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// A directory dentry with a reference. The slot of the dentry is not reused while the reference is
-/// held.
+/// A directory dentry with a reference. Its slot is not reused meanwhile.
 pub(crate) struct Dir<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) now: Directory,
@@ -14,9 +13,9 @@ pub(crate) struct Dir<'v> {
 
 /// A name and its inode, found in the cache or the back end under the in-lookup lock of the name.
 ///
-/// If the name has a dentry, the `FoundName` holds a reference on the dentry only. That also keeps
-/// the inode, because the dentry holds it until a thread with the in-lookup lock removes the name.
-/// If the name has no dentry, the `FoundName` holds a reference on the inode.
+/// If the name has a dentry, the `FoundName` holds only that dentry. The dentry holds the inode
+/// until a thread with the in-lookup lock removes the name. Otherwise the `FoundName` holds the
+/// inode.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: InodeSlot,
@@ -26,8 +25,8 @@ pub(crate) struct FoundName<'v> {
 /// The reason why an inode that was found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// The inode is a directory that already has a dentry under another name. Another operation is
-    /// changing that name, and will end soon. Then the caller can try again.
+    /// The inode is a directory whose dentry has another name, and another operation is changing
+    /// that name. The caller can try again.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,
@@ -41,8 +40,8 @@ pub(crate) struct DentryHold<'v> {
     pub(super) slot: DentrySlot,
 }
 
-/// A reference on a dentry and one on its inode. A reference on the dentry alone would not keep the
-/// inode when the name is removed.
+/// A reference on a dentry and one on its inode, which the dentry alone would not keep when the
+/// name is removed.
 pub(crate) struct DentryAndInode<'v> {
     pub(crate) dentry: DentryHold<'v>,
     pub(crate) inode: InodeRef<'v>,

@@ -1,24 +1,22 @@
 //! Unlinked open files of a back end that addresses files by path only
 //! ([`PathOnly`](crate::Addressing::PathOnly)).
 //!
-//! A file that is open when its last name is removed must stay usable. A back end that finds files
-//! only by path could not reach it without a name. So the removal becomes a rename to a hidden name
-//! in the root directory. The hidden name is removed when the file is closed or forgotten.
+//! A file that is open when its last name is removed must stay usable, but a back end by path could
+//! not reach it. So the removal becomes a rename to a hidden name in the root directory. That name
+//! is removed when the file is closed or forgotten.
 //!
-//! A rename that replaces a file first gives the replaced file a hidden name, even if it is not
-//! open. The reason is that a client may already have looked the name up, and open it next. That
-//! open must get the old or the new file, and no error.
+//! A rename first gives the replaced file a hidden name, even if it is not open. A client may have
+//! looked the name up, and open it next. That open must get the old or the new file, and no error.
 //!
 //! The hidden name is a hard link if possible, so other users of the back end see an atomic
 //! replacement. Without links, the file is moved to the hidden name first.
 //!
-//! A file that is unlinked while it is open gets a hidden name. The back end counts this name as a
+//! A file that is unlinked while it is open gets a hidden name, which the back end counts as a
 //! link. Clients get the link count without it.
 //!
 //! # Limits
-//! The hidden name is in the root directory. So a directory can be removed although files that were
-//! removed from it are still open. If the back end cannot rename to the root directory (`EXDEV`,
-//! `EACCES`), the file is lost.
+//! The hidden name is in the root directory, so the file's own directory can be removed. If the
+//! back end cannot rename to the root directory (`EXDEV`, `EACCES`), the file is lost.
 //!
 //! Source: libfuse `hide_node`; NFS "silly rename" (Linux `fs/nfs/unlink.c`).
 
@@ -37,8 +35,8 @@ use crate::fs::{Node, RenameMode};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// A name that a rename or a removal is about to change, and its directory. The path locks of the
-/// operation keep the path of the directory valid.
+/// A name that a rename or a removal is about to change, and its directory, whose path the
+/// operation's path locks keep valid.
 #[derive(Clone, Copy)]
 pub(super) struct LockedName<'a> {
     pub(super) dir: Node<'a>,
@@ -46,7 +44,7 @@ pub(super) struct LockedName<'a> {
     pub(super) name: Name<'a>,
 }
 
-/// The way in which a file got its hidden name. A rename gives one to each file that it replaces.
+/// The way in which a file got its hidden name. A rename hides each file that it replaces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HiddenBy {
     /// The hidden name is a second link of the file.
@@ -56,9 +54,8 @@ enum HiddenBy {
 }
 
 impl Vfs {
-    /// Removes `victim` from its back end. If a client has the file open and the back end finds
-    /// files only by path, renames the file to a hidden name instead. The caller holds the path
-    /// locks and the in-lookup lock of the name.
+    /// Removes `victim` from its back end. In a back end by path, an open file is renamed to a
+    /// hidden name instead. The caller holds the path locks and the in-lookup lock of the name.
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
@@ -74,8 +71,8 @@ impl Vfs {
         superblock.fs.remove(at.dir, at.name, node)
     }
 
-    /// Renames in the back end. If the back end addresses by path only, first gives a replaced file
-    /// a hidden name. The caller holds the path locks and the in-lookup locks of both names.
+    /// Renames in the back end. A back end by path first gives a replaced file a hidden name. The
+    /// caller holds the path locks and the in-lookup locks of both names.
     pub(super) fn rename_in_backend(
         &self,
         from: LockedName<'_>,
@@ -97,9 +94,9 @@ impl Vfs {
         }
     }
 
-    /// Counts a close of `inode`. At the last close, removes the file's hidden name, if the file
-    /// also has a visible name. If the hidden name is the only one, it stays until `forget`,
-    /// because a client that has looked the file up may open it again.
+    /// Counts a close of `inode`. The last close removes the hidden name if the file also has a
+    /// visible name. A file that has only the hidden name keeps it until `forget`, because a client
+    /// that has looked the file up may open it again.
     pub(super) fn closed(&self, inode: &InodeRef<'_>) {
         let superblock = self.superblock(inode.slot);
         let Some(paths) = &superblock.paths else { return };
@@ -109,9 +106,9 @@ impl Vfs {
         let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, InodeSlot::NONE]) else {
             return;
         };
-        // The last close was counted before this thread had the path lock. Check again whether the
-        // file still needs its hidden name. It does if it was opened again. It also does if a
-        // rename or a removal has taken its last visible name.
+        // Since the last close was counted, the file may have been opened again, or a rename or
+        // removal may have taken its last visible name. In both cases the file keeps its hidden
+        // name.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
         if paths.is_open(inode.slot) || !is_named {
             return;
@@ -121,9 +118,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes that a client gets when the back end has reported `attr` for `inode`.
-    /// They have the inode number that the cache uses. The link count excludes the hidden name that
-    /// an unlinked open file has in the back end.
+    /// Returns the attributes that a client gets for the back end's `attr`: with the inode number
+    /// of the cache, and without the hidden name of an unlinked open file in the link count.
     pub(super) fn reported(&self, inode: InodeSlot, attr: Attr) -> Attr {
         let attr = self.numbered_as(inode, attr);
         match &self.superblock(inode).paths {
@@ -136,8 +132,8 @@ impl Vfs {
 }
 
 impl Superblock {
-    /// Removes a hidden name from the back end. If the back end fails, the name stays in the root
-    /// directory, because no caller could handle the error.
+    /// Removes a hidden name from the back end. After an error the name stays, because no caller
+    /// could handle the error.
     pub(super) fn remove_hidden(&self, hidden: &Hidden) {
         let (root, path) = (root_path(), KnownPath(Some(hidden.path())));
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
@@ -202,8 +198,8 @@ impl Superblock {
     }
 }
 
-/// Runs a call of the back end from a destructor. If the thread is already unwinding, catches a
-/// panic of the call. A second panic would abort the process, which is trap X3.
+/// Runs a call of the back end from a destructor. During unwinding, catches a panic of the call,
+/// because a second panic would abort the process (trap X3).
 pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));

@@ -5,9 +5,9 @@ use crate::Errno;
 use crate::name::Name;
 
 impl Vfs {
-    /// Invalidates a name: drops its cached dentry. If a lookup of the name is running in the back
-    /// end, its answer will not be cached. Call it when another program has changed the name in the
-    /// back end. The call never waits.
+    /// Invalidates a name: drops its cached dentry. The answer of a running lookup will not be
+    /// cached. Call this after another program has changed the name in the back end. It never
+    /// waits.
     ///
     /// # Errors
     /// `ENOTDIR`; `ENOENT` if `dir` was removed.
@@ -35,7 +35,7 @@ impl Vfs {
         Ok(())
     }
 
-    /// Invalidates the permission record of `inode` (its cached mode and owner). Call it when
+    /// Invalidates the permission record of `inode` (its cached mode and owner). Call this after
     /// another program has changed permissions in the back end.
     pub fn invalidate_attributes(&self, inode: &InodeRef<'_>) {
         self.dcache.inodes.invalidate(inode.slot);

@@ -22,14 +22,14 @@ const XATTR_NAME_MAX: usize = 255;
 const XATTR_SIZE_MAX: usize = 65536;
 
 /// The flags of open(2) that concern only the creation of a file. A client may pass them on, but
-/// the file exists when it is opened by its inode. So the back end does not get these flags.
+/// the back end does not get them, because the file exists.
 const CREATION_FLAGS: u32 =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC).bits();
 
 impl Vfs {
     /// Opens a file with the permissions `what` and returns the back end's answer. `flags` are
-    /// those of open(2). The back end does not get creation flags such as `O_TRUNC`, so the caller
-    /// must truncate the file itself.
+    /// those of open(2). Creation flags such as `O_TRUNC` are dropped, so the caller must truncate
+    /// the file itself.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.
@@ -125,9 +125,9 @@ impl Vfs {
     }
 
     /// Copies up to `len` bytes from one file to another inside the back end, and returns the
-    /// number of copied bytes. Each file comes with its handle and its offset. The caller has
-    /// opened the source for reading and the destination for writing. As [`Vfs::write`] does, a
-    /// copy clears set-user-ID and set-group-ID.
+    /// number of copied bytes. Each file comes with its handle and its offset. The source is open
+    /// for reading, the destination for writing. Clears set-user-ID and set-group-ID as
+    /// [`Vfs::write`] does.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the back end cannot copy; `EXDEV` for files of two file systems; `EINVAL`
@@ -218,10 +218,11 @@ impl Vfs {
     }
 
     /// Writes `bytes` at `offset` and returns the number of bytes. The caller has opened the file
-    /// for writing. Without `CAP_FSETID` in `cred`, the write clears set-user-ID and set-group-ID.
-    /// Until the bytes are written, no thread can set these bits again. If the group may not
-    /// execute the file and `cred` is in the group, set-group-ID stays. A write of 0 bytes changes
-    /// nothing.
+    /// for writing. A write of 0 bytes changes nothing.
+    ///
+    /// Without `CAP_FSETID` in `cred`, the write clears set-user-ID and set-group-ID, and no thread
+    /// can set them until the bytes are written. Set-group-ID stays if the group may not execute
+    /// the file and `cred` is in the group.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL` for anything but a regular file; `ENOSPC`, `EFBIG`; the errors of the
@@ -263,8 +264,8 @@ impl Vfs {
     }
 
     /// Writes as [`Vfs::write`] does, for a server that looks up the writer's credentials only if
-    /// needed. `load_cred` returns these credentials. It is called only if the file has set-user-ID
-    /// or set-group-ID. From that call on, no other thread changes the file's attributes until the
+    /// needed. `load_cred` returns them. It is called only if the file has set-user-ID or
+    /// set-group-ID. From that call on, no other thread changes the file's attributes until the
     /// bytes are written.
     ///
     /// # Errors
@@ -300,8 +301,8 @@ impl Vfs {
     }
 
     /// Writes as [`Vfs::write`] does, but at the end of the file. `end` is the file size that the
-    /// caller knows. A back end whose files other programs may change finds the current end itself.
-    /// Any other back end writes at `end`. See [`FileSystem::append`].
+    /// caller knows. Only a back end whose files other programs may change finds the current end
+    /// itself. See [`FileSystem::append`].
     ///
     /// # Errors
     /// The errors of [`Vfs::write`].
@@ -366,9 +367,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // If `dir` was not moved after the read of its parent, `parent` is still its parent.
-            // Otherwise repeat the read. Without this check, a wrong directory could be returned,
-            // which is trap T19.
+            // If `dir` was moved after the read, `parent` may be a wrong directory (trap T19).
+            // Repeat the read.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -443,13 +443,13 @@ impl Vfs {
         self.fs(inode.slot).counters(sink);
     }
 
-    /// Changes the allocation of a file that the caller has opened for writing. Without
-    /// `CAP_FSETID` in `cred`, the call clears set-user-ID and set-group-ID, as a write does.
+    /// Changes the allocation of a file that the caller has opened for writing. Clears set-user-ID
+    /// and set-group-ID as a write does.
     ///
     /// # Errors
-    /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that exclude each other;
-    /// `ESPIPE` for a FIFO, `EISDIR`, `ENODEV` for anything else but a regular file; `EFBIG` for a
-    /// range beyond the largest offset; `ENOSPC` and the other errors of the back end.
+    /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for conflicting flags; `ESPIPE` for
+    /// a FIFO, `EISDIR`, `ENODEV` for anything else but a regular file; `EFBIG` for a range beyond
+    /// the largest offset; `ENOSPC` and the other errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -497,7 +497,7 @@ impl Vfs {
         })
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`.
+    /// Returns the offset of the next data or hole from `offset` on.
     ///
     /// # Errors
     /// `ENXIO` if `offset` is behind the end of the file; `ESPIPE` for a FIFO. `EINVAL` for
@@ -659,9 +659,8 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which makes a permission check and then calls the back end about `inode`.
-    /// `question` may fail because the back end has already removed the inode. Then this method
-    /// waits until the removal has also removed the inode's name from the cache.
+    /// Runs `question`: a permission check, and a call of the back end about `inode`. If the back
+    /// end has already removed the inode, waits until its name has left the cache.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -671,9 +670,9 @@ impl Vfs {
         self.awaiting_removal(&[inode.slot], || self.with_inode(inode.slot, question))
     }
 
-    /// Checks the rules of xattr(7). For `security.` they are those of Linux without a security
-    /// module (`cap_inode_setxattr`). Linux also lets any caller set an empty
-    /// `security.capability`; corewalk does not.
+    /// Checks the rules of xattr(7), for `security.` as Linux without a security module
+    /// (`cap_inode_setxattr`). Linux also lets any caller set an empty `security.capability`;
+    /// corewalk does not.
     fn xattr_permission(
         &self,
         cred: &Cred,
@@ -706,17 +705,17 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // Unlike the other classes, `system.` has only a few known names, such as those of
-            // ACLs. So `system.` without a suffix fails like any other unknown name.
+            // `system.` has only a few known names, such as those of ACLs. So without a suffix it
+            // fails like any unknown name.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
 }
 
-/// Counts an open of a file before the back end opens it, and undoes this if the open fails. The
-/// count matters if the back end finds files only by path. Then the removal of a file that counts
-/// as open renames it to a hidden name, so that the file stays usable.
+/// Counts an open of a file before the back end opens it, and undoes that if the open fails. When a
+/// back end by path removes a file with opens, the file is renamed to a hidden name, so that it
+/// stays usable.
 struct Opening<'a>(&'a InodeRef<'a>);
 
 impl<'a> Opening<'a> {
@@ -724,9 +723,9 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Count the open under the path lock, which excludes removals of this file. So a
-            // removal is either complete before the count, or sees the count and renames the file
-            // to a hidden name.
+            // Count the open under the path lock, which excludes removals of the file. A removal is
+            // then complete before the count, or it sees the count and gives the file a hidden
+            // name.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }
@@ -749,9 +748,8 @@ pub enum Fsync {
     Data,
 }
 
-/// Checks that the flags of a fallocate(2) call fit together. Linux makes the same checks since
-/// 6.12. At most one operation is allowed. Punching a hole needs `KEEP_SIZE`; collapsing and
-/// inserting forbid it.
+/// Checks the flags of a fallocate(2) call, as Linux since 6.12. At most one operation is allowed.
+/// Punching a hole needs `KEEP_SIZE`; collapsing and inserting forbid it.
 fn check_together(how: Fallocate) -> Result<(), Errno> {
     let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
     match how - Fallocate::KEEP_SIZE {

@@ -1,9 +1,9 @@
 //! Listing a directory.
 //!
-//! A back end may report entries with their attributes. A server that needs the attributes makes a
-//! [`Listing`], which enters the reported entries in the cache without another call of the back
-//! end. The listing refuses an entry that may be older than a change of its name
-//! (`dcache::listings`). The server then looks the name up.
+//! A back end may report entries with their attributes. A server that needs them makes a
+//! [`Listing`], which caches the reported entries without another call of the back end. It refuses
+//! an entry that may be older than a change of its name (`dcache::listings`). The server then looks
+//! the name up.
 
 use std::ops::ControlFlow;
 
@@ -59,8 +59,8 @@ pub struct Listing<'v> {
 
 /// The dentry of a directory that is listed, as it was when the listing began.
 struct Held<'v> {
-    // `mark`, the record of the running listing, is dropped before `dir`. Once `dir` drops its
-    // reference, the directory's slot may be reused.
+    // `mark` is dropped before `dir`: it refers to the directory's slot, which may be reused after
+    // `dir` drops its reference.
     mark: ListingMark<'v>,
     key: ParentKey,
     dir: Dir<'v>,
@@ -71,9 +71,8 @@ impl Vfs {
     /// is the start. The page ends where `sink` breaks or where the back end ends it. A page
     /// without entries is the end of the directory.
     ///
-    /// The caller has opened the directory for reading. `sink` must not call this namespace. The
-    /// reason is that a back end that finds files by path locks the directory's path during the
-    /// call, and renames wait for that lock.
+    /// The caller has opened the directory for reading. `sink` must not call this namespace: during
+    /// the call, the path of the directory may be locked, and renames wait for that lock.
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.
@@ -116,8 +115,8 @@ impl Vfs {
         self.readdir_through(dir, 0, cookie, sink)
     }
 
-    /// Reports a page of entries, as [`Vfs::readdir`] does, through the handle of an
-    /// [open directory](Vfs::opendir).
+    /// Reports a page of entries, as [`Vfs::readdir`] does, through the handle of an [open
+    /// directory](Vfs::opendir).
     ///
     /// # Errors
     /// The errors of [`Vfs::readdir`].
@@ -136,8 +135,7 @@ impl Vfs {
         let mut cookie = cookie;
         loop {
             // Hidden names (of unlinked open files) are not shown. A page of only such names would
-            // be empty, and would look like the end of the directory. So continue with the next
-            // page.
+            // look like the end of the directory, so continue with the next page.
             let (mut is_shown, mut last) = (false, cookie);
             let mut shown = |entry: DirEntry<'_>| {
                 last = entry.cookie;
@@ -164,14 +162,14 @@ impl Vfs {
         }
     }
 
-    /// Begins a listing of `dir`. The caller can then enter the listed entries in the cache, unless
-    /// a name in `dir` has changed since this call.
+    /// Begins a listing of `dir`. Its entries can be entered in the cache, unless a name in `dir`
+    /// changes after this call.
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // Register the listing before reading the parent key (the directory and its child
-            // generation). An invalidation of the directory increments the generation. So `enter`
-            // sees every later invalidation, and does not cache an outdated entry.
+            // Register the listing before reading the parent key. Every later invalidation of the
+            // directory changes that key. So `enter` notices the invalidation and does not cache an
+            // outdated entry.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
@@ -195,8 +193,8 @@ impl<'v> Listing<'v> {
     }
 
     /// Returns the inode of an entry that this listing has reported with the attributes `attr`, and
-    /// enters the name and the inode in the cache. Returns None if the entry may be out of date, or
-    /// the cache has no space. Then the caller looks the name up.
+    /// enters the name and the inode in the cache. If the entry may be out of date, or the cache
+    /// has no space, returns None, and the caller looks the name up.
     pub fn enter(&self, name: Name<'_>, attr: &Attr) -> Option<LookedUp<'_>> {
         let (vfs, Held { mark, key, dir }) = (self.directory.vfs, self.held.as_ref()?);
         let lookup_key = vfs.dcache.lookup_key(name);
@@ -215,8 +213,8 @@ impl<'v> Listing<'v> {
                 FoundName::new(inode, dentry)
             }
         };
-        // Take the reference on the inode before the in-lookup lock is released. Otherwise a
-        // removal of the name could free the inode first.
+        // Take the reference before releasing the in-lookup lock. Otherwise a removal of the name
+        // could free the inode.
         let inode = found.into_inode();
         drop(in_lookup);
         Some(vfs.looked_up(inode.unless_saturated().ok()?, &attr, self.changes))
@@ -230,10 +228,9 @@ impl<'v> Listing<'v> {
         inodes.is(inode, superblock, attr.ino) && inodes.generation(inode) == attr.generation
     }
 
-    /// Returns true if the cache contradicts `attr`. Either the cached inode with this number has
-    /// another generation, or `attr` describes a directory that the cache has under another name.
-    /// Another program may have changed the file since the entry was read. So only a lookup in the
-    /// back end tells whether the cache or the entry is current.
+    /// Returns true if the cache contradicts `attr`: it has the number with another generation, or
+    /// the directory under another name. Only a lookup in the back end tells whether the cache or
+    /// `attr` is current.
     fn is_known_otherwise(&self, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

@@ -1,6 +1,6 @@
 //! Locks of files that the back end manages.
 //!
-//! Other machines or other programs can lock the files too, so nothing about locks is cached here.
+//! Other machines and programs can lock the files too, so locks are not cached here.
 //!
 //! Source: fcntl(2), flock(2).
 

@@ -1,7 +1,7 @@
 //! Lookups for servers that reply with attributes.
 //!
-//! The back end's answer to a lookup contains the attributes of the file. A lookup returns them to
-//! the server, so that the server asks the back end at most once.
+//! The back end's answer to a lookup contains the attributes of the file. The lookup returns them,
+//! so that a server asks the back end at most once.
 
 use super::held::Dir;
 use super::names::{Cached, Missing};
@@ -27,8 +27,7 @@ pub struct LookedUp<'v> {
 }
 
 impl LookedUp<'_> {
-    /// Returns the attributes of the inode that the lookup has found. If the cache answered the
-    /// lookup, asks the back end for the attributes.
+    /// Returns the attributes of the found inode. After a cache hit, asks the back end for them.
     ///
     /// # Errors
     /// The errors of [`Vfs::getattr`].
@@ -41,8 +40,8 @@ impl Vfs {
     /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
     /// validated only on a cache miss, because an invalid name is never cached.
     ///
-    /// The result has the attributes if the lookup asked the back end. On a cache hit the only
-    /// store to memory is the new reference on the inode; the parent needs no reference.
+    /// The result has the attributes if the lookup asked the back end. On a cache hit, the only
+    /// store to memory is the new reference on the inode.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
@@ -77,17 +76,17 @@ impl Vfs {
         self.lookup_by_ino_slow(cred, parent, name)
     }
 
-    /// Looks up `name` in the directory with the inode number `parent`. Searches only the cache,
-    /// and takes no lock. None does not prove that the name is not cached, and is also the
-    /// answer if its inode has too many references. [`Vfs::cached_child`] tells these cases apart.
+    /// Looks up `name` in the directory with the inode number `parent`, in the cache only, without
+    /// a lock. None does not prove that the name is not cached: its inode may have too many
+    /// references. [`Vfs::cached_child`] tells these cases apart.
     #[inline]
     pub(crate) fn child_by_ino(&self, parent: u64, name: &[u8]) -> Option<InodeRef<'_>> {
         let slot = self.dcache.get_by_ino(parent, name)?;
         Some(InodeRef { vfs: self, slot })
     }
 
-    /// Returns the inode of a cached name, without asking the back end. A server that is notified
-    /// of a change of a path uses it to find the cached directories on that path.
+    /// Returns the inode of a cached name, without asking the back end. With it, a server that is
+    /// notified of a change of a path finds the cached directories on that path.
     ///
     /// # Errors
     /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.
@@ -181,16 +180,15 @@ impl Vfs {
         Ok(found.map(|found| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns the result of a lookup: an inode, and the attributes that the back end reported with
-    /// its name. `changes` is the value of the count of attribute changes before the back end was
-    /// asked.
+    /// Returns the result of a lookup: an inode, and the attributes that the back end reported.
+    /// `changes` is the count of attribute changes before the back end was asked.
     ///
     /// A client must not get attributes that are newer than the cached permission record (mode and
-    /// owner). So if the record differs from `attr`, it is invalidated.
+    /// owner). So a record that differs from `attr` is invalidated.
     ///
-    /// An unlinked open file has a hidden name, which the back end counts as a link. This function
-    /// does not know whether the file had a hidden name when the back end answered. So if `attr`
-    /// may count a hidden name, the result has no attributes.
+    /// The back end counts the hidden name of an unlinked open file as a link. Whether the file had
+    /// a hidden name when the back end answered is not known here. So if `attr` may count a hidden
+    /// name, the result has no attributes.
     pub(super) fn looked_up<'v>(
         &self,
         inode: InodeRef<'v>,

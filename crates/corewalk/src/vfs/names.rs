@@ -44,8 +44,8 @@ pub(super) struct Answer {
 
 /// The cached answer for a name.
 pub(super) enum Cached<'v> {
-    /// The search found no dentry. Either the cache has none, or a concurrent change hid it from
-    /// the search. So the caller asks the back end.
+    /// The cache has no dentry of the name, or a concurrent change hid it. The caller asks the back
+    /// end.
     Unknown,
     /// The file of the name, or None for a negative dentry.
     Known(Option<FoundName<'v>>),
@@ -100,8 +100,8 @@ impl Vfs {
         })
     }
 
-    /// Looks a name up in the cache. The search writes no shared memory except the reference count
-    /// of the found inode.
+    /// Looks a name up in the cache, and writes no shared memory except the found inode's reference
+    /// count.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -112,8 +112,8 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // Check that the directory's dentry has not changed since it was read. If the directory was
-        // removed, the slot of its dentry may already belong to another directory.
+        // Check that the directory's dentry has not changed since it was read. The slot of a
+        // removed directory may belong to another one.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -134,7 +134,7 @@ impl Vfs {
     /// Returns the dentry of a directory inode with a reference.
     ///
     /// # Errors
-    /// `ENOENT` if the directory was removed, `ENOTDIR` if the inode is not a directory.
+    /// `ENOENT` for a removed directory, `ENOTDIR` for another kind.
     pub(crate) fn dir(&self, inode: InodeSlot) -> Result<Dir<'_>, Errno> {
         if !self.dcache.inodes.is_directory(inode) {
             return Err(Errno::NOTDIR);
@@ -154,7 +154,7 @@ impl Vfs {
     }
 
     /// Looks `lookup_key` up in the cache, then in the back end, and caches the answer. Returns
-    /// None if there is no such name. The caller holds the in-lookup lock of the name.
+    /// None for a missing name. The caller holds the name's in-lookup lock.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
@@ -172,9 +172,8 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
     ) -> Result<Option<FoundName<'_>>, Errno> {
-        // `cached` searches the hash table of dentries without a lock. If the name's dentry is
-        // changing at this moment, `cached` may miss it. Then `fill` asks the back end, and finds
-        // the dentry when it enters the answer.
+        // `cached` searches without a lock, and may miss a dentry that is changing. `fill` then
+        // asks the back end, and finds the dentry when it enters the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
             Cached::Unknown => {
@@ -199,8 +198,8 @@ impl Vfs {
         Cached::Unknown
     }
 
-    /// Takes references on the dentry in `slot` and on its inode. `seen` is a snapshot of that
-    /// dentry. Returns None if the dentry has changed since the snapshot, or is negative.
+    /// Takes references on the dentry in `slot` and on its inode. Returns None if the dentry has
+    /// changed since the snapshot `seen`, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -239,9 +238,8 @@ impl Vfs {
         Answer { key, changes, attr }
     }
 
-    /// Caches the back end's answer for a name, unless an invalidation has made it stale. `known`
-    /// is the answer that the cache had before. If the new answer is another inode, invalidates the
-    /// known one.
+    /// Caches the back end's answer for a name, unless an invalidation has made it stale.
+    /// Invalidates `known`, the earlier cached answer, if the new one is another inode.
     pub(super) fn take_answer<'v>(
         &'v self,
         dir: &Dir<'_>,
@@ -295,10 +293,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the inode that `attr` describes, with a reference. If the cache does not have the
-    /// inode, enters it. Its file system is that of the inode `near`. `beside` is the negative
-    /// dentry of the new inode's name, if there is one. If possible, the new inode gets the slot
-    /// number of that dentry.
+    /// Returns the inode that `attr` describes, with a reference. Enters a missing inode in the
+    /// cache, for the file system of the inode `near`. If `beside` (a negative dentry of its name)
+    /// is given, the inode gets its slot number if possible.
     pub(super) fn enter(
         &self,
         near: InodeSlot,
@@ -321,9 +318,9 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // The back end has reused an inode number. If the earlier inode was a directory, the
-            // cache may still have names below it. Invalidate them, so that a lookup by this number
-            // (`get_by_ino`) does not find them.
+            // The back end has reused the inode number of a directory. The cache may still have
+            // names below the earlier directory. Invalidate them, so that `get_by_ino` does not
+            // find them.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -333,9 +330,8 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Makes a dentry of `inode` with the name `lookup_key` in the directory `dir`, and returns it.
-    /// `key` is the directory's parent key (its slot and child generation). If the directory was
-    /// invalidated and `key` is stale, no lookup finds the dentry.
+    /// Makes a dentry of `inode` with the name `lookup_key` in `dir`, under the parent key `key`.
+    /// If `key` is stale because the directory was invalidated, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -366,8 +362,8 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // Publishing with `key` fails if the directory was invalidated since `key` was read. Then
-        // use a stale parent key (child generation 0). No lookup finds the dentry under it.
+        // `publish` fails if the directory was invalidated since `key` was read. Then use a stale
+        // parent key, under which no lookup finds the dentry.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -377,21 +373,20 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // After `get_directory` found no dentry of this directory, another thread has entered a
-            // dentry under another name. A directory has only one dentry, so remove the new one.
+            // Another thread has entered a dentry of this directory since `get_directory` found
+            // none. A directory has only one dentry, so remove the new one.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
         Ok(DentryHold { vfs: self, slot })
     }
 
-    /// Moves the dentry of a directory to the name under which the back end has now reported the
-    /// directory. A directory has only one dentry, so the cached one moves, with everything below
-    /// it. The old and the new name may be equal, if the old one was invalidated. Returns a
-    /// reference on the old parent, which the caller drops.
+    /// Moves the dentry of a directory, with everything below it, to the name under which the back
+    /// end has now reported the directory. Both names are equal if the old one was invalidated.
+    /// Returns a reference on the old parent, which the caller drops.
     ///
-    /// The move needs the in-lookup lock of the dentry's old name. If another operation holds this
-    /// lock, the dentry stays and the back end's answer is not cached. This is no error (trap T28).
+    /// The move needs the in-lookup lock of the dentry's old name. If another operation holds it,
+    /// the dentry stays, and the back end's answer is not cached. This is no error (trap T28).
     fn splice(
         &self,
         dir: &Dir<'_>,
@@ -414,9 +409,8 @@ impl Vfs {
         let _change = self.dcache.listings.change(old_parent);
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // Another thread moved the dentry before this thread took the in-lookup lock. So the
-            // lock does not cover the dentry's current name. To go on without this check would be
-            // trap T21.
+            // Another thread has moved the dentry, so the in-lookup lock does not cover its current
+            // name (trap T21).
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -427,16 +421,15 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If `operation` fails because one of `inodes` is gone, the back end has
-    /// removed that inode, but the cache may still have it.
+    /// Runs `operation`, which fails if one of `inodes` is gone. The back end has then removed that
+    /// inode, but the cache may still have it.
     ///
-    /// A caller must not learn of the removal before the cache shows it. So this method then waits
-    /// for the operation that removes the inode. `operation` must contain each question to the back
-    /// end, including the permission check.
+    /// A caller must not learn that an inode is gone before the cache shows it. So this method then
+    /// waits for the operation that removes the inode. `operation` must contain each question to
+    /// the back end, including the permission check.
     ///
-    /// The operation that removes an inode may need an in-lookup lock. So this method must hold
-    /// none while it waits. `operation` releases its in-lookup locks before it returns, and the
-    /// caller holds none.
+    /// The operation that removes the inode may need an in-lookup lock. So this method holds none
+    /// while it waits: `operation` has released its own, and the caller holds none.
     #[inline]
     pub(crate) fn awaiting_removal<T>(
         &self,
@@ -450,9 +443,8 @@ impl Vfs {
         })
     }
 
-    /// Waits until no other thread holds the in-lookup lock of the name under which an inode is
-    /// cached. While a thread holds that lock, no other thread moves the dentry of a directory to
-    /// another name (trap T28).
+    /// Waits until no other thread holds the in-lookup lock of an inode's cached name. Only the
+    /// holder moves a directory's dentry to another name (trap T28).
     pub(crate) fn wait_for_name_of(&self, inode: InodeSlot) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
@@ -511,14 +503,13 @@ impl Vfs {
             let attr = self.numbered_new(dir.now.inode, attr);
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // The name had a negative dentry. The dentry of a new directory does not reuse its
-                // slot, but gets one on pages that only directories use. So release the negative
-                // dentry, which frees its slot.
+                // A new directory gets a slot on pages that only directories use, not that of the
+                // name's negative dentry. So release the negative dentry.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
-                // The file exists in the back end but could not be entered in the cache. So a
-                // negative dentry of the name is wrong.
+                // The file exists in the back end but could not be cached. So a negative dentry of
+                // the name is wrong.
                 self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
@@ -685,17 +676,16 @@ impl Vfs {
         })
     }
 
-    /// Checks that a name is free, and returns its negative dentry, or None if it finds no dentry.
-    /// `EEXIST` if the name has a file. The caller holds the in-lookup lock of the name.
+    /// Checks that a name is free, and returns its negative dentry if it finds one. `EEXIST` if the
+    /// name has a file. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
-        // `find` looks up the new name without a lock, so it may miss a dentry that is changing at
-        // this moment. That does no harm. After a missed positive dentry, the back end refuses to
-        // make the file, because the name exists. A missed negative dentry is found later by
-        // `attach`, which enters the new file in the cache.
+        // A lookup without a lock may miss a dentry that is changing. If it misses a positive one,
+        // the back end refuses to make the file. If it misses a negative one, `attach` finds it
+        // later.
         match self.dcache.find(dir.key(), lookup_key) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
@@ -706,8 +696,8 @@ impl Vfs {
     }
 
     /// Returns the error to report when `error` has prevented a name from being made: `EEXIST` if
-    /// the name is taken, otherwise `error`. Linux checks for `EEXIST` first. The caller holds the
-    /// in-lookup lock of the name.
+    /// the name is taken, as on Linux, otherwise `error`. The caller holds the in-lookup lock of
+    /// the name.
     #[cold]
     fn eexist_or<T>(
         &self,
@@ -757,14 +747,15 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
-    /// the directory is not empty, invalidates all names in the directory.
+    /// Returns `error`, the back end's answer to the removal of a directory. If it says that the
+    /// directory is not empty, invalidates all names in the directory.
     ///
-    /// Another thread may just be making an entry in the directory. The back end then has the
-    /// entry, but the cache may still have a negative dentry. After the invalidation, a lookup of
-    /// the entry needs the in-lookup lock of the name, which the other thread holds until the cache
-    /// has the entry. Rejected: a list of names that are being made, because it would cost a store
-    /// in every creation.
+    /// Another thread may be making an entry in the directory: the back end has it already, and the
+    /// cache still has a negative dentry. This function invalidates the negative dentry. A later
+    /// lookup of the entry then waits for the in-lookup lock of the other thread.
+    ///
+    /// Rejected: a list of names that are being made, because every creation would have to write
+    /// it.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

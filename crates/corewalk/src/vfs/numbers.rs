@@ -1,19 +1,17 @@
 //! Inode numbers for back ends that have none.
 //!
-//! A back end that knows its files only by name reports 0 as the number of each file, also of the
-//! root. Then the cache numbers the files.
+//! A back end that knows files only by name reports 0 as each file's number, also the root's. Then
+//! the cache numbers the files.
 //!
 //! A file keeps its number as long as the cache has its inode: through renames, and while a client
-//! holds a lookup of it. A file that was evicted gets another number at its next lookup. No number
-//! is given out twice.
+//! holds a lookup of it. An evicted file gets another number at its next lookup. No number is given
+//! out twice.
 //!
-//! If a back end reports no inode numbers, the cache cannot tell whether another program has
-//! replaced a file. So it assumes that a cached name still leads to the same file, unless the kind
-//! of the file has changed. This holds even after the name was invalidated. Otherwise a client that
-//! has the file open would lose it.
+//! Without inode numbers from the back end, the cache cannot tell whether another program has
+//! replaced a file. It assumes that a name still leads to the same file while the kind of file is
+//! the same, even after an invalidation. Otherwise a client would lose the file that it has open.
 //!
-//! If a file in a back end without inode numbers has two names, the cache treats them as two files.
-//! It cannot tell that they are one.
+//! A file with two names counts as two files if its back end has no inode numbers.
 //!
 //! Source: libfuse. Without its option `use_ino`, its node table also gives inode numbers to files.
 
@@ -27,9 +25,9 @@ use crate::dentry::LookupKey;
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// The inode number that a back end reports if it has no inode number for a file.
+/// The inode number that a back end reports for a file without one.
 pub(super) const UNNUMBERED: u64 = 0;
-/// The inode number that the cache gives to the root directory of a back end without inode numbers.
+/// The inode number of the root directory of a back end without inode numbers.
 const ROOT: u64 = 1;
 
 /// The numbers that a file system's cache has given out.
@@ -46,9 +44,8 @@ impl Numbers {
     }
 }
 
-/// Returns the attributes of a root directory, with an inode number. If the back end has no
-/// numbers, the number is `ROOT`, and the second result is the generator for the numbers of all
-/// other files.
+/// Returns the attributes of a root directory. If the back end has no inode numbers, the root gets
+/// `ROOT`, and the second result generates the numbers of all other files.
 pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
     match attr.ino {
         UNNUMBERED => {
@@ -72,9 +69,9 @@ impl Vfs {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }
 
-    /// Returns the attributes `attr` that the back end has reported for the name `lookup_key` in
-    /// `dir`. If the back end has no inode numbers, they get the number of the cached inode of this
-    /// name, or a new one. The caller holds the in-lookup lock of the name.
+    /// Returns `attr`, which the back end has reported for `lookup_key` in `dir`. If the back end
+    /// has no inode numbers, `attr` gets the number of the name's cached inode, or a new one. The
+    /// caller holds the in-lookup lock of the name.
     pub(super) fn numbered(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, attr: Attr) -> Attr {
         let Some(numbers) = self.numbers(dir.now.inode) else { return attr };
         let is_kind = |inode| self.dcache.inodes.kind(inode) == attr.kind();
@@ -87,8 +84,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes `attr` that the back end has reported for `inode`. If the back end
-    /// has no inode numbers, they get the number that the cache has given to `inode`.
+    /// Returns the attributes `attr` of `inode`, with the number that the cache has given to
+    /// `inode` if the back end has no inode numbers.
     pub(super) fn numbered_as(&self, inode: InodeSlot, attr: Attr) -> Attr {
         match attr.ino {
             UNNUMBERED => {
@@ -99,8 +96,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the number of the inode that the cache has for a name, or 0 if the cache does not
-    /// have the name. Takes no reference, because dropping one could call the back end.
+    /// Returns the number of the inode that the cache has for a name, or 0. Takes no reference,
+    /// because dropping one could call the back end.
     pub(super) fn cached_number(&self, dir: &InodeRef<'_>, name: Name<'_>) -> u64 {
         let (dcache, lookup_key) = (&self.dcache, self.dcache.lookup_key(name));
         let number = || {
@@ -113,7 +110,7 @@ impl Vfs {
         number().unwrap_or(UNNUMBERED)
     }
 
-    /// Checks that a back end has numbers for all of its files, or for none.
+    /// Checks that a back end has numbers for all of its files or for none.
     ///
     /// # Errors
     /// `EIO` if a number is missing.

@@ -1,18 +1,18 @@
-//! Path locks. While a call of the back end runs, the back end may ask for the path of a file. A
-//! path lock keeps this path valid until the call returns.
+//! A path lock keeps the path of a file valid during a call of the back end that has asked for this
+//! path.
 //!
-//! A back end that finds files by path acts on whatever file its path leads to. If a directory on
-//! the path is renamed during the call, the path leads nowhere, or to another file (trap X1). So
-//! calls and renames exclude each other:
-//! - Each call that asks for a path takes a shared lock on the inode and on every directory above
-//!   it, until the back end has answered.
-//! - Each rename or removal takes an exclusive lock on the inodes that lose or change a name, until
+//! A back end by path acts on whatever its path leads to. If a directory on the path is renamed
+//! during the call, the path leads nowhere, or to another file (trap X1). So calls and renames
+//! exclude each other:
+//! - A call that asks for a path takes a shared lock on the inode and on every directory above it,
+//!   until the back end has answered.
+//! - A rename or removal takes an exclusive lock on the inodes that lose or change a name, until
 //!   the cache shows the change. So no path is built from a name that the back end no longer has.
 //!
 //! Each file system has one table of locks, with an entry for each running call, rename and
-//! removal. The entry of a call lists the inodes on its path. A rename searches these entries for
-//! the inode that it moves. A call searches the entries of renames for the inodes on its path. A
-//! call also holds the last dentry of its path, so no directory on the path can be evicted and
+//! removal. The entry of a call lists the inodes on its path, and a rename searches these entries
+//! for the inode that it moves. A call searches the entries of renames for the inodes on its path.
+//! A call also holds the last dentry of its path, so no directory on the path can be evicted and
 //! loaded again as another inode.
 //!
 //! # Guarantees
@@ -25,15 +25,16 @@
 //!   ended. For a second path lock, it overtakes waiting renames, as they may wait for its first.
 //!
 //! # Why no deadlock
-//! A rename that has its path locks takes no other lock of this kind, so it ends. A call that has a
-//! path lock waits only for renames that have theirs, so it ends too. All other waits are for a
-//! call or rename that arrived earlier (its ticket is lower). In-lookup and attribute locks are
-//! taken before a path lock, never after it. Two renames could wait for each other if each moves a
-//! directory above the other's target. `InFlightMoves` (in `rename`) admits only one of them.
+//! - A rename with path locks takes no further path lock, so it ends.
+//! - A call with a path lock waits only for renames that have theirs, so it ends too.
+//! - All other waits are for a call or rename with a lower ticket (that arrived earlier).
+//! - In-lookup and attribute locks are taken before a path lock, never after it.
+//! - Two renames would deadlock if each moved a directory above the other's target. `InFlightMoves`
+//!   (in `rename`) admits only one of them.
 //!
 //! # Locks
 //! The mutex of the table of path locks is taken after in-lookup locks and before the lock
-//! `topology` of the dentry tree. No back end is called under it.
+//! `topology` of the dentry tree. It is not held during calls of the back end.
 //!
 //! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the
 //! path.
@@ -56,8 +57,8 @@ pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait on this condition variable until other renames, removals or calls
-    /// of the back end have ended. Used with the mutex `table`.
+    /// Renames and removals wait on this condition variable for the end of other renames, removals
+    /// or calls. Used with the mutex `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -99,22 +100,22 @@ struct CallEntry {
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
-    /// The one or two inodes that lose or change a name in a rename or a removal. If there is only
-    /// one, the second element is `InodeSlot::NONE`.
+    /// The inodes that lose or change a name in a rename or removal. For only one, the second is
+    /// `InodeSlot::NONE`.
     moved: [InodeSlot; 2],
     /// The inodes of the paths of its directories.
     above: Vec<InodeSlot>,
 }
 
-/// A shared lock of an inode and of the directories above it, which one call of a back end takes.
-/// Other calls can lock the same inodes at the same time, and renames of these inodes wait.
+/// A shared lock of an inode and of the directories above it, for one call of a back end. Other
+/// calls can lock the same inodes; renames of these inodes wait.
 #[must_use]
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// A reference on the last dentry of the path. To drop it may call `Paths::forget`, which takes
-    /// the mutex `Paths::table`. So drop it without this mutex, after the call's entry was removed
-    /// from the table.
+    /// A reference on the last dentry of the path. Its drop may call `Paths::forget`, which takes
+    /// the mutex `Paths::table`. So drop it without this mutex, after the call's entry has left the
+    /// table.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -138,15 +139,13 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds the path lock of another inode, and a waiting rename may wait for
-    /// this lock. So the call must not wait for a waiting rename. It waits only for renames that
-    /// have their path locks.
+    /// The call already holds another path lock. A waiting rename may wait for that lock, so the
+    /// call must not wait for the rename. It waits only for renames that have their path locks.
     Further,
 }
 
 impl Paths {
-    /// Returns the path locks of a back end. Returns None for a back end that finds files by inode
-    /// number and needs no path.
+    /// Returns the path locks of a back end, or None for a back end by number, which needs no path.
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
@@ -173,7 +172,7 @@ impl Paths {
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
         // If the inode has no path, this function returns an error. Then `lock` is dropped, which
-        // removes the entry of this call from the table of path locks.
+        // removes this call from the table of path locks.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.
@@ -185,8 +184,8 @@ impl Paths {
                     Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name was removed. So try another name of the inode, or its hidden name (which
-                // an unlinked open file has).
+                // The name was removed, so try another one, or the hidden name of an unlinked open
+                // file.
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -195,10 +194,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // Renames and removals search this call's entry in the table for the inodes that
-                // they move. The inode's path may have changed while this call waited, so the entry
-                // now has other inodes. Wake the renames and removals that may have waited for an
-                // inode of the old path.
+                // The inode's path has changed while this call waited. Renames and removals may
+                // have waited for an inode of the old path, so wake them.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -213,9 +210,9 @@ impl Paths {
     }
 
     /// Takes the path locks of a rename or a removal. `moved` are the inodes that lose or change a
-    /// name; the second may be `InodeSlot::NONE`. First waits for calls that have one of these
-    /// inodes on their path, and for conflicting earlier renames and removals. Returns the paths of
-    /// the directories `above`, which stay valid while the locks are held.
+    /// name; the second may be `InodeSlot::NONE`. First waits for calls with one of these inodes on
+    /// their path, and for conflicting earlier renames and removals. The lock has the paths of the
+    /// directories `above`, which it keeps valid.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -229,7 +226,7 @@ impl Paths {
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
         // If a directory has no path, this function returns an error. Then `lock` is dropped, which
-        // removes the entry of this rename from the table of path locks.
+        // removes this rename from the table of path locks.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -261,16 +258,16 @@ impl Paths {
         self.addressing == Addressing::PathOnly
     }
 
-    /// Counts an open of `inode`, before the back end opens the file. If the open fails,
-    /// [`Paths::count_close`] undoes the count.
+    /// Counts an open of `inode`, before the back end opens the file. A failed open undoes it with
+    /// [`Paths::count_close`].
     pub(crate) fn count_open(&self, inode: InodeSlot) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;
         }
     }
 
-    /// Counts a close of `inode`. Returns true if this was the last close and the file has a hidden
-    /// name (it was unlinked or replaced while open).
+    /// Counts a close of `inode`. Returns true if it was the last close of a file with a hidden
+    /// name (unlinked or replaced while open).
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -313,8 +310,7 @@ impl Paths {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
-    /// Forgets the hidden name of `inode`, and returns it. The caller removes that name from the
-    /// back end.
+    /// Forgets the hidden name of `inode`, and returns it. The caller removes it from the back end.
     pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -322,8 +318,8 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
-    /// Called when the cache evicts an inode, whose slot another inode may use next. Drops the
-    /// inode's count of opens and its hidden name. Returns the hidden name.
+    /// Called when the cache evicts an inode. Drops the inode's count of opens and its hidden name,
+    /// and returns that name.
     pub(crate) fn forget(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -338,8 +334,7 @@ impl Paths {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns the path of an inode whose only name is a hidden name, that is, of an unlinked open
-    /// file.
+    /// Returns the path of an unlinked open file, whose only name is a hidden name.
     fn hidden_chain(&self, table: &Table, inode: InodeSlot) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })
@@ -368,10 +363,10 @@ impl Table {
     }
 
     /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
-    /// the inodes `moved`, and the paths of its directories contain the inodes `above`.
+    /// the inodes `moved`; the inodes `above` are on the paths of its directories.
     ///
-    /// Another operation prevents it only if that operation has its path locks, or a lower ticket,
-    /// and is one of these:
+    /// Other operations prevent it only if they have path locks or a lower ticket, and are one of
+    /// these:
     /// - a call with one of `moved` on its path;
     /// - a rename or removal that moves one of `moved` or `above`;
     /// - a rename or removal with one of `moved` on the paths of its directories.

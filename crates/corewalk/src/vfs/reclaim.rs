@@ -28,9 +28,8 @@ impl Vfs {
     /// evicted and reported entries reaches `want`, or when each entry was examined once. Returns
     /// the number of evicted entries.
     ///
-    /// If `want` is large, this method takes long, so call it on a thread that serves no requests.
-    /// When the client has forgotten an entry that was passed to `pinned`, evict the entry with
-    /// [`Vfs::evict`].
+    /// For a large `want`, call this on a thread that serves no requests. When the client has
+    /// forgotten an entry that was passed to `pinned`, evict it with [`Vfs::evict`].
     ///
     /// # Examples
     /// ```

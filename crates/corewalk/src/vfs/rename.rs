@@ -1,18 +1,18 @@
 //! Rename: changes both names at one instant, and keeps the tree free of loops.
 //!
-//! A rename changes the back end first, and then the cache. Until the cache has changed, readers
-//! get the old answers.
+//! A rename changes the back end first, and then the cache. In between, readers get the old
+//! answers.
 //!
 //! If the new name is not cached, the rename does not know whether a file has this name. So it
 //! tells the back end not to replace a file. During a rename only two kinds of operations wait:
 //! other changes of the old or the new name, and lookups of either name if it is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
-//! announces its new parent before it calls the back end. Then it checks the path to the root, over
-//! current and announced parents. If the move would close a loop with an announced move, it waits
-//! for that move.
+//! announces its new parent before it calls the back end, and checks all paths to the root over
+//! current and announced parents. A move that would close a loop with an announced one waits for
+//! it.
 //!
-//! The lock of the announced moves is not held while the back end runs, and no reader takes it
+//! No reader takes the lock of the announced moves, and it is not held while the back end runs
 //! (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
@@ -35,8 +35,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the list of in-flight renames. It is so large that renames in different
-/// directories seldom use the same shard.
+/// Number of shards of the list of in-flight renames. Renames in different directories seldom share
+/// one.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -121,15 +121,15 @@ impl Vfs {
         })
     }
 
-    /// Waits until the cache shows all renames that have moved an entry into or out of the
-    /// directory `victim`. Called after the back end has removed or replaced `victim`, or has
-    /// refused to, for example because it is not empty.
+    /// Waits until the cache shows all renames into or out of the directory `victim`. Called after
+    /// the back end has removed or replaced `victim`, or has refused to, for example because it is
+    /// not empty.
     ///
-    /// The result shows a caller whether `victim` is empty. Without the wait, the caller could
-    /// learn that before the cache shows the renames that made it so.
+    /// The result of a removal tells the caller whether `victim` is empty, and so tells of renames.
+    /// The wait makes sure that the cache shows them.
     ///
-    /// If the caller's own rename failed, that rename is no longer in `in_flight_renames`, and its
-    /// in-lookup locks are released. So the caller does not wait for itself.
+    /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
+    /// are released. So the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
@@ -138,7 +138,7 @@ impl Vfs {
 
     /// Moves a dentry, which has the name `from`, to the name `lookup_key` in the directory of the
     /// parent key `key`. The caller holds the dentry and the in-lookup locks of both names, and
-    /// `topology` for a directory. Returns the old parent. The caller must drop it when it holds no
+    /// `topology` for a directory. Returns the old parent, which the caller drops when it holds no
     /// lock.
     pub(super) fn move_dentry(
         &self,
@@ -157,8 +157,7 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // This `put` does not drop the last reference, because the running operation
-                    // holds a reference on the directory.
+                    // Not the last reference, because the running operation holds the directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -188,9 +187,9 @@ enum Failed {
 
 impl<'v> Rename<'v, '_> {
     /// Renames to a name that is not cached. Except for an exchange, first asks the back end to
-    /// rename without replacing a file. If that succeeds, returns None: the rename is complete.
-    /// Otherwise looks up the target (the file that has the new name) and returns `Some(target)`,
-    /// or `Some(None)` if there is no target. The caller must then rename again.
+    /// rename without replacing a file. Returns None if that succeeds: the rename is complete.
+    /// Otherwise returns the file that now has the new name, or `Some(None)` if there is none, and
+    /// the caller renames again.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -203,14 +202,13 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // If the lookup of the target also fails, return its error, not the error of the attempted
-        // rename.
+        // If the lookup of the target also fails, return its error instead of the error of the
+        // attempted rename.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The rename without replacement failed, but the lookup found no target. There are two
-            // reasons: the target was removed between the two, or the back end does not support
-            // `NoReplace`. So try again, and allow a replacement.
+            // The target was removed before its lookup, or the back end does not support
+            // `NoReplace`. Try again, and allow a replacement.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -238,8 +236,8 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Add the rename to `in_flight_renames` only after it has its path locks. Then a thread
-        // that waits for in-flight renames never waits for one that itself waits for path locks.
+        // Add the rename to `in_flight_renames` only now, with its path locks. So a thread that
+        // waits for in-flight renames does not wait for path locks.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -293,7 +291,7 @@ impl<'v> Rename<'v, '_> {
             _ => {}
         }
         if self.changes_parent() {
-            // If a directory gets another parent, its `..` changes, which needs write permission
+            // A directory that gets another parent changes its `..`, which needs write permission
             // for the directory.
             for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
                 vfs.permission(cred, moved.inode, May::WRITE)?;
@@ -331,9 +329,9 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// Updates the cache after the back end's rename. If the old or the new name was invalidated
-    /// meanwhile, the dentry still gets the new name, but under a stale parent key. This key has
-    /// the child generation 0, for which lookups never search. So no lookup finds the dentry.
+    /// Updates the cache after the back end's rename. If one of the names was invalidated
+    /// meanwhile, the dentry gets the new name with a stale parent key (child generation 0), for
+    /// which no lookup searches.
     fn commit(
         &self,
         source: &FoundName<'_>,
@@ -343,15 +341,14 @@ impl<'v> Rename<'v, '_> {
     ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
-        // Hold the inode of the replaced file until `topology` and the dentry locks are released,
-        // because dropping its last reference calls the back end.
+        // Dropping the last reference calls the back end. So hold the replaced file's inode until
+        // `topology` and the dentry locks are released.
         let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
-            // If the back end also moves directories by itself, such a move and this rename
-            // together may make a loop in the cache. In that case this function moves no dentry,
-            // and invalidates both names.
+            // If the back end also moves directories by itself, such a move and this rename may
+            // make a loop. Then move no dentry, and invalidate both names.
             if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }
@@ -381,21 +378,20 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// The directories between which renames are moving entries. A rename registers its two directories
-/// before it calls the back end, and unregisters them when the cache shows the result.
+/// The directories of running renames: a rename registers its two directories before it calls the
+/// back end, until the cache shows the result.
 ///
-/// A rename that replaces a directory waits for other renames into and out of that directory. It
-/// waits only after the back end has made its own change, which removes the directory. By then the
-/// back end has made each of the other renames already, or it will refuse that rename, because the
-/// directory is gone. So no other rename waits for this one, and renames never wait in a circle.
+/// A rename that replaces a directory waits for other renames into and out of it, but only after
+/// the back end has removed the directory. By then the back end has made the other renames, or will
+/// refuse them. So none of them waits for this one, and renames never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
 /// The entries of some directories.
 struct InFlightShard {
-    /// The directories of the running renames, as far as they belong to this shard. A directory
-    /// with several running renames is in the list several times. Protected by its own mutex.
+    /// The directories of running renames in this shard, once per rename. Protected by its own
+    /// mutex.
     busy: Mutex<Vec<DentrySlot>>,
     /// Notified when a rename leaves `busy`. Waited on under `busy`.
     left: Condvar,
@@ -450,9 +446,8 @@ impl Drop for InFlightRename<'_> {
 
 /// The directories that running renames are about to move to a new parent.
 pub(super) struct InFlightMoves {
-    /// The moves that running renames have announced: a directory and its new parent each. A thread
-    /// that wants to move a directory checks them, so that two moves cannot make a loop. Protected
-    /// by its own mutex.
+    /// The moves that running renames have announced, each a directory and its new parent. Checked
+    /// before each move, so that no two moves make a loop. Protected by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
     /// Notified when an announcement is withdrawn. Waited on under `announced`.
     withdrawn: Condvar,
@@ -471,8 +466,8 @@ enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// The directory is not an ancestor of its new parent yet, but another rename that has
-    /// announced its move may make it one. So the caller must wait for that rename.
+    /// The directory is not an ancestor of its new parent yet, but another announced rename may
+    /// make it one. So the caller must wait for that rename.
     Perhaps,
 }
 
@@ -481,9 +476,9 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Registers moves, so that other threads see them before they move directories. Each edge is a
-    /// directory and its new parent. First waits while these moves, together with a move of another
-    /// thread, could make a loop in the tree.
+    /// Registers moves of directories before they are made. Each edge is a directory and its new
+    /// parent. First waits while these moves, together with a move of another thread, could make a
+    /// loop.
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.
@@ -527,9 +522,8 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Searches for `moved` among the ancestors of `parent`. For each directory, follows its present
-/// parent and the new parents of running renames (`announced`). The caller makes sure that no
-/// directory moves meanwhile.
+/// Searches for `moved` among the ancestors of `parent`, over present parents and the new parents
+/// of running renames (`announced`). The caller keeps directories from moving.
 fn would_loop(
     dcache: &Dcache,
     announced: &[(DentrySlot, DentrySlot)],

@@ -14,13 +14,12 @@ use super::names::{Answer, Cached};
 use super::{InodeRef, LookedUp, Vfs};
 
 impl Vfs {
-    /// Compares a cached name with the back end, and invalidates the name unless the back end still
-    /// has the same inode under it. A server whose back end is also changed by other programs calls
-    /// this before it uses a name. For a name that is not cached, the back end is not called.
+    /// Compares a cached name with the back end, and invalidates it unless the back end has the
+    /// same inode under it. For a back end that other programs also change: a server calls this
+    /// before it uses a name. A name that is not cached needs no call of the back end.
     ///
-    /// If the back end still has the same inode under the name, the inode's permission record (its
-    /// cached mode and owner) is invalidated. If the inode is a directory, the entries below it
-    /// stay cached.
+    /// If the back end still has the same inode under the name, only its cached mode and owner are
+    /// dropped. The entries below a directory stay cached.
     ///
     /// # Errors
     /// `ENOTDIR`; `ENOENT` if `dir` was removed.
@@ -46,20 +45,20 @@ impl Vfs {
     pub fn revalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         let lookup_key = self.dcache.lookup_key(name);
-        // Cancel running lookups of the name. The back end may have answered them before this call,
-        // and such an answer must not enter the cache after this call.
+        // Cancel running lookups of the name. They may have an answer from before this call, which
+        // must not enter the cache after it.
         self.dcache.cancel_fills(dir.now.slot, &lookup_key);
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
-        // Take the in-lookup lock, so that no other operation of this namespace changes the name
-        // while this one asks the back end.
+        // Under the in-lookup lock, no other operation of this namespace changes the name while the
+        // back end is asked.
         let in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // The name has a negative dentry. Invalidate it without asking the back end, because
-            // the next operation that uses the name asks the back end anyway.
+            // The name has a negative dentry. Invalidate it without asking the back end: the next
+            // operation on the name asks anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
@@ -71,11 +70,11 @@ impl Vfs {
     }
 
     /// Looks up `name` in `dir` in the back end, even if the cache has it, and corrects the cache.
-    /// The answer is not older than the call. A server whose back end is also changed by other
-    /// programs calls this instead of [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
+    /// For a back end that other programs also change: a server calls this instead of
+    /// [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
     ///
-    /// If the back end still has the same directory under the name, the entries below that
-    /// directory stay cached.
+    /// If the back end still has the same directory under the name, the entries below it stay
+    /// cached.
     ///
     /// # Errors
     /// The errors of [`Vfs::lookup`].
@@ -106,22 +105,21 @@ impl Vfs {
         let before = known.as_ref().map(|known| known.inode);
         let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known);
         if !matches!(&answer, Ok(Some((found, _))) if Some(found.inode) == before) {
-            // Another program may have changed the name after a running listing read it. So tell
-            // the listing that the directory has changed. It then does not enter its old entry in
-            // the cache (invariant L.1 of `dcache::listings`).
+            // Another program may have changed the name after a running listing read it. Count a
+            // change of the directory, so that the listing does not cache its old entry (invariant
+            // L.1 of `dcache::listings`).
             drop(self.dcache.listings.change(dir.now.slot));
         }
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns true if the back end has the same inode under the name as the cache. The caller
-    /// holds the in-lookup lock of the name.
+    /// Returns true if the back end has the cached inode under the name. The caller holds the
+    /// in-lookup lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         let attr = attr.map(|attr| self.numbered(dir, lookup_key, attr));
-        // Enter the inode that the back end has reported in the cache, even if the cache had
-        // another inode for the name. The back end may keep state for an inode that it has
-        // reported. So the cache must send a `forget` when it drops the inode.
+        // Enter the reported inode in the cache, even if the cache had another for the name. The
+        // back end may keep state for it until the cache sends a `forget`.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {
@@ -136,8 +134,8 @@ impl Vfs {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
-    /// Makes a cached name the first alias of its inode, from which the inode's path is built. The
-    /// back end has confirmed the name.
+    /// Makes a cached name, which the back end has confirmed, the first alias of its inode, from
+    /// which the inode's path is built.
     pub(super) fn prefer(&self, found: &FoundName<'_>) {
         if let Ok(slot) = found.dentry() {
             self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);

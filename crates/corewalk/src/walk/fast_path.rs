@@ -1,30 +1,26 @@
 //! The fast path of a walk. It handles components that are cached names of files and of searchable
 //! directories.
 //!
-//! Nearly all components of nearly all paths are cached names of files or of searchable
-//! directories, which the fast path handles. Where the fast path ends, [`Walk::step`] continues. It
-//! handles names that are not cached, symbolic links, mount points, `..`, and unknown permissions.
-//! The fast path only fills the read set, and the walk validates it later.
+//! Where the fast path ends, [`Walk::step`] continues. It handles names that are not cached,
+//! symbolic links, mount points, `..`, and unknown permissions. The fast path only fills the read
+//! set, and the walk validates it later.
 //!
 //! # How it works
 //! The fast path ([`Cursor::fast_steps`]) is a loop over the components of the path. It handles
-//! only the usual case, because only then its state stays in registers. In the usual case, the
-//! component's name is inline in its dentry. Among the entries in the name's bucket, the dentry's
-//! entry is the first one with its tag (16 bits of the hash).
+//! only the usual case, so that its state stays in registers. The name must be inline in its
+//! dentry, and the dentry's entry the first in its bucket with its tag (16 bits of the hash).
 //!
-//! In all other cases [`Cursor::slow_step`], which is not inlined, walks the component again from
-//! its beginning.
+//! [`Cursor::slow_step`], which is not inlined, walks any other component again from its beginning.
 //!
 //! The last component of a path has its own copy of the loop's body, since it may be any kind of
-//! file. In this copy, the cache line with the inode number is prefetched while the dentry is
-//! loaded.
+//! file. This copy prefetches the cache line with the inode number.
 //!
 //! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
-//! Each lookup depends on the one before, through a chain of loads.
+//! Each lookup depends on the one before.
 //!
-//! The hash of a name contains the number of its directory. The hash selects a bucket, and the tags
-//! of the bucket lead to an entry. The entry leads to the slot of a dentry, and that dentry has the
-//! number of the next directory.
+//! To look up one component takes a chain of dependent loads: the name's hash, which contains the
+//! number of the directory; the bucket of that hash; the slot in the bucket's entry; the dentry in
+//! that slot, which has the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -68,8 +64,8 @@ impl Walk<'_, '_> {
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// The hash of a name includes a number of its directory: the sum of this value, which depends
-    /// on the file system, and the directory's inode number.
+    /// The hash of a name includes a number of its directory: this value, which the file system
+    /// determines, plus the directory's inode number.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,
@@ -81,8 +77,8 @@ impl FastCursor<'_> {
     /// Moves to the child called `component`, and adds it to the read set. Calls `before` with the
     /// slot of the child before it loads the child's dentry.
     ///
-    /// Returns false if: the child lacks a flag in `needed`; the child is not the first entry of
-    /// the bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
+    /// Returns false if the child lacks a flag in `needed`; the child is not the first entry of the
+    /// bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
     /// (empty, a dot, too long).
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
@@ -107,15 +103,15 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// The number of bytes of the path that are already walked. The next byte is a slash. At the
-    /// start of the fast path it may also be the first byte of a name.
+    /// The number of bytes of the path that are already walked. A slash is next, or, at the start,
+    /// perhaps the first byte of a name.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Walks along the path as long as three conditions hold for the next component. Its name is
-    /// short. Its entry is the first one with its tag (16 bits of the hash) in the first cache line
-    /// of its bucket. The read set has an inline place for its dentry.
+    /// Walks on while three conditions hold for the next component: its name is short; its entry is
+    /// the first with its tag (16 bits of the hash) in the bucket's first cache line; the read set
+    /// has an inline place for its dentry.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
@@ -142,7 +138,6 @@ impl Cursor<'_> {
             let Some(upto) = path.get(..end) else { break };
             let component = Component { path: upto, start };
             if end == path.len() {
-                // The walk will need the inode number of the last component, so prefetch it.
                 if fast
                     .to(component, Flags::empty(), |slot| dcache.inodes.prefetch(slot.inode_half()))
                 {
@@ -163,9 +158,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Walks one component if its name is cached, and if it is neither a symbolic link nor a mount
-    /// point. The name's entry may be in any cache line of its bucket. Returns false if the
-    /// component cannot be walked this way.
+    /// Walks one component if its name is cached, and is neither a symbolic link nor a mount point.
+    /// The name's entry may be in any cache line of its bucket. Returns false otherwise.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
@@ -196,10 +190,9 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// Checks that the fast path finds directories and files with names of all lengths up to 48
-    /// bytes. For each length there are a directory and a file whose names differ in one byte. The
-    /// directories are nested, so the longest path has more components than the inline part of a
-    /// read set can hold.
+    /// The fast path must find directories and files with names of all lengths up to 48 bytes. Per
+    /// length, a directory and a file have names that differ in one byte. The directories are
+    /// nested, so the longest path exceeds the inline part of a read set.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

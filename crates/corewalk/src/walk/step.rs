@@ -13,8 +13,8 @@ use crate::slot::DentrySlot;
 use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
-    /// Walks one component. If the component is a symbolic link that must be followed, returns its
-    /// target. The walk is then at the directory at which the target starts.
+    /// Walks one component. If it is a symbolic link that must be followed, returns the link's
+    /// target; the walk is then at the directory at which the target starts.
     pub(super) fn step(
         &mut self,
         component: &[u8],
@@ -67,8 +67,8 @@ impl<'v> Walk<'v, '_> {
         }
     }
 
-    /// Moves the walk to the child called `name`. Returns the reference on the child, if this
-    /// function has taken one.
+    /// Moves the walk to the child called `name`. Returns the reference on the child, if it has
+    /// taken one.
     fn child(
         &mut self,
         name: Name<'_>,
@@ -102,8 +102,8 @@ impl<'v> Walk<'v, '_> {
     ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
-        // The parent's dentry needs a reference during the call of the back end. Either the caller
-        // holds one, or this function takes one.
+        // The parent's dentry needs a reference during the call of the back end. If the caller
+        // holds none, take one.
         let _hold = match parent {
             Some(_) => None,
             None => {
@@ -120,8 +120,8 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // The back end has reported that the name is missing. While this thread holds the in-lookup
-        // lock, it stays missing. So the answer `ENOENT` is still true here.
+        // The back end has reported that the name is missing. This thread still holds the name's
+        // in-lookup lock, so `ENOENT` is still true.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -141,9 +141,9 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns how a walk goes on if the back end has found an inode, but the cache could not make
-    /// a dentry. `why` is the reason. If another operation is changing the name of the inode, first
-    /// waits for that operation. The walk then begins again. Otherwise it fails.
+    /// Returns how a walk goes on without a dentry for an inode from the back end. `why` is the
+    /// reason. If another operation is changing the inode's name, waits for it, and the walk begins
+    /// again. Otherwise the walk fails.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -172,19 +172,19 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.validated(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
-            // If the mount `left` is dead, it does not keep its mount point `point` any more. The
-            // slot of `point` may then hold another dentry. So check that the mount is alive (M.1).
+            // A dead mount does not keep its mount point, so the slot of `point` may hold another
+            // dentry by now. Check that `left` is alive (M.1).
             self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child's dentry contains its parent and is in the read set. So a validation also
-            // confirms that `parent` is the child's parent.
+            // The child's dentry, which contains its parent, is in the read set. So a validation
+            // also confirms `parent`.
             Mode::Rcu => self.move_to(parent, |_| true)?,
-            // The child may have moved since its snapshot was taken, and the slot of its old parent
-            // may have been reused. So take a reference on `parent`, and then check again that it
-            // is the child's parent. Otherwise the walk may reach another directory (trap T19).
+            // The child may have moved since its snapshot, and its old parent's slot may have been
+            // reused. So take a reference on `parent`, and check again that it is the child's
+            // parent (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;
@@ -196,10 +196,9 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves the walk to the dentry in `slot`. The walk has no reference on this dentry yet. A
-    /// mount, a child dentry, or the root of the walk keeps it alive. A ref-walk takes a reference
-    /// of its own, and then calls `is_kept` to check that the dentry was still kept alive at that
-    /// time.
+    /// Moves the walk to the dentry in `slot`, which a mount, a child dentry, or the root of the
+    /// walk keeps alive. A ref-walk takes a reference of its own, and then checks with `is_kept`
+    /// that the dentry was still alive at that time.
     fn move_to(
         &mut self,
         slot: DentrySlot,

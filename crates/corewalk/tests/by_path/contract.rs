@@ -59,14 +59,13 @@ impl Gate {
         }
     }
 
-    /// Returns true if a call of the back end has passed the point `at` since the last call of
-    /// `has_passed` or `take_passed`.
+    /// Returns true if a call of the back end has passed `at` since the last query.
     pub(crate) fn has_passed(&self, at: At) -> bool {
         self.take_passed().contains(&at)
     }
 
     /// Returns the points (such as `At::BeforeRename`) that calls of the back end have passed since
-    /// the last query. They are in the order in which the calls passed them.
+    /// the last query, in order.
     pub(crate) fn take_passed(&self) -> Vec<At> {
         std::mem::take(&mut self.0.0.lock().passed)
     }
@@ -94,11 +93,11 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// The time that a test waits before it concludes that an event does not happen.
+/// Time after which a test concludes that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
-/// Trap X1: a file that is made while a directory above it is renamed must not be lost. Afterwards
-/// the file must be below the new name of the directory.
+/// Trap X1: a file that is made while a directory above it is renamed must be below the new name
+/// afterwards.
 #[test]
 fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
     let _watchdog = Watchdog::start("a make beside a rename", Duration::from_secs(60));
@@ -145,8 +144,8 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
     assert_eq!(files[0].path().unwrap(), b"/d/f");
 }
 
-/// Trap P7: if a rename hangs in the back end, lookups of cached names and calls in other
-/// directories must not wait for it.
+/// Trap P7: lookups of cached names and calls in other directories must not wait for a rename that
+/// hangs in the back end.
 #[test]
 fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
     let _watchdog = Watchdog::start("lookups beside a rename", Duration::from_secs(60));
@@ -182,7 +181,7 @@ fn file_removed_behind_the_cache_is_stale() {
 }
 
 /// If another program has removed a file in the back end, calls for it must fail with `ESTALE`,
-/// even if the file is open.
+/// even while it is open.
 #[test]
 fn open_file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();
@@ -194,8 +193,7 @@ fn open_file_removed_behind_the_cache_is_stale() {
     vfs.release(&file, handle);
 }
 
-/// A faulty back end. It finds files by inode number, but asks for the path of a node, which only a
-/// back end by path may do.
+/// A faulty back end: it finds files by inode number, but asks for the path of a node.
 struct Mistaken(Tmpfs);
 
 impl FileSystem for Mistaken {

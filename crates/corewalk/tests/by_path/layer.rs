@@ -1,5 +1,5 @@
-//! Tests of [`ByPath`], the adapter that serves a back end which knows its files only by path and
-//! has no inode numbers.
+//! Tests of [`ByPath`], the adapter for back ends that know files only by path and have no inode
+//! numbers.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -100,8 +100,7 @@ fn name_with_another_kind_of_file_is_another_file() {
         assert_ne!(found.ino(), file.ino());
         assert_eq!((found.kind(), found.ino()), (FileKind::Directory, lookup(&vfs, "f").ino()));
     }
-    // The back end gets only a path. The path of the old file leads to the new directory, so the
-    // read fails with `EISDIR`.
+    // The old file's path leads to the new directory, so the read fails with `EISDIR`.
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 4]), Err(Errno::ISDIR));
 }
 
@@ -113,8 +112,7 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     let open = || fs.get_ref().open.load(Ordering::Relaxed);
     let file = make(&vfs, &root, "f", 0o644);
     // A client that creates and then opens a file passes `O_CREAT` and `O_EXCL` with the open.
-    // `ByPath` must not pass these flags on, because open(2) of the existing file would fail with
-    // `EEXIST`.
+    // `ByPath` must not pass them on, because open(2) would fail with `EEXIST`.
     let creation = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
     let writer = vfs.open(&cred, &file, creation.bits(), May::WRITE).unwrap().handle;
     let reader = vfs.open(&cred, &file, 0, May::READ).unwrap().handle;
@@ -122,8 +120,8 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
     vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
     let mut buf = [0; 8];
-    // If the caller passes no handle, or one with the wrong access mode, `ByPath` opens the file
-    // for this call only.
+    // Without a handle, or with one of the wrong access mode, `ByPath` opens the file for this call
+    // only.
     for handle in [reader, writer, 0] {
         assert_eq!(vfs.read(&file, handle, 1, &mut buf), Ok(3));
         assert_eq!(&buf[..3], b"ext");
@@ -210,8 +208,8 @@ fn large_directory_is_listed_once_beside_changes() {
     }
 }
 
-/// Lists more directories at the same time than the number of listings that `ByPath` keeps. Checks
-/// that each listing is complete.
+/// Lists more directories at the same time than `ByPath` keeps listings. Each listing must be
+/// complete.
 #[test]
 fn many_directories_are_listed_at_once() {
     let (_, vfs) = new();
@@ -260,9 +258,9 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     assert_eq!(entries, expected);
 }
 
-/// Names can be invalidated, here by a refused rmdir(2), while a client has a file open. Then the
-/// cache must not make a second inode of this file. Otherwise the removal of the name would treat
-/// the file as closed, and its content would be lost.
+/// If names are invalidated, here by a refused rmdir(2), while a file is open, the cache must not
+/// make a second inode of it. Otherwise the removal of the name would treat the file as closed, and
+/// its content would be lost.
 #[test]
 fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let (fs, vfs) = new();
@@ -338,7 +336,7 @@ fn later_pages_of_a_listing_have_no_attributes() {
 }
 
 /// Several clients list a directory at once. A listing that began after a file was made must report
-/// the file, even if `ByPath` still has older listings of the directory.
+/// it, even if `ByPath` keeps older listings.
 #[test]
 fn pass_shows_every_file_that_was_made_before_it() {
     let (_, vfs) = new();

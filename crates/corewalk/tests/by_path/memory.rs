@@ -1,5 +1,5 @@
 //! A back end in memory that knows its files only by path. It has neither inode numbers nor hard
-//! links. Each call pauses before it uses its paths.
+//! links. Each call pauses before it uses a path.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -71,13 +71,13 @@ impl Memory {
         })
     }
 
-    /// Returns the content of the file at `path`. Reads the back end directly.
+    /// Returns the content of the file at `path`, from the back end.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let path = Path::new(path.trim_start_matches('/'));
         self.root.lock().find(path).map(|file| file.bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`. Reads the back end directly.
+    /// Returns the names in the directory at `path`, from the back end.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let path = Path::new(path.trim_start_matches('/'));
         let mut root = self.root.lock();
@@ -85,8 +85,8 @@ impl Memory {
         names.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
-    /// Makes an empty file or directory at `path` without a call of the namespace, as another
-    /// program does. Replaces a file that exists there.
+    /// Makes an empty file or directory at `path` as another program does: without a call of the
+    /// namespace. Replaces an existing file.
     pub(crate) fn make_outside(&self, name: &str, mode: u32) {
         self.root.lock().names.insert(name.into(), File::new(mode));
     }
@@ -119,8 +119,8 @@ impl File {
         path.iter().try_fold(self, |at, name| at.names.get_mut(name))
     }
 
-    /// Splits `path` into the path of a parent directory and a name. Returns the map of the
-    /// parent's entries, and the name.
+    /// Splits `path` into a parent directory and a name. Returns the map of the parent's entries,
+    /// and the name.
     fn place<'p>(
         &mut self,
         path: &'p Path,

@@ -1,4 +1,4 @@
-//! Regression tests for races of path locks and hidden names. Each test runs one fixed schedule.
+//! Regression tests for races of path locks and hidden names.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,9 +38,8 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// A rename that replaces the last name of an open file gives the file a hidden name. If the last
-/// close runs during the rename, it must not remove the hidden name. In an earlier version of the
-/// cache, the close still found the replaced name, and so removed the hidden name.
+/// A rename that replaces the last name of an open file gives it a hidden name. A last close during
+/// the rename must not remove the hidden name.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -61,8 +60,8 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
 }
 
-/// A file that is opened again while its last close waits for a removal must stay. Before the fix,
-/// the close did not check for the new open after it had got the path lock, and removed the file.
+/// A file that is opened again while its last close waits for a removal must stay. The close must
+/// check for the new open under the path lock.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -86,9 +85,9 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// A name must not be evicted while a call of the back end uses a path that ends in this name. In
-/// an earlier version of the cache, the name's directory was evicted too. It was then loaded as
-/// another inode, for which the call had no path lock.
+/// A name must not be evicted while a call of the back end uses a path that ends in this name.
+/// Otherwise its directory could be evicted too, and loaded again as an inode for which the call
+/// has no path lock.
 #[test]
 fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
@@ -104,8 +103,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // The stopped call still uses the path of `f`, so `prune` must not evict `x` or `f`. If it
-        // has done so by mistake, the new directory `other` gets the slot of one of them.
+        // The stopped call still uses the path of `f`, so `prune` must not evict `x` or `f`.
+        // Otherwise `other` would get the slot of one of them.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -118,8 +117,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
     });
 }
 
-/// A file's count of opens must be dropped when the file is evicted. In an earlier version of the
-/// cache, the next file in the same slot got the count. So that file was kept after its removal.
+/// A file's count of opens must be dropped at its eviction. Otherwise the next file in the slot
+/// would inherit it and stay after its removal.
 #[test]
 fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();
@@ -133,9 +132,8 @@ fn open_count_is_dropped_with_its_file() {
     drop(next);
 }
 
-/// A call of the back end that waits for a rename must run before renames that begin later. In an
-/// earlier version of the cache, one thread renamed back and forth, and the call waited for
-/// hundreds of renames.
+/// A call of the back end that waits for a rename must run before renames that begin later.
+/// Otherwise one thread that renames back and forth would delay the call for ever.
 #[test]
 fn waiting_call_precedes_a_later_rename() {
     let _watchdog = Watchdog::start("a call between two renames", LIMIT);
@@ -153,9 +151,9 @@ fn waiting_call_precedes_a_later_rename() {
             let call = || vfs.getattr(&file).map(|attr| attr.ino);
             let caller = named("caller").spawn_scoped(scope, call).unwrap();
             until_asleep("caller", &caller);
-            // The first rename (`a` to `b`) hangs in the back end. The call `getattr` needs the
-            // path of `a/f`, so it waits for this rename. The later rename moves `f` to `sub`. It
-            // uses no name that the first rename changes, so it can wait only for `getattr`.
+            // The first rename (`a` to `b`) hangs in the back end, and `getattr`, which needs the
+            // path of `a/f`, waits for it. The later rename (`f` to `sub`) uses none of these
+            // names, so it can wait only for `getattr`.
             let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)
@@ -175,7 +173,6 @@ fn waiting_call_precedes_a_later_rename() {
     }
 }
 
-/// Checks that the path locks of a call or a rename are released if the back end panics in it.
 #[test]
 fn path_locks_end_with_a_panic() {
     let _watchdog = Watchdog::start("a call after a panic", LIMIT);

@@ -13,15 +13,15 @@ use corewalk_testkit::rng::Seed;
 use crate::memory::Memory;
 use crate::tree::{Links, PathTree};
 
-/// The number of calls of a stress test whose back end is fast (it does not sleep), unless
-/// `COREWALK_STORM_CALLS` is set. The step `storm` of `cargo xtask ci` makes a million calls. Tests
-/// with a slow back end make fewer calls from more threads.
+/// Number of calls of a stress test with a fast back end, unless `COREWALK_STORM_CALLS` is set. The
+/// step `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer calls
+/// from more threads.
 const CALLS: u64 = 60_000;
-/// The number of threads of a stress test with a fast back end. One thread moves directories, one
-/// writes new versions of a file and renames them into place, one makes files, and two read.
+/// Threads of a stress test with a fast back end. One moves directories, one writes new versions of
+/// a file and renames them into place, one makes files, and two read.
 const THREADS: usize = 5;
-/// The number of threads of a stress test with a slow back end. It is high, so that many calls are
-/// running when a rename begins.
+/// Threads of a stress test with a slow back end: so many that calls are running when a rename
+/// begins.
 const THREADS_MANY: usize = 24;
 /// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
@@ -78,8 +78,8 @@ impl<'v> Storm<'v> {
 
     /// Counts `calls` more calls. Returns false once enough calls were made.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. The count of calls only ends the stress test. No other memory is
-        // published with it.
+        // ORDERING: Relaxed. The count of calls only ends the stress test, and publishes no other
+        // memory.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
@@ -119,13 +119,12 @@ impl<'v> Storm<'v> {
         vfs.release(&file, handle);
         let (from, to) = ((dir, name("new")), (dir, name("current")));
         vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
-        // ORDERING: Relaxed. Readers expect at least the published version. If they load an older
-        // version, they only check less.
+        // ORDERING: Relaxed. A reader with an older version only checks less.
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the file that holds the current version. It must be at least the version that was
-    /// published before the read began.
+    /// Reads the file that holds the current version. The version must be at least the one that was
+    /// published before the read.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. A stale number only makes the check weaker.
@@ -148,8 +147,8 @@ impl<'v> Storm<'v> {
         String::from_utf8_lossy(&buf[..count]).into_owned()
     }
 
-    /// Makes a file. Then removes the file while it is open, or keeps it and sometimes gives it a
-    /// second name.
+    /// Makes a file, and removes it while it is open, or keeps it and sometimes gives it a second
+    /// name.
     fn make(&self, turn: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let text = format!("made{turn}");
@@ -177,7 +176,7 @@ impl<'v> Storm<'v> {
 const TURNS_MIN: u64 = 4;
 
 /// Runs the threads of a stress test, which move directories, make files and read files. Returns
-/// the number of files that must exist at the end, and the number of directory moves.
+/// how many files must exist at the end, and how many moves there were.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {
@@ -189,8 +188,7 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
             unfinished.store(0, Ordering::Relaxed);
         });
         let calls = [1, 5, 7].get(racer.thread).copied().unwrap_or(6);
-        // ORDERING: Relaxed. The counts of calls and of unfinished threads only end the stress
-        // test. No other memory is published with them.
+        // ORDERING: Relaxed. The counts only end the stress test, and publish no other memory.
         while storm.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
             match racer.thread {
                 0 => storm.move_above(turn),
@@ -255,8 +253,6 @@ fn storm_with_numbers(links: Links, [call, rename]: [Duration; 2], threads: usiz
     println!("{calls} calls of the back end");
 }
 
-/// Runs a stress test of moves, writes and reads over a back end that has no inode numbers
-/// ([`Memory`]).
 fn storm_without_numbers([call, rename]: [Duration; 2], threads: usize, calls: u64) {
     let fs = Arc::new(Memory::new(call, rename));
     let memory = fs.get_ref();

@@ -33,7 +33,7 @@ pub(crate) enum At {
     Call,
     /// The rename has got its paths and has not begun.
     BeforeRename,
-    /// The back end has made the rename, but the call has not returned yet.
+    /// The back end has made the rename, but has not returned yet.
     AfterRename,
 }
 
@@ -44,12 +44,10 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// Set only by control tests. If it is set, a call of this back end asks this namespace for the
-    /// path of its file, without a path lock. So a rename can make such a path invalid during the
-    /// call.
+    /// For control tests: a call of this back end asks this namespace for the path of its file,
+    /// without a path lock. So a rename can make the path invalid during the call.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
-    /// The number of calls of the back end whose path led to another file than the one for which
-    /// the namespace made the call.
+    /// Number of calls of the back end whose path led to another file than the namespace meant.
     pub(crate) strays: AtomicU64,
     pub(crate) calls: AtomicU64,
 }
@@ -88,8 +86,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a back end in which each call sleeps for the time `call`. A rename sleeps for half
-    /// of the time `rename` before the change, and for the other half after the change.
+    /// Returns a back end in which each call sleeps for the time `call`, and a rename for half of
+    /// `rename` before the change and for half of it after.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),
@@ -98,14 +96,14 @@ impl PathTree {
         })
     }
 
-    /// Returns the content of the file at `path`. Reads the back end directly.
+    /// Returns the content of the file at `path`, from the back end.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).ok()?;
         Some(state.files[&ino].bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`. Reads the back end directly.
+    /// Returns the names in the directory at `path`, from the back end.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).expect("a directory");
@@ -128,22 +126,21 @@ impl PathTree {
         }
     }
 
-    /// Gets the path of `node`, pauses, and then returns the inode to which that path leads.
+    /// Gets the path of `node`, pauses, and then returns the inode to which the path leads.
     fn at(&self, node: Node<'_>) -> Result<u64, Errno> {
         let path = self.path(node)?;
         (self.pause)(At::Call, &path);
         self.meant(node, &path)
     }
 
-    /// Returns the inode to which `path` leads now. If it is not the inode of `node`, the call has
-    /// reached a wrong file. Such calls are counted in `strays`.
+    /// Returns the inode to which `path` leads now. Counts a call that has reached another inode
+    /// than `node` in `strays`.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);
         let found = self.state.lock().resolve(path)?;
         if found != node.ino() {
-            // ORDERING: Relaxed. The count is a statistic. It is read after all threads have been
-            // joined.
+            // ORDERING: Relaxed. The count is read after all threads have been joined.
             self.strays.fetch_add(1, Ordering::Relaxed);
         }
         Ok(found)

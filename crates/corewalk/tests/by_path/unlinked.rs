@@ -1,5 +1,4 @@
-//! Tests of files that are unlinked or replaced while they are open, with a back end that finds
-//! files by path only.
+//! Tests of files that are unlinked or replaced while they are open, over a back end by path.
 
 use std::sync::Arc;
 use std::time::Duration;

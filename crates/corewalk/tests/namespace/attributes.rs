@@ -1,7 +1,7 @@
 //! Concurrent changes of attributes, and permission checks during them.
 //!
-//! Each test stops one thread inside the back end, when the thread has made its checks but not yet
-//! its change. Then the test lets another thread run as far as possible, and checks the result.
+//! Each test stops one thread inside the back end, between its checks and its change. Then another
+//! thread runs as far as possible, and the result is checked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -49,9 +49,8 @@ fn set_acl(vfs: &Vfs, file: &InodeRef<'_>, value: &[u8]) -> Result<(), Errno> {
     vfs.setxattr(&Cred::root(), file, XATTR_ACCESS, value, XattrMode::Set)
 }
 
-/// Runs `first` until its back end stops. Then runs `second` on a thread called `second_name` until
-/// that thread sleeps or has ended. Then runs `look`, lets both closures end, and returns the
-/// result of `look`.
+/// Runs `first` until its back end stops, then `second` on a thread called `second_name` until it
+/// sleeps or has ended. Then runs `look`, lets both end, and returns the result of `look`.
 fn overlap<R>(
     stop: &Stop,
     second_name: &str,
@@ -77,8 +76,8 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // Create the file with set-user-ID, so that no earlier `setattr` sets the bit. The first
-    // `setattr` of the back end is then the one that clears the bit.
+    // Create the file with set-user-ID, so that the first `setattr` of the back end is the one that
+    // clears it.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
@@ -99,8 +98,8 @@ fn write_never_changes_a_file_with_set_user_id() {
     assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod was lost");
 }
 
-/// If only the namespace changes the files of a back end, an append must write at `end`, the end
-/// that the caller passes.
+/// An append must write at the caller's `end` if only the namespace changes the files of the back
+/// end.
 #[test]
 fn append_writes_at_the_end_that_the_caller_gives() {
     let vfs = new();
@@ -148,8 +147,7 @@ fn truncation_clears_set_user_id_without_fsetid() {
 }
 
 /// A chmod during a write must not be lost, even if the server looks up the writer's credentials
-/// only during the write. After that lookup, no other thread may change the mode until the bytes
-/// are written.
+/// only during the write. After that lookup, the mode cannot change until the bytes are written.
 #[test]
 fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a late look", Duration::from_secs(60));
@@ -218,7 +216,7 @@ fn change_after_a_panic_of_the_back_end_succeeds() {
 }
 
 /// Trap X3: a second panic during unwinding must not abort the process. A back end with a poisoned
-/// lock panics in each call, also in the `forget` of a reference that is dropped while unwinding.
+/// lock panics in each call, also in the `forget` of a reference that is dropped during unwinding.
 #[test]
 fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));
@@ -247,7 +245,7 @@ fn panic_of_forget_during_unwinding_is_contained() {
     assert_eq!(forgotten.load(Ordering::Relaxed), 1, "the last reference was not dropped");
 }
 
-/// Makes a file that user 2 owns. Its ACL lets only user 3 read it.
+/// Makes a file of user 2, readable for user 3 alone.
 fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     tree(vfs, &["f"]);
     let f = walk(vfs, "f").unwrap();
@@ -258,8 +256,8 @@ fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
 }
 
 /// A permission check must not mix the old owner with the new ACL. User 2 owns a file whose ACL
-/// denies the owner. First the owner becomes root, and only then does the ACL allow the owner to
-/// read. So user 2 must never be allowed to read the file.
+/// denies the owner. First the owner becomes root, then the ACL allows the owner to read. So user 2
+/// may never read the file.
 #[test]
 fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));
@@ -286,7 +284,6 @@ fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     assert_eq!(may_read(), Err(Errno::ACCESS), "after");
 }
 
-/// A permission check must end even if the attributes change during each of its reads.
 #[test]
 fn permission_check_ends_despite_constant_changes() {
     let _watchdog = Watchdog::start("a check under a storm", Duration::from_secs(60));
@@ -305,7 +302,7 @@ fn permission_check_ends_despite_constant_changes() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // The number of reads of the ACL: `access` was called twice. Each time it read the ACL four
-    // times without the attribute lock, and then once under this lock.
+    // Reads of the ACL: two calls of `access`, each with four reads without the attribute lock and
+    // one under it.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

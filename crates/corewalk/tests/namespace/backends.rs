@@ -1,9 +1,8 @@
-//! A tmpfs with a hook around its calls. These tests use it wherever a plain tmpfs is not enough.
+//! A tmpfs with a hook around its calls.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
-//! which may wait, panic, return an error or change the tmpfs. The hook may also replace the inode
-//! numbers that the tmpfs reports. Most tests pass a closure as the hook. The shuttle models use
-//! this file too.
+//! often a closure, which may wait, panic, return an error, change the tmpfs, or replace inode
+//! numbers. The shuttle models use this file too.
 
 use std::ops::ControlFlow;
 
@@ -14,8 +13,8 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// The call that a [`HookedTmpfs`] is about to pass to its tmpfs, or has passed to it. The inode
-/// numbers are those that the namespace sees.
+/// A call of the tmpfs below a [`HookedTmpfs`]. The inode numbers are those that the namespace
+/// sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.
@@ -54,8 +53,8 @@ pub(crate) enum Call<'a> {
 
 /// A hook around the calls of a back end.
 pub(crate) trait Hook: Send + Sync + 'static {
-    /// Called before and after each call of the namespace to the tmpfs, for example a lookup.
-    /// `call` tells which call it is. If this hook returns an error, the namespace gets that error.
+    /// Called before and after calls of the namespace to the tmpfs, such as a lookup (`call`). The
+    /// namespace gets an error of this hook.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
     /// Returns the tmpfs's own number of the inode that the namespace sees as `ino`.

@@ -1,10 +1,9 @@
-//! A test of the order of errors. An unprivileged user makes the same calls in a namespace and on
-//! the host, on equal trees.
+//! A test of the order of errors: an unprivileged user makes the same calls in a namespace and on
+//! the host.
 //!
-//! Each round makes one random tree in the namespace and on the host. The owners and modes of some
-//! files make calls fail. The same random calls are then made on both, until one succeeds and so
-//! may change the tree. If several errors apply to a call, namespace and host must report the same
-//! error.
+//! Each round makes one random tree in the namespace and on the host, where owners and modes of
+//! some files make calls fail. The same random calls are made on both, until one succeeds and may
+//! have changed the tree. If several errors apply to a call, both must report the same one.
 //!
 //! On the host, a thread without privileges makes the calls. If the tests do not run as root, the
 //! user that runs them makes the calls and owns all files.
@@ -31,15 +30,15 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user that makes the calls if the tests run as root. On most systems it is `nobody`.
+/// The user that makes the calls if the tests run as root, usually called `nobody`.
 const USER: u32 = 65534;
 /// The number of trees.
 const ROUNDS: u32 = 600;
 /// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
-/// The directories in which calls are made, and one file (`p`). The caller may always search the
-/// directory `t`, because the path `t/d` leads through it.
+/// The directories in which calls are made, and one file (`p`). The caller may search `t`, because
+/// the path `t/d` leads through it.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
@@ -84,8 +83,8 @@ fn caller() -> Caller {
     }
 }
 
-/// Returns a random tree. If a test makes a hard link to a file, the user owns that file, because
-/// the host's setting `protected_hardlinks` forbids links to other files.
+/// Returns a random tree. The user owns each file that a test links, because the host's setting
+/// `protected_hardlinks` forbids links to other files.
 fn random_tree(rng: &mut Rng) -> Vec<Entry> {
     let dir = |path, mode, owner| Entry { path, mode: S_IFDIR | mode, owner };
     let file = |path, mode, owner| Entry { path, mode: S_IFREG | mode, owner };
@@ -193,8 +192,8 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a tree on the host. Sets the modes of the files and directories only after all were
-    /// made. Otherwise the mode of a directory could prevent the creation of files in it.
+    /// Makes a tree on the host, and sets all modes at the end. Otherwise a directory's mode could
+    /// prevent the creation of files in it.
     fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));
@@ -234,8 +233,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Makes each received call on the host with the user's credentials, and sends the answer. Runs on
-/// a thread of its own.
+/// Makes each received call on the host with the user's credentials, and sends the answer.
 fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));
@@ -260,7 +258,7 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // Drop the sender at the end, even after a panic, so that the serving thread ends.
+        // Dropped at the end, even after a panic: the serving thread then ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

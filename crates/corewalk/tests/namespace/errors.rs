@@ -1,7 +1,6 @@
 //! The order of errors, and the attributes of new and changed files, as on Linux.
 //!
-//! If several errors apply to a call, the tests expect the one that Linux 6.18 returns for the same
-//! call on ext4 and tmpfs.
+//! If several errors apply to a call, the tests expect that of Linux 6.18 on ext4 and tmpfs.
 
 use std::sync::Arc;
 
@@ -31,8 +30,6 @@ fn chmod(vfs: &Vfs, path: &str, mode: u32) {
     vfs.setattr(&Cred::root(), &walk(vfs, path).unwrap(), &set).unwrap();
 }
 
-/// If a directory is linked to an existing name, the link must fail with `EEXIST` before any other
-/// error, whether or not the cache has the name.
 #[test]
 fn link_of_a_directory_onto_an_existing_name_is_eexist() {
     let vfs = strict();
@@ -76,8 +73,8 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     );
 }
 
-/// The creation of a file under an existing name must fail with `EEXIST`, even if the file system
-/// is full and the cache does not have the name.
+/// The creation of an existing name must fail with `EEXIST`, even if the file system is full and
+/// the name is not cached.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
     let vfs = over(Tmpfs::new(TmpfsOptions::default().with_inodes_max(3)));
@@ -91,8 +88,6 @@ fn existing_name_on_a_full_file_system_is_eexist() {
     }
 }
 
-/// Each operation on a name below a regular file must fail with `ENOTDIR`, whatever the caller's
-/// credentials.
 #[test]
 fn name_in_a_file_is_enotdir() {
     let vfs = new();
@@ -163,8 +158,8 @@ fn fallocate_by_another_user_clears_set_user_id() {
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
 }
 
-/// Setting or removing a `security` attribute must need a capability, even for the owner. Reading
-/// it needs none. Without the capability, even the removal of an absent attribute is refused.
+/// Setting or removing a `security` attribute, even an absent one, must need a capability. Reading
+/// needs none.
 #[test]
 fn security_attributes_need_a_capability_to_change() {
     let capability = |bytes, version: u8| {
@@ -212,7 +207,7 @@ fn security_attributes_need_a_capability_to_change() {
 }
 
 /// A write, a truncation or a chown of a file that its group may not execute must keep set-group-ID
-/// if the caller may set that bit. A caller in the group or with `CAP_FSETID` may set it.
+/// for a caller in the group or with `CAP_FSETID`.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();
@@ -281,8 +276,6 @@ fn directory_is_made_with_set_group_id_of_its_parent_only() {
     }
 }
 
-/// For invalid arguments, and for other kinds than regular files, fallocate(2) and lseek(2) must
-/// fail as on Linux.
 #[test]
 fn fallocate_and_seek_have_the_errors_of_linux() {
     use Fallocate as F;

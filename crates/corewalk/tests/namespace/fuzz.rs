@@ -1,8 +1,9 @@
 //! Fuzz tests of paths, ACLs and extended attributes.
 //!
-//! Three properties are checked. A path must lead to the same entry in the namespace and on the
-//! host, where openat2(2) with `RESOLVE_IN_ROOT` resolves it in an equal tree. An ACL value must
-//! either be refused, or be read back as it was stored.
+//! Three properties are checked:
+//! - A path leads to the same entry in the namespace and on the host, where openat2(2) with
+//!   `RESOLVE_IN_ROOT` resolves it in an equal tree.
+//! - An ACL value is either refused, or read back as it was stored.
 //!
 //! After a sequence of changes, the extended attributes must equal the model's. The model is a map
 //! in which the test makes the same changes.
@@ -38,7 +39,7 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// A copy of the test's tree in a directory of the host. Dropping the value removes the copy.
+/// A copy of the test's tree on the host, removed when the value is dropped.
 struct HostTree(PathBuf);
 
 impl HostTree {
@@ -62,13 +63,12 @@ impl Drop for HostTree {
     }
 }
 
-/// Resolves `path` on the host to a file or directory of the test's tree. Returns its index in the
-/// tree.
+/// Resolves `path` on the host to an entry of the test's tree. Returns its index.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // openat2(2) of a path with `..` fails with `EAGAIN` if another program renames any
-            // file during the call. Then try again.
+            // openat2(2) of a path with `..` fails with `EAGAIN` during any rename of another
+            // program. Then try again.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }
@@ -124,14 +124,12 @@ fn fuzz_names_and_paths_resolve_as_on_the_host() {
     }
 }
 
-/// Stores the ACL in `input`, reads it back, and returns the number of its entries.
 fn store_acl(fs: &Tmpfs, file: Node<'_>, input: &[u8]) -> Result<usize, Errno> {
     let Some(mut acl) = Acl::from_xattr(input)? else { return Ok(0) };
     assert_eq!(Acl::from_xattr(&acl.to_xattr()), Ok(Some(acl.clone())));
     assert_eq!(acl.to_xattr().len(), input.len());
     fs.set_acl(file, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     let kept = fs.get_acl(file, AclKind::Access).unwrap();
-    // An ACL that is equivalent to a mode is not stored. Only the mode is stored.
     assert_eq!(kept.unwrap_or_else(|| Acl::from_mode(acl.mode())), acl);
     let (mode, inherited) = acl.inherit(0o640);
     assert_eq!(mode, 0o640 & acl.mode());
@@ -168,7 +166,6 @@ fn take_number(input: &mut &[u8]) -> usize {
     take(input, 1).first().copied().map_or(0, usize::from)
 }
 
-/// Lists the attributes of `node` and reads each of them. Returns the names and the values.
 fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let list = fs.listxattr(node).unwrap();
     let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());

@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns a random operation on a certain directory, on the directory's name, or on a file in the
-/// directory. A fifth of the operations remove the directory.
+/// Returns a random operation on one directory or on a file in it. A fifth of the operations remove
+/// the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -69,8 +69,8 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: threads make random operations concurrently. There must be a
-/// sequential order of these operations that explains all answers.
+/// Traps T12, T13, T15, T26, P8: a sequential order of random concurrent operations must explain
+/// all answers.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -85,9 +85,9 @@ fn histories_over_tmpfs_are_linearizable() {
     }
 }
 
-/// The answers of concurrent operations must fit one sequential order even if the back end delays
-/// every call, and eviction and invalidation run in parallel. The cache must not keep an answer
-/// that is stale when it arrives (traps T25, P12).
+/// The answers of concurrent operations must fit one sequential order, even with a slow back end,
+/// eviction and invalidation. The cache must not keep an answer that is stale when it arrives
+/// (traps T25, P12).
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));
@@ -118,9 +118,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             });
             record(&world, seed, random_op)
         });
-        // A ref-walk looks up the names of a path at several instants, so its result need not be
-        // linearizable. Do not check a history with a walk that fell back to ref-walk. The
-        // statistics count such walks.
+        // A ref-walk looks up the names of a path at several instants. So skip a history with a
+        // walk that fell back to ref-walk.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {
@@ -131,7 +130,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
 }
 
 /// A removal of a directory and concurrent creations in it must fit one sequential order. If the
-/// removal succeeds, the directory has no entries. Otherwise lookups find its entries.
+/// removal succeeds, the directory has no entries. Otherwise lookups find them.
 #[test]
 fn histories_of_rmdir_beside_create_are_linearizable() {
     let _watchdog = Watchdog::start("histories of rmdir", Duration::from_secs(300));

@@ -10,13 +10,12 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, Hook, HookedTmpfs};
 use crate::fixtures::{name, over};
 
-/// A back end that another machine changes. That machine removes the directory `d` with a file `x`,
-/// and makes a directory `e` with another `x`. `e` gets the inode number of `d`, with the next
-/// generation.
+/// A back end that another machine changes: it removes the directory `d` with a file `x`, and makes
+/// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The inode numbers of the directories `d` and `e` in the tmpfs. This hook reports both with
-    /// the number of `d`, as if the number was reused.
+    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as that of `d`, as if
+    /// it was reused.
     numbers: (u64, u64),
 }
 
@@ -82,21 +81,20 @@ impl Reused {
         self.vfs.invalidate(&self.vfs.root(), name("d")).unwrap();
     }
 
-    /// Looks up a name in the root on behalf of a client, and counts the lookup. The client must
-    /// return it by `forget`.
+    /// Looks up a name in the root for a client, which must return the lookup by `forget`.
     fn look(&self, name: &[u8]) -> Result<u64, Errno> {
         look_by_ino(&self.vfs, self.vfs.root().ino(), name)
     }
 }
 
-/// Looks up a name on behalf of a client, in the directory with the inode number `parent`. Counts
-/// the lookup, so the client must later return the reference by `forget`.
+/// Looks up a name for a client, in the directory with the inode number `parent`. The client must
+/// later return the lookup by `forget`.
 fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }
 
 /// Traps T19, P6: the number of a directory is reused with another generation. A lookup by that
-/// number must not find names that were cached below the directory that had the number before.
+/// number must not find names that were cached below the old directory.
 #[test]
 fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     let reused = Reused::new();
@@ -114,9 +112,8 @@ fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     assert_eq!(look_by_ino(vfs, d.ino, b"x"), Ok(new), "by number");
 }
 
-/// Traps P5, P6: an inode number was reused, so two directories have it, and a client holds lookups
-/// of both. The client's forgets name only the number. They must drop the lookups of the older
-/// directory first, and only then those of the newer one.
+/// Traps P5, P6: two directories have the same reused inode number, and a client holds lookups of
+/// both. Its forgets name only the number. They must drop the lookups of the older directory first.
 #[test]
 fn forget_drops_lookups_of_the_older_inode_first() {
     let reused = Reused::new();
@@ -136,9 +133,9 @@ fn forget_drops_lookups_of_the_older_inode_first() {
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// Two inodes have the same inode number. In the first part of the test, the client holds two
-/// lookups of the older inode only, and `forget` must drop one of them. In the second part, the
-/// client holds one lookup of each inode, and a single `forget` must drop both.
+/// Two inodes have the same number. First the client holds two lookups of the older inode, and
+/// `forget` must drop one of them. Then it holds one lookup of each inode, and one `forget` must
+/// drop both.
 #[test]
 fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     let reused = Reused::new();
@@ -157,8 +154,8 @@ fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     assert_eq!(vfs.forget_all(d.ino), 0);
 }
 
-/// If two inodes have the same number, `forget_all` must drop the lookups of both, because the
-/// server's only client is gone.
+/// `forget_all` must drop the lookups of both inodes with a number, because the server's only
+/// client is gone.
 #[test]
 fn forget_all_covers_both_inodes_of_a_number() {
     let reused = Reused::new();

@@ -90,8 +90,8 @@ const CHANGES_OF_F: [fn(&Vfs); 7] = [
     |vfs| vfs.invalidate_dir(&vfs.root()).unwrap(),
 ];
 
-/// Trap T25: if a name has changed since a listing read it, the entry of the listing must not enter
-/// the cache.
+/// Trap T25: a listing's entry must not enter the cache if its name has changed since the listing
+/// read it.
 #[test]
 fn entry_from_before_a_change_is_refused() {
     for change in CHANGES_OF_F {
@@ -116,7 +116,7 @@ fn change_behind(vfs: &Vfs) {
 }
 
 /// Returns a namespace over a tmpfs. The first call of [`change_behind`] runs `change` in that
-/// tmpfs, and the namespace does not learn of the change.
+/// tmpfs, unknown to the namespace.
 fn over_changing(change: fn(&Tmpfs) -> Result<(), Errno>) -> Arc<Vfs> {
     let changed = AtomicU64::new(0);
     over(HookedTmpfs::new(move |fs, call| {
@@ -142,8 +142,8 @@ const TOLD_OF_F: [fn(&Vfs); 3] = [
     },
 ];
 
-/// Trap P12: another program removes a file that a listing has read, and then the namespace learns
-/// of the removal. The listing must not bring the name back, whether or not it was cached.
+/// Trap P12: a listing has read a file that another program then removes. Once the namespace is
+/// told, the listing must not bring the name back, whether or not it was cached.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {
@@ -169,8 +169,8 @@ fn entry_from_before_an_invalidation_is_refused() {
     }
 }
 
-/// Trap P12: a listing reads a directory's entry. Then another program moves the directory, and a
-/// lookup finds it in its new parent. The entry of the listing must not move it back.
+/// Trap P12: after a listing has read a directory's entry, another program moves the directory, and
+/// a lookup finds it in its new parent. The listing must not move it back.
 #[test]
 fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     let vfs = over_changing(|fs| {
@@ -192,8 +192,7 @@ fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     assert_eq!(d.path().unwrap(), b"/b/d");
 }
 
-/// Trap T25: if a listing read an entry before a chmod, the old mode must not be cached for
-/// permission checks.
+/// Trap T25: after a chmod, the old mode of an entry that was listed before must not be cached.
 #[test]
 fn mode_from_before_a_chmod_is_not_used() {
     for is_cached in [true, false] {
@@ -217,8 +216,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control for trap T25: a listing is begun after a removal, but gets entries that were read before
-/// the removal. It brings the removed name back, and the check must catch that.
+/// Control for trap T25: a listing begins after a removal, but gets entries from before it, and
+/// brings the removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -291,8 +290,8 @@ impl Owned<'_> {
 }
 
 /// Traps T25, T12, T13: each of several threads makes, moves and removes its own names in two
-/// directories. It must always find exactly the names that it has made. Meanwhile other threads
-/// list the directories, enter the listed entries in the cache, and evict unused entries.
+/// directories, and must always find exactly these. Meanwhile other threads list the directories,
+/// enter the listed entries in the cache, and evict unused entries.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

@@ -1,8 +1,7 @@
-//! The reference model of a namespace: a map of names, which gives the expected answer of each
-//! operation.
+//! The reference model: a map of names, which gives the expected answer of each operation.
 //!
 //! The checker of recorded histories uses the model as the sequential specification. Property tests
-//! make the same random operations on the model and on a namespace, and compare the answers.
+//! compare random operations on the model and on a namespace.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +17,8 @@ pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
-/// An operation on the model's tree. It names files and directories by their tags (`dir`, `tag`). A
-/// tag is a number that is also the user ID of the file's owner.
+/// An operation on the model's tree. It names files and directories by tags (`dir`, `tag`): numbers
+/// that are also the user ID of the file's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Looks up a name in a held directory.
@@ -192,8 +191,6 @@ impl Model {
         }
     }
 
-    /// Checks that the directory `dir` exists. Returns `ENOENT` if it was removed or replaced,
-    /// because such a directory accepts no new names.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }
@@ -216,7 +213,6 @@ pub(crate) struct World<'v> {
 }
 
 impl<'v> World<'v> {
-    /// Makes the directories 1 and 2 of [`DIRS`], and holds references on them and on the root.
     pub(crate) fn new(vfs: &'v Vfs) -> World<'v> {
         let root = vfs.root();
         let mut dirs = vec![root.clone()];

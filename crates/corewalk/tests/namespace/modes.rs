@@ -1,21 +1,18 @@
-//! Tests of permissions to change a file, and of the resulting modes. The same calls are made in a
-//! namespace and on the host.
+//! Tests of permissions to change a file, and of the resulting modes, in a namespace and on the
+//! host.
 //!
 //! Each caller makes each call of a list, on files of each owner and mode, in a namespace and on
-//! the host. In both places the call must have the same result. Afterwards the file must have the
-//! same mode, owner and attribute names in both.
+//! the host. The results must be equal, and afterwards the file's mode, owner and attribute names.
 //!
 //! The callers are an ordinary user, a user in another group, and users with capabilities. On the
 //! host, threads with exactly these privileges make the calls. If the tests do not run as root, the
-//! only caller is the user that runs them, and it owns all files.
+//! user that runs them is the only caller and owns all files.
 //!
-//! The namespace is compared with two file systems of the host: the one for temporary files, and
-//! the tmpfs in `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does.
-//! corewalk follows ext4.
+//! The namespace is compared with the host's file system for temporary files and the tmpfs in
+//! `/dev/shm`. fallocate(2) clears set-user-ID on ext4, but not on tmpfs; corewalk follows ext4.
 //!
-//! The tests leave out two calls. Linux lets any caller set an empty `security.capability` on any
-//! file, but corewalk refuses that. A chown(2) that passes neither an owner nor a group cannot be
-//! expressed with `setattr`.
+//! Two calls are left out. Linux lets any caller set an empty `security.capability` on any file;
+//! corewalk refuses that. `setattr` cannot express a chown(2) with neither an owner nor a group.
 //!
 //! Source: chmod(2), chown(2), write(2), truncate(2), utimensat(2), mkdir(2), mknod(2), xattr(7),
 //! capabilities(7); Linux since 6.2, `setattr_should_drop_suidgid`, `cap_inode_setxattr`.
@@ -41,7 +38,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user that makes the calls if the tests run as root. On most systems it is `nobody`.
+/// The user that makes the calls if the tests run as root, usually called `nobody`.
 const USER: u32 = 65534;
 /// A supplementary group of one of the callers.
 const GROUP: u32 = 7;
@@ -50,8 +47,8 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes, from the beginning of `MODES`, that are enough for some calls: those whose
-/// result does not depend on set-user-ID and set-group-ID.
+/// The number of modes, from the beginning of `MODES`, for calls whose result does not depend on
+/// set-user-ID and set-group-ID.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -84,7 +81,7 @@ impl Op {
         matches!(self, Op::Get(_) | Op::List | Op::Set(..) | Op::Remove(_))
     }
 
-    /// Returns true if the result of the call does not depend on set-user-ID and set-group-ID.
+    /// Returns true if the call has the same result without set-user-ID and set-group-ID.
     fn is_plain(self) -> bool {
         self.is_about_attributes() || matches!(self, Op::Utimes(..))
     }
@@ -313,7 +310,7 @@ fn octal(mode: u32) -> String {
     format!("{mode:o}")
 }
 
-/// A directory on the host in which calls are made. Dropping the value removes the directory.
+/// A directory on the host for calls, removed when the value is dropped.
 struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,
@@ -382,8 +379,7 @@ impl Drop for Judge {
     }
 }
 
-/// Makes each received call on the host with the credentials `cred`, and sends the answer. Runs on
-/// a thread of its own.
+/// Makes each received call on the host with the credentials `cred`, and sends the answer.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));
@@ -401,8 +397,7 @@ fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>)
     }
 }
 
-/// Returns the umask of the process. The function does not call umask(2), because that call would
-/// change it.
+/// Returns the umask of the process. umask(2) would change it.
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
@@ -422,7 +417,7 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Drop the sender at the end, even after a panic, so that the serving thread ends.
+            // Dropped at the end, even after a panic: the serving thread then ends.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);
@@ -448,8 +443,7 @@ fn answers_and_modes_are_those_of_the_host() {
     assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every pair of a file and a call on it that must be tested for a caller with
-/// the capabilities `caps`.
+/// Calls `each` with every pair of a file and a call on it, for a caller with `caps`.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

@@ -30,8 +30,7 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// An unmount must succeed even if a reader still uses an old mount table, which therefore cannot
-/// be freed yet.
+/// An unmount must succeed even if a reader still uses an old mount table.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -109,8 +108,8 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// While a thread holds a path into a mount, an umount of that mount must not succeed. Threads walk
-/// into a directory on which file systems are mounted and unmounted in turn.
+/// While a thread holds a path into a mount, an umount must not succeed. Threads walk into a
+/// directory on which file systems are mounted and unmounted in turn.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;
@@ -125,8 +124,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         };
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
-        // ORDERING(unmounted): Acquire. Pairs with the store after the umount. So each umount that
-        // is counted in the loaded value has already returned.
+        // ORDERING(unmounted): Acquire. Pairs with the store after the umount: each counted umount
+        // has already returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -146,16 +145,15 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             vfs.mount(numbered(number), &place(&vfs, "m")).unwrap();
             // ORDERING: Relaxed. A count.
             let before = visits.load(Ordering::Relaxed);
-            // ORDERING: Relaxed. The loop only waits until a walk has succeeded since the last
-            // mount.
+            // ORDERING: Relaxed. The loop only waits until a walk has succeeded.
             while visits.load(Ordering::Relaxed) == before {
                 thread::yield_now();
             }
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. Pairs with the load in the walking thread. A thread
-            // that loads this number of umounts also sees that this umount is complete.
+            // ORDERING(unmounted): Release. Pairs with the load in the walking thread, which then
+            // sees this umount as complete.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),
@@ -176,7 +174,6 @@ impl Drop for Done<'_> {
     }
 }
 
-/// If a directory is being removed, a mount on it must wait for the removal and then fail.
 #[test]
 fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     let _watchdog = Watchdog::start("a mount beside rmdir", Duration::from_secs(60));
@@ -211,7 +208,7 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// If a new file system answers the call `root` slowly, its mount must delay no other operation.
+/// A mount of a file system that answers the call `root` slowly must delay no other operation.
 #[test]
 fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));
@@ -239,7 +236,7 @@ fn mount_of_a_slow_file_system_delays_no_other() {
     vfs.umount(place(&vfs, "slow")).unwrap();
 }
 
-/// If the cache is full of entries in use, a mount must fail and must leave no entry and no file
+/// In a cache that is full of entries in use, a mount must fail, and leave no entry and no file
 /// system behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
@@ -274,8 +271,6 @@ fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     vfs.mount(tmpfs(), &m).unwrap();
 }
 
-/// A namespace accepts 1024 file systems during its life, even if few of them are mounted at the
-/// same time.
 #[test]
 fn mount_of_one_file_system_too_many_is_enfile() {
     let vfs = new();

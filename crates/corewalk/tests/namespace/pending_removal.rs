@@ -1,16 +1,16 @@
 //! Tests of the interval between a change in the back end and its appearance in the cache, for
 //! instance of a removal.
 //!
-//! The back end has made a change, for example removed a directory, but the cache still has the old
-//! names.
+//! The back end has made a change, such as the removal of a directory, but the cache still has the
+//! old names.
 //!
-//! While the cache has the old names, no other caller may get an error such as `ENOENT`, which
-//! tells that the directory is gone. Otherwise the caller could get the error and then find the
-//! directory by its name. So such a call must wait until the cache shows the change.
+//! While the cache shows the old names, no caller may get an error such as `ENOENT`, which tells
+//! that the directory is gone. A later lookup would find the directory again. So the call that
+//! meets this error waits until the cache shows the change.
 //!
-//! The back end of each test makes a change, reports to the test that it has made it, and returns
-//! only when the test says so. The tests do not depend on timing. Before they let the change
-//! return, they wait until the other thread sleeps or has ended.
+//! The back end of each test makes a change, reports it to the test, and returns only when the test
+//! says so. Before that, the test waits until the other thread sleeps or has ended. So no test
+//! depends on timing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,28 +27,26 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping};
 
-/// Returns true if `call` reports that the back end has removed or renamed the file or directory
-/// with the name `slow`.
+/// Returns true if `call` is the end of a removal or rename of `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-/// Returns a namespace whose back end stops once, until the test lets it go on. It stops after it
-/// has removed or renamed the file or directory with the name `slow`.
+/// Returns a namespace whose back end stops once, after it has removed or renamed the entry `slow`,
+/// until the test lets it go on.
 fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// Returns a namespace whose back end stops as in [`slow_back_end`]. After the stop, its back end
-/// returns ESTALE for attributes and ACLs of the inode `gone`, and for a lookup of the name `new`.
-/// The tests look up `new` only in the directory `gone`.
+/// Like [`slow_back_end`]. After the stop, the back end also returns ESTALE for attributes and ACLs
+/// of the inode `gone`, and for a lookup of `new`, which the tests look up only in `gone`.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. The store stands for the change of the back end, which every thread
-            // sees at once.
+            // ORDERING: SeqCst. Stands for a change of the back end, which every thread sees at
+            // once.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -64,8 +62,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
 }
 
 /// Starts `change` on a thread, and waits until the back end has made the change but has not
-/// returned. Then runs `act` on another thread. When `act` has ended or waits, lets the back end
-/// return. Returns the result of `act`.
+/// returned. Then runs `act` on another thread, and lets the back end return once `act` has ended
+/// or waits. Returns the result of `act`.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
@@ -107,8 +105,8 @@ fn rename_into(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Er
 const CREATES: [(&str, Create); 4] =
     [("make", make), ("tmpfile", tmpfile), ("link", link), ("rename", rename_into)];
 
-/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. If such an
-/// operation fails with ENOENT, the name `d` must not lead to the removed directory any more.
+/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. After
+/// ENOENT, the name `d` must not lead to the removed directory any more.
 fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
         let namespace = slow_back_end(slow);
@@ -126,15 +124,15 @@ fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     }
 }
 
-/// If a directory is being removed, a create in it must not return ENOENT while the directory's
-/// name still leads to the directory.
+/// A create in a directory that is being removed must not return ENOENT while the directory's name
+/// still leads to it.
 #[test]
 fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// A rename replaces a directory. While the name of the replaced directory still leads to it,
-/// creating a file in this directory must not fail with `ENOENT`.
+/// Creating a file in a replaced directory must not fail with `ENOENT` while its name still leads
+/// to it.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
@@ -147,8 +145,8 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations on a directory or a file in it. Before most of them change anything, they ask the
-/// back end: for permissions, for an inherited ACL, or to look up a name.
+/// Operations on a directory or a file in it. Most ask the back end before they change anything:
+/// for permissions, for an inherited ACL, or to look up a name.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -188,8 +186,8 @@ enum Permissions {
     Unknown,
 }
 
-/// After an operation has failed with ENOENT or ESTALE because a directory is gone, the directory's
-/// name must not lead to it. The back end of this test returns ESTALE for the removed directory.
+/// After ENOENT or ESTALE because a directory is gone, its name must not lead to it. The back end
+/// of this test returns ESTALE for the removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     // The number of `d`, the first file after the root.
     const GONE: u64 = 2;
@@ -219,23 +217,21 @@ fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     assert!(early.is_empty(), "the directory was found after the error of: {early:?}");
 }
 
-/// No operation may report that a directory is gone while its name still leads to it. In an earlier
-/// version of the cache, checks of permissions and of inherited ACLs reported that too early.
+/// No operation may report that a directory is gone while its name still leads to it. That includes
+/// checks of permissions and of inherited ACLs.
 #[test]
 fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// After a rename has replaced a directory, no operation may report that the directory is gone as
-/// long as its name still leads to it.
+/// No operation may report that a replaced directory is gone as long as its name still leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// One thread moves a file out of a directory. The directory is then empty, and another thread
-/// removes it before the rename returns. After that removal, the file must be found at its new
-/// name.
+/// One thread moves a file out of a directory, which becomes empty. Another removes it before the
+/// rename returns. After that removal, the file must be found at its new name.
 #[test]
 fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     let namespace = slow_back_end(b"x");
@@ -256,8 +252,8 @@ fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     );
 }
 
-/// A file is moved into a directory, and so the removal of the directory fails. After that error,
-/// the file must not be found at its old name.
+/// A directory's removal fails because a file is moved into it. After that error, the file must not
+/// be found at its old name.
 #[test]
 fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     let namespace = slow_back_end(b"a");
@@ -275,8 +271,8 @@ fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     assert_eq!(found, Err(Errno::NOENT), "d is not empty, but the file is at its old name");
 }
 
-/// While the last name `f` of a file is being removed, a link of the file fails. After that
-/// failure, a lookup of `f` must not find the file.
+/// A link of a file fails while its last name `f` is being removed. After that failure, a lookup of
+/// `f` must not find the file.
 #[test]
 fn link_of_a_removed_file_fails_after_its_name_is_gone() {
     let namespace = slow_back_end(b"f");
@@ -295,7 +291,7 @@ fn link_of_a_removed_file_fails_after_its_name_is_gone() {
 /// A change of the tree.
 type Change = fn(&Vfs) -> Result<(), Errno>;
 
-/// If the removal of a directory fails because another thread has just made a file in it, a later
+/// If a directory cannot be removed because another thread has just made a file in it, a later
 /// lookup must find that file.
 #[test]
 fn directory_that_is_not_empty_shows_its_new_file() {

@@ -40,8 +40,8 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Every answer of the namespace must equal that of the reference model, whatever is evicted or
-    /// invalidated between the operations (trap T15).
+    /// The namespace must answer like the reference model, whatever is evicted or invalidated
+    /// between the operations (trap T15).
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(
@@ -60,8 +60,7 @@ proptest! {
                 Noise::Prune => { vfs.prune(); }
                 Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
             }
-            // The model identifies each file by a number (its tag), so give each new file a new
-            // tag.
+            // The model identifies files by tags, so give each new file a new one.
             let op = match *op {
                 Op::Create { dir, name, .. } => Op::Create { dir, name, tag: 3 + step as u32 },
                 ref op => op.clone(),

@@ -1,9 +1,9 @@
-//! Tests of ref-walk, the fallback of a path walk that holds references. The tests change the tree
-//! during a walk.
+//! Tests of ref-walk, the fallback of a path walk that holds references, during changes of the
+//! tree.
 //!
-//! The walks of these tests search a directory with an ACL, so each walk asks the back end for this
-//! ACL. When the back end is asked, the test changes the tree. If that changes the walk's path in
-//! each lock-free attempt, the walk falls back to ref-walk.
+//! These tests walk through a directory with an ACL, so each walk asks the back end for it. The
+//! test then changes the tree. A walk whose path changes in each lock-free attempt falls back to
+//! ref-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -14,7 +14,7 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, over, remove, rename, tree, walk};
 
-/// The change that a test makes after the walk has become a ref-walk and has taken references.
+/// The change that a test makes after the walk has become a ref-walk.
 type Change = fn(&Vfs);
 
 /// The user whose walks are disturbed.
@@ -24,9 +24,8 @@ fn user() -> Cred {
 
 /// Disturbs each walk that searches a certain directory.
 ///
-/// When a walk searches `directory` in rcu-walk mode, renames the parent of `directory` away and
-/// back. When a ref-walk searches `directory` for the first time, calls `change`, the change that
-/// the test makes.
+/// When an rcu-walk searches `directory`, renames its parent away and back. When a ref-walk
+/// searches it for the first time, calls `change`.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -35,8 +34,8 @@ struct Disturber {
 }
 
 impl Disturber {
-    /// Called when a walk asks the back end for the ACL of the directory `ino`. If `ino` is
-    /// `self.directory`, changes the tree.
+    /// Called when a walk asks the back end for the ACL of `ino`. If that is `self.directory`,
+    /// changes the tree.
     fn acl_asked(&self, ino: u64) {
         if self.directory.get() != Some(&ino) {
             return;
@@ -53,8 +52,7 @@ impl Disturber {
 }
 
 /// Returns a namespace with the directories `p/d` and `q`. Renames disturb each walk through `p/d`
-/// until the walk becomes a ref-walk. When this ref-walk asks the back end for the ACL of `d`, the
-/// back end runs `change`.
+/// until it becomes a ref-walk. When it then asks for the ACL of `d`, the back end runs `change`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),
@@ -99,8 +97,8 @@ fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     found.map(|found| found.ino)
 }
 
-/// If the path of a walk changes during each lock-free attempt, the statistics must count each
-/// failed attempt, and the fallback to ref-walk once.
+/// If the path of a walk changes during each lock-free attempt, each failed attempt must be
+/// counted, and the fallback to ref-walk once.
 #[test]
 fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});
@@ -116,9 +114,8 @@ fn fallback_to_ref_walk_is_counted_once() {
     assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
-/// Traps T17, T19: a walk goes up from `p/d` by `..`. As a ref-walk, it holds `p/d` but not `p`. So
-/// `p` may have been removed, and another directory may have its slot. The walk must not go to that
-/// directory.
+/// Traps T17, T19: a ref-walk from `p/d` by `..` holds `p/d` but not `p`. So `p` may have been
+/// removed, and its slot reused for another directory. The walk must not go there.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {
@@ -141,15 +138,14 @@ fn walk_does_not_go_up_to_a_reused_slot() {
     assert_eq!(resolve(&vfs, "q/d/.."), Ok(walk(&vfs, "q").unwrap().ino()));
 }
 
-/// If a directory is moved during a ref-walk, its `..` must lead to the new parent.
 #[test]
 fn moved_directory_leads_up_to_its_new_parent() {
     let (vfs, _) = disturbed(|vfs| rename(vfs, "p/d", "q/d", RenameMode::Replace).unwrap());
     assert_eq!(resolve(&vfs, "p/d/.."), Err(Errno::NOENT));
 }
 
-/// If a ref-walk goes up to a removed directory, it must end there and take no reference, because
-/// such a directory has no inode.
+/// A ref-walk up to a removed directory must take no reference, because such a directory has no
+/// inode.
 #[test]
 fn removed_parent_is_enoent_and_nothing_is_counted() {
     let (vfs, disturber) = disturbed(|vfs| {

@@ -1,5 +1,5 @@
-//! Stress tests with many lookups during many renames. No lookup may miss an existing name, and no
-//! answer may mix two files.
+//! Stress tests with lookups during renames: no lookup may miss an existing name, and no answer may
+//! mix two files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::fixtures::{at, name, new, rename, tree, walk};
 const LOOKUPS: u64 = 10_000_000;
 const THREADS: u64 = 4;
 
-/// Runs `storm` repeatedly on one thread, until `readers` other threads have each run `read` a
-/// fixed number of times. Returns how often `storm` ran.
+/// Runs `storm` repeatedly on one thread, until each of `readers` others has run `read` a fixed
+/// number of times. Returns how often `storm` ran.
 fn under_storm(
     seed: Seed,
     readers: u64,
@@ -45,8 +45,8 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Decrements the count of running threads when it is dropped, even after a panic. The stress test
-/// ends when the count is 0.
+/// Decrements the count of running threads when it is dropped, even after a panic. At 0 the stress
+/// test ends.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -56,8 +56,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Traps T12, T13, T15: two directories, each with a file, are exchanged repeatedly. Both paths
-/// must always exist, and each must always lead to one of the two files.
+/// Traps T12, T13, T15: two directories, each with a file, are exchanged repeatedly. Each path must
+/// always lead to one of the two files.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -83,7 +83,7 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
 }
 
 /// Trap T13: a file is moved between two directories. A lookup in the first directory, or a later
-/// lookup in the second directory, must find the file, unless two renames overlap the lookups.
+/// one in the second, must find the file, unless two renames overlap the lookups.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -98,9 +98,9 @@ fn renamed_file_is_never_without_a_name() {
         100_000,
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            // ORDERING(moves): SeqCst. The test compares two lookups with the renames that have
-            // begun and ended. So it needs one order of all operations on the counters `begun` and
-            // `ended` and on the names `a/f` and `b/f`.
+            // ORDERING(moves): SeqCst. The test compares lookups with the renames that have begun
+            // and ended. That needs one order of all accesses to `begun`, `ended`, and the names
+            // `a/f` and `b/f`.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -139,8 +139,7 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // Make one rename at a time, in this cycle: from `d` to `long`, from `long` to `odd`, and from
-    // `odd` to `d`.
+    // One rename at a time: from `d` to `long`, then to `odd`, and back to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -198,8 +197,8 @@ fn confined_walk_never_leaves_its_root() {
     assert!(found.load(Ordering::Relaxed) > 0, "no walk succeeded");
 }
 
-/// Trap P9: concurrent renames between all pairs of directories, also of parents and children, must
-/// end.
+/// Trap P9: concurrent renames between all pairs of directories, including parents and children,
+/// must end.
 #[test]
 fn renames_between_all_pairs_end() {
     let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
@@ -213,8 +212,7 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // After the renames, the directories must still form a tree. So visit all directories from the
-    // root, and check that each one has a path to the root.
+    // The directories must still form a tree: each one has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -277,14 +275,14 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Renames two directories in turn: the outer one is above a mount point, and the inner one is in
-/// the mount. Each gets the names a, b and c in this order, again and again.
+/// Renames two directories in turn: the outer one is above a mount point, and the inner one in the
+/// mount. Each gets the names a, b and c in turn.
 ///
-/// The renames alternate, so only six of the nine pairs of names ever exist. A path with one of the
-/// other three pairs combines names of different instants.
+/// Only six of the nine pairs of names ever exist. A path with one of the other three combines
+/// names of different instants.
 ///
-/// During the renames, two threads call `translate`, each of them `each` times. `translate` returns
-/// the path of a file in the mount.
+/// Two threads call `translate`, `each` times each, during the renames. `translate` returns the
+/// path of a file in the mount.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,
@@ -328,9 +326,8 @@ fn path_across_mounts_is_valid_at_one_instant() {
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Control for traps T8 and P8: a path that is joined from two translations, one on each side of
-/// the mount point, must be caught. If the threads share a CPU, a rename seldom comes between the
-/// two translations.
+/// Control for traps T8 and P8: a path is joined from two translations, one on each side of the
+/// mount point. (On one CPU, a rename seldom comes between the two.)
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

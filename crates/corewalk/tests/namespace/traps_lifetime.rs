@@ -2,8 +2,8 @@
 //! T43 to T51, T54, T55, P8, P12, and the memory budget.
 //!
 //! In these tests an object dies while other threads use it, or there are very many objects. Some
-//! tests check how long the work takes. They measure the CPU time of the working thread, because
-//! load on the machine hardly changes it. They compare two amounts of work in the same run.
+//! compare how long two amounts of work take in the same run. They measure the CPU time of the
+//! working thread, which load on the machine hardly changes.
 //!
 //! | module | traps |
 //! |---|---|
@@ -31,7 +31,6 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Runs `work`. Returns the CPU time of the calling thread for it, and its result.
 fn cpu_time<R>(work: impl FnOnce() -> R) -> (Duration, R) {
     let before = thread_clock();
     let result = work();

@@ -1,8 +1,8 @@
 //! Traps T4 to T32: bugs of other name caches in lookup, fill, rename and path translation.
 //!
-//! Each group of tests has a control: if the steps are deliberately wrong, the same check must
-//! fail. Traps that are not tested here are tested in the modules `storms` and `histories`, or
-//! cannot occur. docs/developing/races.md shows why they cannot.
+//! Each group of tests has a control: with deliberately wrong steps, the same check must fail.
+//! Other traps are tested in the modules `storms` and `histories`, or cannot occur
+//! (docs/developing/races.md).
 
 mod confined;
 mod fills;
@@ -14,8 +14,8 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Racer};
 use corewalk_testkit::rng::Seed;
 
-/// Calls `change` on one thread, `changes` times in all. Meanwhile two threads call `read`, each at
-/// least a thousand times.
+/// Calls `change` on one thread, `changes` times. Meanwhile two threads call `read`, each at least
+/// a thousand times.
 fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) + Sync) {
     let done = AtomicBool::new(false);
     race::run(3, Seed::choose(), |mut racer| {
@@ -23,8 +23,7 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
             let _done = Done(&done);
             for i in 0..changes {
                 change(i);
-                // Yield regularly, so that on a busy machine the readers also run between the
-                // changes.
+                // On a busy machine, yield so that the readers run between the changes.
                 if i % 61 == 0 {
                     thread::yield_now();
                 }

@@ -1,5 +1,5 @@
-//! Tests of renames to names that the cache does not have. The namespace first asks the back end
-//! for a rename that replaces nothing. It looks the name up only if that rename fails.
+//! Tests of renames to names that the cache does not have. The namespace first asks for a rename
+//! that replaces nothing, and looks the name up only if that fails.
 
 use std::sync::{Arc, Mutex};
 
@@ -39,8 +39,8 @@ impl Log {
     }
 }
 
-/// Returns a namespace with the files `paths`. Its cache does not have the name `forgotten`. Its
-/// back end logs its calls, and answers the first rename with `first`.
+/// Returns a namespace with the files `paths`, of which `forgotten` is not cached. Its back end
+/// logs its calls, and answers the first rename with `first`.
 fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
     let log = Log::default();
     let written = log.clone();
@@ -109,7 +109,7 @@ fn rename_onto_an_uncached_name_of_the_same_file_changes_nothing() {
 }
 
 /// A rename to an uncached name first uses a flag of renameat2(2) that forbids replacement. If the
-/// back end does not support the flag, the rename must look up the name and then rename without it.
+/// back end does not support it, the rename must look up the name and then rename without it.
 #[test]
 fn back_end_without_no_replace_is_asked_for_the_name() {
     for refusal in [Errno::INVAL, Errno::NOSYS] {

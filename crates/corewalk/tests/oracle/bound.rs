@@ -15,9 +15,9 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// The two trees of the test, which translates directories to paths. In the first tree, paths have
-/// so many names that renames disturb nearly every attempt. In the second tree, paths change their
-/// depth. So a translation that writes into a buffer must start again with more space.
+/// The two trees of the test, which translates directories to paths. In one, paths have so many
+/// names that renames disturb nearly every attempt. In the other, paths change their depth, so a
+/// translation into a buffer must start again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.
@@ -29,15 +29,14 @@ const RENAMES: u64 = 10_000;
 const FALLBACKS: u64 = 20;
 
 /// Trap T9: however often directories on the path are renamed, each translation must end after a
-/// fixed number of attempts. The last attempt is under the lock that blocks moves of directories.
-/// The renaming thread must make progress meanwhile.
+/// fixed number of attempts. The last one is under the lock that blocks moves of directories. The
+/// renaming thread must make progress meanwhile.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // Some translations of a directory to its path must fall back to the lock that blocks moves of
-    // directories. If all threads share one CPU, few renames happen during a translation. So the
-    // test does not require fallbacks then.
+    // A translation of a directory to its path falls back to the lock that blocks moves of
+    // directories. Some must, except on one CPU, where few renames happen during a translation.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
@@ -65,16 +64,16 @@ fn processors() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
 }
 
-/// Binds the calling thread to a CPU. Without that, a busy machine may run both threads of the test
-/// on one CPU for a long time.
+/// Binds the calling thread to a CPU. Otherwise a busy machine may run both threads of the test on
+/// one.
 fn stay_on(cpu: usize) {
     let mut only = CpuSet::new();
     only.set(cpu);
     sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through randomly chosen doors (interfaces that return a path), and checks how many
-/// attempts each call makes.
+/// Translates through random doors (interfaces that return a path), and checks how many attempts
+/// each call makes.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
@@ -96,8 +95,8 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories on the translated paths, mostly the topmost one, until the translating
-/// thread is done.
+/// Renames directories on the translated paths, mostly the topmost, until the translating thread is
+/// done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.

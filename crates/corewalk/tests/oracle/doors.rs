@@ -1,6 +1,6 @@
 //! A door is one of the interfaces by which the tests ask the namespace about the tree: a
-//! translation of a file to its path, a lookup or a walk. For each answer, the door also returns
-//! its claim: the names that the tree must have had if the answer is true.
+//! translation of a file to its path, a lookup or a walk. It also returns the claim of each answer:
+//! the names that the tree must have had if it is true.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,10 +15,9 @@ use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 /// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// The claim that an answer makes about the tree. The state of the tree is a few variables, for
-/// example the name of a directory that is renamed. For each variable, the claim has the set of
-/// values with which the answer can be true. If no state of the tree can give the answer, the claim
-/// is an error text.
+/// The claim that an answer makes about the tree. A state of the tree is the values of a few
+/// variables, such as the name of a renamed directory. The claim has, for each variable, the values
+/// with which the answer is true. If there are none, the claim is an error text.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
@@ -33,14 +32,14 @@ pub(crate) struct Door<'a> {
 
 /// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
 pub(crate) const PASSES: u64 = 4;
-/// Maximum number of lock-free attempts of one path translation by inode number. The first attempt
-/// takes no reference on the inode. After it come up to `PASSES` attempts with a reference.
+/// Maximum number of lock-free attempts of a path translation by inode number: one without a
+/// reference on the inode, and up to `PASSES` with one.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of failed lock-free attempts in one translation of a file to its path in a
-/// buffer. The translation makes up to `PASSES` attempts with a small read set.
+/// Maximum number of failed lock-free attempts of a translation into a buffer. The first attempts,
+/// up to `PASSES`, use a small read set.
 ///
-/// If the last attempt finds that the path has too many names, that attempt does not count as
-/// failed. Then up to `PASSES` more attempts use a large read set.
+/// A last attempt that finds too many names on the path does not count as failed. Up to `PASSES`
+/// more attempts then use a large read set.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {
@@ -63,7 +62,7 @@ fn door<'a>(
     Door { name, passes_max, ask: Box::new(ask) }
 }
 
-/// Returns a door for each interface that translates a file or directory of the tree into its path.
+/// Returns a door for each interface that translates an entry of the tree into its path.
 pub(crate) fn translations<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.extend(from_elsewhere(tree));
@@ -143,8 +142,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The reported kind of the path (inside or outside of the root) must be true at the
-            // same instant as its text.
+            // The kind of the path (inside or outside of the root) must be true at the same instant
+            // as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -158,9 +157,9 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors (interfaces of the namespace) that look up names of directories. The directories
-/// are renamed meanwhile, so a name exists only from time to time. The answer that a name does not
-/// exist is judged too: it must have been true at one instant.
+/// Returns doors (interfaces of the namespace) that look up names of directories, which are renamed
+/// meanwhile. The answer that a name does not exist is judged, too: it must have been true at one
+/// instant.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -187,9 +186,9 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a door (an interface of the namespace) that walks along a path. Renames are running, so
-/// the path exists only from time to time. A failed walk makes no claim about the tree, because any
-/// of the names may have been missing. A ref-walk makes no claim either, because it is no snapshot.
+/// Returns a door (an interface of the namespace) that walks along a path, which exists only from
+/// time to time. A failed walk makes no claim about the tree, because any name may have been
+/// missing. Nor does a ref-walk, because it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         /// The count of ref-walks at this thread's last successful walk.
@@ -219,7 +218,7 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
 }
 
 /// Returns a wrong door (an interface that returns a path) for control tests. It asks for each name
-/// of the path separately. Each name is right, but the names are of different instants.
+/// of the path separately, so the names are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {

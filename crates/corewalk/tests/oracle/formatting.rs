@@ -1,7 +1,6 @@
-//! Patterns of the paths that can exist in the test's tree. Renames change the names and places of
-//! some files and directories. In the model, each such file or directory is a *variable*, and its
-//! present name and place are the variable's value (see `judge`). So the names in a path show the
-//! values of variables.
+//! Patterns of the paths that can exist in the test's tree. Each file or directory that renames
+//! change is a *variable*, whose value is its present name and place (see `judge`). So the names in
+//! a path show the values of variables.
 
 use crate::judge::Seen;
 
@@ -10,11 +9,11 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// A part of a path that depends on a variable, for example on a directory that is renamed.
+    /// A part of a path that depends on a variable: a file or directory that is renamed.
     ///
-    /// The first field is the index of the variable. The second field has each possible form of the
-    /// part, for example each name of the directory. With each form it has the values of the
-    /// variable that lead to this form (one bit per value). At most one form matches a given path.
+    /// The first field is the index of the variable. The second lists each form of the part, such
+    /// as each name of the directory, with the variable's values that lead to it (one bit per
+    /// value). At most one form matches a given path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
@@ -23,17 +22,16 @@ pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// Returns a part of a path that depends on one variable, such as a directory that is renamed. If
-/// the variable has the value `n` (the directory has its name number `n`), the part is `forms[n]`.
+/// Returns a part of a path that depends on one variable, such as the name of a renamed directory.
+/// It is `forms[n]` if the variable has the value `n`.
 pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Compares `path` with the pattern `parts`. The names in the path show which names and places the
-/// renamed files and directories (the variables) had. Removes all other values from the sets in
-/// `seen`, and returns `seen`. Returns None if `path` does not match the pattern. Such a path can
-/// never have existed.
+/// Matches `path` against the pattern `parts`. Each variable of the pattern is a directory or file
+/// that is renamed, and its name in `path` tells its state. Removes all other states from `seen`
+/// and returns it. Returns None if `path` does not match, because such a path never existed.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)
@@ -46,8 +44,8 @@ fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]>
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // `names` must match whole names of the path. So the byte after `names` must be a
-                // slash, or the path must end there.
+                // The names must match whole names of the path, so a slash follows, or the path
+                // ends.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
             Part::One(variable, forms) => {

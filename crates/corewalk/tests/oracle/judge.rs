@@ -3,38 +3,37 @@
 //! The state of the tree is a few *variables*, each with a few values. A variable is, for example,
 //! the name of a directory, or the parent of a file.
 //!
-//! Only one thread changes a variable, by one rename each time. A rename is recorded with the ticks
-//! of the clock before and after it. An answer is recorded with the clock before and after the
-//! call, and with its claim: the values that some variables must have had.
+//! One thread changes a variable, by one rename each time. A rename is recorded with the clock's
+//! ticks before and after it. An answer is recorded with the clock before and after the call, and
+//! with its claim: the values that some variables must have had.
 //!
 //! # Instants
 //! The clock counts ticks. Instant `k` is the time between tick `k - 1` and tick `k`. An answer
 //! between the clock values `before` and `after` was given in one of the instants `before..=after`.
 //!
 //! A rename between the ticks `invoked` and `returned` took place in one of `invoked+1..=returned`.
-//! It gives a variable (for example the name of a directory) a new value. The variable *can have*
-//! this value from instant `invoked+1` until the next rename of this variable has returned.
+//! The renamed variable *can have* its new value from instant `invoked+1` until its next rename has
+//! returned.
 //!
 //! # Why variables are judged separately
-//! An answer claims values of several variables. Suppose that there is an instant `k` in which each
-//! variable, judged alone, can have the value that the answer claims. Then all can have had these
-//! values at once.
+//! An answer claims values of several variables. Suppose that in instant `k` each variable, judged
+//! alone, can have its claimed value. Then all can have had these values at once.
 //!
 //! Proof: choose a moment inside `k`. Let the rename that gives a variable its value take place
-//! before this moment, and the next rename of this variable after it. The recorded ticks of both
-//! renames allow that. Renames of one variable keep their order, and renames of different variables
-//! do not depend on each other. So an answer can be true if and only if there is such a `k`.
+//! before this moment, and the next rename of this variable after it. The recorded ticks allow
+//! that, and renames of different variables do not depend on each other. So an answer can be true
+//! if and only if there is such a `k`.
 //!
 //! # Answers of one thread
-//! A thread gives its answers one after the other. So if an answer shows a rename of a variable, a
-//! later answer must not show the variable's older value.
+//! A thread gives its answers one after the other. So after an answer that shows a rename, the
+//! thread must not show the variable's older value.
 //!
-//! [`Judge`] assumes that each answer was given as early as possible: in the first instant in which
-//! it can be true. It does not go back before the instant that it chose for the answer before. So
-//! its choice is never later than the true instant, and it never refuses a true answer.
+//! [`Judge`] assumes that each answer was given in the first instant in which it can be true, but
+//! not before the instant chosen for the last answer. So its choice is never later than the true
+//! instant, and it never refuses a true answer.
 //!
-//! [`Judge`] checks the answers of one thread. It does not check whether answers of different
-//! threads are consistent with each other.
+//! [`Judge`] checks the answers of one thread, not whether those of different threads are
+//! consistent.
 //!
 //! Source: Herlihy and Wing, 1990; Gibbons and Korach, "Testing shared memories", 1997.
 
@@ -45,9 +44,8 @@ pub(crate) const VARIABLES: usize = 6;
 /// No claim about a variable.
 pub(crate) const ANY: u8 = u8::MAX;
 
-/// The claim of an answer about the names and places of the files and directories that are renamed
-/// (the variables). For each variable it has the set of values that do not contradict the answer.
-/// Each value is one bit.
+/// The claim of an answer about names and places of renamed files and directories (the variables):
+/// for each, the values that do not contradict the answer, one bit per value.
 pub(crate) type Seen = [u8; VARIABLES];
 
 /// One answer.
@@ -62,8 +60,8 @@ pub(crate) struct Answer {
     pub(crate) door: u8,
 }
 
-/// A value of a variable, such as a name of a directory. Also the first and the last instant in
-/// which the recorded renames allow the variable to have this value.
+/// A value of a variable (such as a name of a directory), with the first and the last instant in
+/// which the variable may have it according to the recorded renames.
 #[derive(Clone, Copy, Debug)]
 struct State {
     value: u8,
@@ -94,10 +92,9 @@ impl Life {
         self.states.push(State { value, first: invoked + 1, last: u64::MAX });
     }
 
-    /// Finds the first instant, at or after `instant`, in which this variable may have had one of
-    /// the values in `seen` (one bit per value). A variable is, for example, the name of a
-    /// directory. Begins at the state with index `at`, and sets `at` to the index of the state that
-    /// it finds.
+    /// Finds the first instant, at or after `instant`, in which this variable may have had a value
+    /// in `seen` (one bit per value). Begins at the state with index `at`, and sets `at` to the
+    /// state that it finds.
     fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
         loop {
             let state = self.states.get(*at)?;
@@ -108,9 +105,8 @@ impl Life {
         }
     }
 
-    /// Returns the instants (ticks of the clock) in which `answer` can be true, as far as this
-    /// variable is concerned. During the call of `answer`, these are the instants in which the
-    /// variable may have had one of the values in `seen`. The result consists of ranges.
+    /// Returns the ranges of instants in which the variable may have had a value in `seen`, during
+    /// the call of `answer`.
     fn instants(&self, answer: &Answer, seen: u8) -> impl Iterator<Item = (u64, u64)> {
         let (before, after) = (answer.before, answer.after);
         let within = move |state: &State| (state.first.max(before), state.last.min(after));
@@ -129,8 +125,8 @@ impl Judge {
     /// Returns the first instant in which `answer` was true.
     ///
     /// # Errors
-    /// Returns a description of the answer and the recorded renames if there is no instant in which
-    /// the answer can be true. After that, the caller must not use this `Judge` again.
+    /// Returns a description of the answer and the recorded renames if the answer can be true in no
+    /// instant. The caller must not use this `Judge` again.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {
@@ -169,9 +165,9 @@ mod tests {
     use super::*;
     use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-    /// Returns the recorded values of two variables (such as names of directories). The first has
-    /// the value 0. A rename in instant 11 or 12 of the clock makes it 1, and another in 14 or 15
-    /// makes it 0 again. The second has the value 0, and becomes 1 in one of the instants 15 to 17.
+    /// Returns the recorded values of two variables. The first is 0, becomes 1 in instant 11 or 12
+    /// of the clock, and 0 again in 14 or 15. The second is 0, and becomes 1 in one of the instants
+    /// 15 to 17.
     fn lives() -> [Life; 2] {
         let (mut a, mut b) = (Life::new(0), Life::new(0));
         a.change(10, 12, 1);
@@ -193,9 +189,8 @@ mod tests {
     #[test]
     fn answer_is_accepted_exactly_in_its_instants() {
         assert_eq!(first(0, 5, [0, 0]), Some(0));
-        // In these answers, only the first variable of `lives` matters. Because of its renames, it
-        // can be 0 up to instant 12, and again from instant 14 on. It can be 1 in the instants 11
-        // to 15.
+        // Only the first variable of `lives` matters here. It is 0 up to instant 12 and from 14 on,
+        // and 1 from 11 to 15 (the instant of a rename is known only as a range).
         assert_eq!(first(12, 12, [0, 0]), Some(12));
         assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
         assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that returned in instant 14");
@@ -222,7 +217,7 @@ mod tests {
     fn answers_of_one_thread_do_not_go_back() {
         let mut judge = Judge::default();
         // While the two answers are given, a rename changes the second variable of `lives` from 0
-        // to 1. The first answer shows 1. So the second answer must not show 0.
+        // to 1. If the first answer shows 1, the second must not show 0.
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
         assert!(
             judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(),
@@ -240,8 +235,8 @@ mod tests {
         assert_eq!(Judge::default().judge(&lives(), &seen), Ok(13));
     }
 
-    /// The values that a variable (such as the name of a directory) has had, which the random test
-    /// knows. Each value comes with the instant in which the variable got it.
+    /// The values that a variable had in the random test, each with the instant in which it got the
+    /// value.
     type Truth = Vec<(u64, u8)>;
 
     /// Returns random recorded variables, their true values, and the last instant.
@@ -269,8 +264,8 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// Checks that [`Judge`] never refuses a true answer. In this test one thread gives the answers
-    /// in order. The recorded start and end of each call contain the instant of its answer.
+    /// [`Judge`] must never refuse a true answer. One thread gives the answers in order, each at an
+    /// instant between the recorded start and end of its call.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());
@@ -284,9 +279,8 @@ mod tests {
                 let after = instant + rng.below(end + 1 - instant);
                 let mut seen = [ANY; VARIABLES];
                 for (variable, truth) in truths.iter().enumerate() {
-                    // Make a true answer. If a rename changes a variable in the instant in which
-                    // the answer is given, the answer may show the old or the new value. But it
-                    // must not show an older value than an earlier answer did.
+                    // Make a true answer. At the instant of a rename, it may show the old or the
+                    // new value, but none older than an earlier answer did.
                     let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
                     while of(states[variable]) < instant
                         || (of(states[variable]) == instant && rng.chance(1, 2))
@@ -303,8 +297,7 @@ mod tests {
         }
     }
 
-    /// Checks that [`Judge`] finds the first instant in which an answer can be true. The test
-    /// compares the result with a search that tries all instants of the call.
+    /// [`Judge`] must find the same instant as a search that tries all instants of the call.
     #[test]
     fn first_instant_is_that_of_an_exhaustive_search() {
         let report = ReportSeed::new(Seed::choose());

@@ -7,8 +7,8 @@
 //!
 //! The clock is read before and after each rename and each answer. Then the module `judge` checks
 //! each answer: was there an instant during the call at which the tree could have had all the names
-//! in the answer? Ten million answers are judged. The module `windows` divides the test into
-//! periods, so that no answer is stored for long.
+//! in the answer? The module `windows` divides the test into periods, so that no answer is stored
+//! for long.
 //!
 //! | module | content |
 //! |---|---|
@@ -53,10 +53,9 @@ const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000
 const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500 };
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
-/// Traps T1, T8, T9, P8: the test translates ten million paths, through every interface, while the
-/// names change on all levels of the tree. Each path must have existed at one instant. The test is
-/// divided into windows (periods of time), in each of which all renamers and translators must make
-/// progress.
+/// Traps T1, T8, T9, P8: ten million paths are translated, through every interface, while names
+/// change on all levels of the tree. Each path must have existed at one instant. In each window
+/// (period) all renamers and translators must make progress.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -70,9 +69,9 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: if a translation of a file to its path blocks moves of directories by a lock, the
-/// path must have existed at one instant. The paths of this test have more names than a translation
-/// into a buffer can check without this lock. So each translation takes the lock.
+/// Traps T9, P8: a path that was translated under the lock against moves of directories must have
+/// existed at one instant. The paths here have so many names that each translation into a buffer
+/// takes this lock.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
@@ -84,8 +83,7 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");
 }
 
-/// Traps T12, T13: each result of a lookup must have been true at one instant, whether the name was
-/// found or missing.
+/// Traps T12, T13: each result of a lookup, found or missing, must have been true at one instant.
 #[test]
 fn lookup_results_were_true_at_one_instant() {
     let _watchdog = Watchdog::start("lookups and misses", Duration::from_secs(300));
@@ -114,9 +112,8 @@ fn assert_judged(found: &Report, answers: u64) {
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Translates a file to its path by the interface `door`, which returns wrong paths on purpose.
-/// Stops when a path is found that did not exist at one instant during its call, and returns the
-/// error. Fails if no such path is found in the usual number of calls.
+/// Translates a file to its path by `door`, which returns wrong paths on purpose, until a path did
+/// not exist during its call. Returns that error. Fails if the usual number of calls finds none.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -126,16 +123,15 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control for trap P8: each name of a path was right when it was read, but the names were read at
-/// different times. The test must notice that the path as a whole did not exist.
+/// Control for trap P8: each name of a path was right when it was read, but at different times.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: each call returns the path that was right at the call before, and that may not have
-/// existed during this call. The test must detect such an answer.
+/// Control: each call returns the path that was right at the call before, and may not have existed
+/// since.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

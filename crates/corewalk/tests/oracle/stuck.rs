@@ -1,9 +1,9 @@
-//! Tests of readers while a rename hangs in its back end, before or after the back end has made the
-//! change. In both cases the readers must get the old state without waiting.
+//! Tests of readers while a rename hangs in its back end, before or after the change. The readers
+//! must get the old state without waiting.
 //!
-//! While a rename hangs, an operation waits only if it must ask the back end about the rename's old
-//! or new name. Such operations are other changes of these names, and a lookup of the new name if
-//! the cache does not have it.
+//! While a rename hangs, an operation waits only if it must ask the back end about the old or the
+//! new name. That is another change of these names, or a lookup of the new name without a cached
+//! answer.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -20,8 +20,7 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// The test fails if a read takes longer than this while a rename hangs in the back end. A read
-/// that does not wait for the rename is faster, even on a busy machine.
+/// The longest time that a read may take while a rename hangs in the back end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -57,8 +56,8 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns two namespaces, whose back ends hang in the rename that `self` describes. The first
-    /// back end hangs before it makes the rename, and the second after it.
+    /// Returns two namespaces, whose back ends hang in the rename that `self` describes: before
+    /// they make it, and after.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -79,8 +78,8 @@ fn number(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     walk(vfs, path).map(|found| found.ino())
 }
 
-/// Runs `hanging`, and then `read` while `hanging` hangs. Returns the result of `read`, or None if
-/// `read` had to wait.
+/// Runs `hanging`, and then `read` while it hangs. Returns the result of `read`, or None if that
+/// had to wait.
 fn read_beside<T: Send>(
     vfs: &Vfs,
     stop: &Stop,
@@ -110,8 +109,8 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs in the back end, lookups of names must give the same results
-/// as before the rename. So must translations of files to their paths.
+/// Traps T13, P7: while a rename hangs in the back end, lookups and path translations must give the
+/// same results as before it.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));
@@ -119,8 +118,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // Look up three missing names, so that the cache has negative dentries of them. The
-            // name `b/unknown` is not looked up here, so the cache has no dentry of it.
+            // These lookups make negative dentries of three missing names. The cache has no dentry
+            // of `b/unknown`.
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();
@@ -150,8 +149,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
     }
 }
 
-/// A hanging rename must not delay changes of other names in its two directories, even while
-/// another directory is moved. Later readers of the new names must not wait either.
+/// A hanging rename must not delay changes of other names in its directories, nor their readers.
+/// That holds even while another directory is moved.
 #[test]
 fn changes_during_a_hanging_rename_succeed() {
     let _watchdog = Watchdog::start("changes beside a hanging rename", Duration::from_secs(300));
@@ -171,9 +170,8 @@ fn changes_during_a_hanging_rename_succeed() {
     }
 }
 
-/// After too many failed lock-free attempts, a path translation takes the lock that blocks moves of
-/// directories. It must not wait for a move that hangs in the back end. So a move must not hold
-/// that lock while it calls the back end.
+/// A path translation that has failed too often takes the lock that blocks moves of directories. A
+/// move that hangs in the back end must not hold that lock.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;
@@ -202,8 +200,8 @@ fn locked_translation_during_a_hanging_move_succeeds() {
     }
 }
 
-/// Control: during a hanging rename, a lookup of the new name, which is not in the cache, must
-/// wait. Then it returns the result of the rename.
+/// Control: during a hanging rename, a lookup of the new name without a cached answer must wait,
+/// and then return the result of the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));

@@ -10,9 +10,8 @@
 //!       s, mnt/        in the one made as x1, a file and a mount point; in the mount:
 //!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
-//! Names are short, too long to be inline in a dentry, or as long as possible. A variable stands
-//! for a name or a parent directory that renames change. Each variable takes each of its values
-//! again and again.
+//! Names are inline in a dentry, too long for that, or as long as possible. A variable stands for a
+//! name or a parent directory that renames change. It takes each of its values again and again.
 
 use std::sync::Arc;
 
@@ -32,15 +31,14 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The directory [`MOVED`] has four values: combinations of its parent and its name, with one bit
-/// each. In this set are the values whose parent is the directory [`WAY`].
+/// Those of the four values of [`MOVED`] (parent and name, with one bit each) whose parent is the
+/// directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns the names that a file or directory can get by renames. `variable` is the number of the
-/// file or directory, such as [`TOP`]. Its value is an index in the result. No other entry in the
-/// same directories has one of these names.
+/// Returns the names that renames give to `variable`, such as [`TOP`]. Its value is an index in the
+/// result. No other entry in the same directories has one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -60,9 +58,8 @@ fn tmpfs() -> Arc<Tmpfs> {
 /// chains make paths longer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// The number of nested directories named `q` directly below the directory [`TOP`]. All other
-    /// files and directories are below them. So each path of a file has at least this many names
-    /// after the name of `TOP`.
+    /// Number of nested directories `q` directly below [`TOP`], with all other files below them. So
+    /// each path of a file has at least this many names after that of `TOP`.
     pub(crate) below_top: usize,
     /// The directory [`MOVED`] is either in [`WAY`], or below a chain of nested directories `q`.
     /// This is the number of directories in the chain.
@@ -83,9 +80,8 @@ pub(crate) struct Tree<'v> {
     /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// All pairs of a parent directory and a name that renames give to the files and directories of
-    /// the tree. There is a list of pairs for each file or directory that is renamed, such as
-    /// [`TOP`].
+    /// All pairs of a parent directory and a name that renames give to files and directories, with
+    /// a list per renamed file or directory, such as [`TOP`].
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 
@@ -159,8 +155,8 @@ impl<'v> Tree<'v> {
         drawn + u8::from(drawn >= now)
     }
 
-    /// Prepares a rename of the file [`LEAF`] to its place number `to`: sometimes makes a file
-    /// there, which the rename then replaces. Does nothing if `variable` is not `LEAF`.
+    /// Prepares a rename of the file [`LEAF`] to place `to`: sometimes makes a file there, which
+    /// the rename replaces.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];
@@ -207,16 +203,16 @@ impl<'v> Tree<'v> {
         vec![one(MOVED, parts)]
     }
 
-    /// Returns the path from the directory [`MOVED`] to a directory in it. There are two, and
-    /// renames exchange them, so that each gets the name of the other. `which` selects one.
+    /// Returns the path from the directory [`MOVED`] to one of its two directories whose names
+    /// renames exchange. `which` selects one.
     pub(crate) fn to_swapped(&self, which: usize) -> Vec<Part> {
         let mut parts = forms(SWAP);
         parts.rotate_left(which);
         vec![one(SWAP, parts)]
     }
 
-    /// Returns the path to the file [`LEAF`] from its directory: the one that was first called
-    /// `x0`, and that renames exchange with `x1`.
+    /// Returns the path of the file [`LEAF`] from its directory, which was first called `x0` and is
+    /// exchanged with `x1`.
     pub(crate) fn to_leaf(&self) -> Vec<Part> {
         let parts = forms(LEAF)
             .into_iter()

@@ -1,13 +1,11 @@
 //! Concurrent renamers and translators, judged window by window.
 //!
 //! The test is divided into windows (periods of time). In a window, each translator makes a fixed
-//! number of translations, and each renamer makes at least a fixed number of renames. A thread that
-//! has done its share continues until all threads have done theirs, so renamers and translators
-//! always run together.
+//! number of translations, and each renamer at least a fixed number of renames. A thread continues
+//! until all have done their share, so renamers and translators always run together.
 //!
-//! If the renamers or the translators make no progress, the watchdog ends the test. At the end of a
-//! window, the translators compare their answers with the recorded renames. Then all records are
-//! dropped.
+//! If renamers or translators make no progress, the watchdog ends the test. At the end of a window,
+//! the translators compare their answers with the recorded renames, which are then dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
@@ -33,10 +31,9 @@ pub(crate) const DISTURBED: u64 = 1000;
 pub(crate) struct Extent {
     /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// Maximum number of windows (periods of time) of a test run. Normally a run ends after
-    /// `windows` windows. A run needs at least [`DISTURBED`] answers during which a rename has
-    /// begun or ended. If threads share a CPU, there may be fewer. Then the run goes on, up to this
-    /// maximum.
+    /// Maximum number of windows (periods) of a run. A run normally ends after `windows`, but needs
+    /// [`DISTURBED`] answers during which a rename has begun or ended. On one CPU such answers are
+    /// rarer, and the run goes on up to this maximum.
     pub(crate) windows_max: u64,
     /// The number of questions of each translator in each window.
     pub(crate) questions: u64,
@@ -68,8 +65,8 @@ struct Race<'a> {
     doors: &'a [Door<'a>],
     extent: Extent,
     clock: Clock,
-    /// The number of threads that have not yet done their share in the current window (period of
-    /// the test). A thread's share is a minimum number of translations or renames.
+    /// The number of threads that have not yet done their share (a minimum number of translations
+    /// or renames) in the current period of the test.
     behind: AtomicU64,
     ends: Barrier,
     lives: RwLock<Vec<Life>>,
@@ -77,8 +74,7 @@ struct Race<'a> {
 }
 
 /// Asks for paths through random `doors` (interfaces that return a path), while renamers rename
-/// every part of the tree. Ends after the number of periods (windows) that `extent` says, or at the
-/// first wrong answer.
+/// every part of the tree. Ends after `extent` periods, or at the first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -152,8 +148,8 @@ impl Race<'_> {
     }
 
     /// Compares the answers of one translating thread with the recorded renames, and adds the
-    /// counts and the first error to the report. `wrong` is an error that the thread has found
-    /// before: an answer that is false in every state of the tree.
+    /// counts and the first error to the report. `wrong` is an earlier error: an answer that is
+    /// false in every state of the tree.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);
@@ -182,9 +178,8 @@ impl Race<'_> {
         Ok(Answer { before, after, seen, door: number as u8 })
     }
 
-    /// Ends a window (a period of the test). Waits until all threads have recorded their renames
-    /// and answers of this window. Then runs `judge`, and waits until all threads have run their
-    /// `judge`. Returns true after the last window.
+    /// Ends a window (a period of the test): waits until all threads have recorded their renames
+    /// and answers, runs `judge`, and waits until all have. Returns true after the last window.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {
@@ -194,9 +189,8 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // All threads read the same values of `windows`, `disturbed` and `wrong`. A thread changes
-        // these only when all threads have again reached the barrier `ends`, at the end of the next
-        // window (period of the test).
+        // `windows`, `disturbed` and `wrong` change only after the barrier `ends` of the next
+        // window (period of the test), so all threads read the same values.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;

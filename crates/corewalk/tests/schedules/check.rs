@@ -4,14 +4,14 @@ use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
-/// The number of schedules per scheduler, unless `COREWALK_SCHEDULES` is set. With this many, each
-/// control test (a program with a deliberate bug) fails as it must.
+/// Schedules per scheduler, unless `COREWALK_SCHEDULES` is set: enough for each control test to
+/// fail as it must.
 const SCHEDULES: usize = 600;
 /// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;
 
-/// Runs `program` under two schedulers. The first is PCT. Even in the worst case, it has a known
-/// probability of finding a bug that needs few preemptions. The second is random.
+/// Runs `program` under two schedulers: PCT, which has a known probability of finding a bug that
+/// needs few preemptions, and a random one.
 pub fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
     let schedules = std::env::var("COREWALK_SCHEDULES").map_or(SCHEDULES, |n| n.parse().unwrap());
     let seed = Seed::choose();

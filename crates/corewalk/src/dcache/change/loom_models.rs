@@ -1,8 +1,7 @@
 //! Models of names that are added to the cache again after an invalidation, and of exchanged names.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -15,12 +14,11 @@ use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// At first the name `A` refers to the file with the inode number 7, which is in use all the time.
-/// The function invalidates the name's directory. Then it calls `publish`, which adds the name
-/// again, for the file with the inode number `says`.
+/// At first the name `A` refers to the file with the inode number 7, which is in use. The function
+/// invalidates the name's directory. Then it adds the name again with `publish`, for the file with
+/// the inode number `says`.
 ///
-/// During that, a reader looks the name up with `look`. Returns how often the reader missed the
-/// name, and how often it found the name.
+/// During `publish`, a reader looks the name up with `look`. Counts how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -38,8 +36,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If the reader loads
-                // 1, its lookup sees the finished publication of the name.
+                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If this load returns
+                // 1, the lookup sees the finished publication.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -49,8 +47,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. Pairs with the reader's load of `over`. If the reader loads 1, its
-        // lookup sees all stores of `publish`.
+        // ORDERING: Release. Pairs with the reader's load of `over`. If that load returns 1, the
+        // reader's lookup sees all stores of `publish`.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -59,8 +57,8 @@ fn put_back_against_lookup(
 fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The first dentry of a file has the same slot number as the file's inode. A second dentry of
-    // the file, which `publish` must not make, would have another number.
+    // The first dentry of a file shares the inode's slot number. A second dentry, which `publish`
+    // must not make, would have another.
     assert_eq!(
         slot,
         node.inode.dentry_half(),
@@ -79,25 +77,25 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. In this test the name
-/// refers to the same file before and after the invalidation. So a lookup may find the old dentry,
-/// but only after `publish` has made it valid again.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. Here the name refers to
+/// the same file before and after it. So a lookup may find the old dentry, but only after `publish`
+/// has made it valid again.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. In this test the name
-/// refers to another file after the invalidation. So no lookup may find the old dentry any more.
+/// Trap T25: a stale answer must not enter the cache after an invalidation. Here the name refers to
+/// another file after the invalidation, so no lookup may find the old dentry.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the variant makes the old dentry valid
-/// again before it stores the new inode in it. So a reader may find the old file.
+/// Trap T25, control (a variant with the bug must fail): the old dentry becomes valid again before
+/// it gets the new inode. So a reader may find the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -155,17 +153,16 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
 }
 
 /// Trap T55: `publish` looks a dentry up and then locks it. In between, another thread may mark the
-/// dentry as a mount point. In this test the dentry is that of a directory in use, whose name was
-/// invalidated and is added again. The directory must keep this dentry.
+/// dentry as a mount point. The dentry is that of a directory in use, whose name was invalidated
+/// and is added again. The directory must keep it.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): this variant of `publish` searches for the
-/// dentry from before the invalidation only once. If another thread then marks that dentry as a
-/// mount point, the variant cannot reuse it. A correct `publish` searches again, and does not make
-/// a second dentry.
+/// Trap T55, control (a variant with the bug must fail): `publish` searches for the dentry from
+/// before the invalidation only once. If another thread then marks it as a mount point, it is not
+/// reused, and a second dentry is made.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -179,17 +176,16 @@ fn control_take_back_that_looks_once_is_caught() {
     });
 }
 
-/// Trap T55: if a directory's name is added to the cache twice, the directory must keep its dentry.
-/// This must hold even if another thread marks the dentry as a mount point meanwhile. In this test
-/// the directory is never invalidated.
+/// Trap T55: a directory whose name is added twice must keep its dentry, even if another thread
+/// marks it as a mount point meanwhile. The directory is never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): this variant of `publish` looks the dentry
-/// up only once. If another thread then marks the dentry as a mount point, the variant cannot take
-/// a reference on it. A correct `publish` looks it up again, and does not make a second dentry.
+/// Trap T55, control (a variant with the bug must fail): `publish` looks the dentry up only once.
+/// If another thread then marks it as a mount point, no reference can be taken, and a second dentry
+/// is made.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -204,9 +200,8 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges the names `A` and `B` with `exchange`, while a reader looks up first `A` and then `B`.
-/// Returns how often the two lookups were both before the exchange, how often on different sides of
-/// it, and how often both after it.
+/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Counts how
+/// often both lookups were before the exchange, on different sides of it, and after it.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -233,8 +228,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
     })
 }
 
-/// Traps T12, T13: while two names are exchanged, each name must have a file at every instant. If a
-/// reader finds a file under one name, it must not find the same file under the other name.
+/// Traps T12, T13: while two names are exchanged, each must have a file at every instant. A reader
+/// must not find one file under both names.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
@@ -243,8 +238,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the variant renames the two dentries in
-/// two separate write sections. So for a moment one of the names is missing.
+/// Trap T13, control (a variant with the bug must fail): the two dentries are renamed in separate
+/// write sections. So for a moment one of the names is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -265,9 +260,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Adds an answer of the back end to the cache with `enter_as`. Meanwhile another thread
-/// invalidates the name and then looks it up. `prepare` first sets up the cache. Returns how often
-/// the invalidation was too late to forbid caching this answer, and how often it was in time.
+/// Adds an answer of the back end to the cache with `enter_as`, after `prepare`. Meanwhile another
+/// thread invalidates the name and then looks it up. Returns how often the invalidation was too
+/// late to forbid caching, and how often in time.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -301,9 +296,8 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: after an invalidation has returned, no lookup may find an older answer of the back
-/// end. The test checks three cases: a new name, a name that was cached before, and a name to which
-/// another file is renamed.
+/// Trap T25: after an invalidation has returned, no lookup may find an older answer. Three cases: a
+/// new name, a name that was cached before, and the target of a rename.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -321,12 +315,11 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the variant checks too early whether an
-/// invalidation has cancelled its fill (the caching of the answer). The variant checks before the
-/// write section that makes the name valid.
+/// Trap T25, control (a variant with the bug must fail): `publish` checks before its write section
+/// whether an invalidation has cancelled the fill (the caching of the answer). That is too early.
 ///
-/// An invalidation after the check does not find the name, because it is not valid yet. So a stale
-/// answer may stay in the cache.
+/// An invalidation after this early check does not find the name, which is not valid yet. So a
+/// stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -1,5 +1,4 @@
-//! Tests of names that have more than one dentry in the hash table. A lookup of such a name must
-//! find only one of them.
+//! Tests of names with several dentries in the hash table, of which a lookup must find only one.
 
 use std::sync::Arc;
 
@@ -11,12 +10,12 @@ use crate::name::Name;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
-/// Adds several dentries for the name `to` to the cache, and then renames the file `from` to `to`.
-/// `entered` describes the added dentries in their order: Some is a dentry of another file, None is
-/// a negative dentry.
+/// Adds several dentries of the name `to` to the cache, and then renames the file `from` to `to`.
+/// `entered` describes these dentries in order: Some is one of another file, None a negative
+/// dentry.
 ///
-/// The rename gets the dentry with the index `target` as its target. Returns the inodes that the
-/// name `to` has after the rename, and the inode of the moved file.
+/// Returns the inodes that the name `to` has after the rename, and the inode of the moved file.
+/// `target` is the index of the dentry that the rename gets as its target.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,
@@ -58,9 +57,8 @@ fn inodes_after_rename(
     (inodes, moved.slot)
 }
 
-/// Checks that after a rename the target name leads to the moved file only. The name may have had
-/// another dentry that the rename did not know. That dentry must be gone, whatever its position in
-/// the bucket.
+/// After a rename the target name must lead to the moved file only. Another dentry of this name,
+/// unknown to the rename, must be gone, whatever its position in the bucket.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

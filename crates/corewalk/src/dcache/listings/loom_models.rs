@@ -1,9 +1,9 @@
 //! Models of a directory listing that adds a name to the cache while another thread changes the
 //! name.
 //!
-//! In these models, the back end and the cache are one number each, protected by a mutex. The
-//! number tells which file the name refers to: 1 is the old file, and 2 is the new file. In the
-//! cache, 0 means that the name is not cached.
+//! The back end and the cache are one number each, protected by a mutex. It tells which file the
+//! name refers to: 1 is the old file, and 2 the new one. In the cache, 0 means that the name is not
+//! cached.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -25,8 +25,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name from the back end, as a listing does, and adds it to the cache if that is
-    /// allowed. Returns the number of the file that it has added, or 0 if it has added none.
+    /// Reads the name from the back end, as a listing does, and adds it to the cache if allowed.
+    /// Returns the number of the added file, or 0.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();
@@ -43,8 +43,8 @@ impl Shared {
     }
 }
 
-/// Runs `change` on one thread and a listing on another. Returns three counts. They tell how often
-/// the listing added nothing to the cache, how often the old file, and how often the new file.
+/// Runs `change` on one thread and a listing on another. Counts how often the listing added
+/// nothing, the old file, and the new file to the cache.
 fn list_against(change: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(Shared {
@@ -64,8 +64,8 @@ fn list_against(change: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Changes the name in the back end and in the cache, under the name's in-lookup lock. Calls
-/// `counts` at the end to count the change.
+/// Changes the name in the back end and in the cache, under the name's in-lookup lock, and counts
+/// the change with `counts`.
 fn change_with(shared: &Shared, counts: fn(&Listings)) {
     let _in_lookup = shared.locks.lock(KEY);
     *shared.backend.lock() = NEW;
@@ -73,9 +73,9 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// Trap T25: checks that a listing does not add the old file of a name that another thread changes.
-/// That thread increments the directory's count of changes before it releases the name's in-lookup
-/// lock (L.1). So the listing sees the change when it holds this lock.
+/// Trap T25: a listing must not add the old file of a name that another thread changes. That thread
+/// increments the directory's count of changes before it releases the in-lookup lock (L.1), so the
+/// listing sees the change under this lock.
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -84,8 +84,8 @@ fn listing_beside_a_change_enters_no_older_entry() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the changing thread does not increment the
-/// directory's count of changes. So the listing does not notice the change, and adds the old file
-/// to the cache.
+/// directory's count of changes. So the listing misses the change, and adds the old file to the
+/// cache.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
@@ -93,7 +93,7 @@ fn control_change_that_does_not_count_itself_is_caught() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the changing thread looks for listings in
-/// progress too early, before it calls the back end. So it may miss a listing.
+/// progress before it calls the back end. So it may miss a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -105,18 +105,14 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// One thread lists a directory while another changes a name in it. The back end is an atomic word,
-/// and so has no locks.
-///
 /// The listing calls `begin` before it reads from the back end. The changing thread calls `counts`
-/// after its change, to increment the directory's count of changes. Returns how often the listing
-/// added nothing to the cache, how often the old file, and how often the new file.
+/// after its change. Counts how often the listing added nothing, the old file, and the new file to
+/// the cache.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
 ) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        // The two threads share the counts of listings and changes, the back end, and the cache.
         // The cache's mutex also serves as the in-lookup lock of the name.
         let backend = AtomicU64::new(OLD);
         let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
@@ -150,7 +146,7 @@ fn list_without_locks(
 
 /// Trap T25: a listing must not add an old file to the cache, even if the back end has no locks.
 /// Then only the fences in `begin` and in the drop of `NameChange` order the back end's answers and
-/// the counts of changes.
+/// the counts.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
@@ -158,7 +154,7 @@ fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
 }
 
 /// Trap T25, control (a variant with the bug must fail): the changing thread has no fence between
-/// its store in the back end and its load of the count of listings.
+/// its change of the back end and its load of the count of listings.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -175,8 +171,8 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Trap T25, control (a variant with the bug must fail): the listing increments the directory's
-/// count of listings and then reads from the back end, but without a fence in between.
+/// Trap T25, control (a variant with the bug must fail): the listing has no fence between its
+/// increment of the count of listings and its read from the back end.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -189,8 +185,8 @@ fn control_listing_without_a_fence_is_caught() {
     list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
-/// Plays another program that changes the name in the back end, and then an invalidation of the
-/// name. The invalidation calls `first` and `second`, and then drops the name from the cache.
+/// Plays another program that changes the name in the back end, and an invalidation of the name.
+/// The invalidation calls `first` and `second`, and then drops the name from the cache.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
     *shared.backend.lock() = NEW;
     first(shared);
@@ -206,18 +202,17 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// Traps T25, P12: checks that a listing adds no old file while another thread invalidates the
-/// name. The invalidation first increments the directory's count of changes. Then it cancels the
-/// fill: it forbids the thread with the name's in-lookup lock to cache its answer (L.2).
+/// Traps T25, P12: a listing must not add an old file while another thread invalidates the name.
+/// The invalidation increments the directory's count of changes, and then forbids the holder of the
+/// name's in-lookup lock to cache its answer (L.2).
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Trap P12, control (a variant with the bug must fail): the invalidation forbids the thread with
-/// the name's in-lookup lock to cache its answer. But it does not increment the directory's count
-/// of changes. So it stops only a listing that already holds the lock. A listing that takes the
-/// lock later adds the old file to the cache.
+/// Trap P12, control (a variant with the bug must fail): the invalidation forbids the current
+/// holder of the in-lookup lock to cache its answer, but does not increment the directory's count
+/// of changes. A listing that takes the lock later adds the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
@@ -225,9 +220,8 @@ fn control_invalidation_that_only_cancels_is_caught() {
 }
 
 /// Trap P12, control (a variant with the bug must fail): the invalidation increments the
-/// directory's count of changes. But it does not forbid the thread with the name's in-lookup lock
-/// to cache its answer. A listing that has already compared the count under this lock does not
-/// notice the invalidation. So it adds the old file to the cache.
+/// directory's count of changes, but does not forbid the holder of the in-lookup lock to cache its
+/// answer. A listing that has already compared the count adds the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

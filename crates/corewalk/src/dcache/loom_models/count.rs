@@ -1,9 +1,8 @@
 //! Models of [`Dcache::get_by_ino`]. This function finds a child by its name and by the inode
 //! number of its directory, without a lookup of the directory.
 //!
-//! In each model the spawned thread is the reader, and the main thread is the writer. If the roles
-//! were swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -19,8 +18,8 @@ fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Does the same as [`Dcache::get_by_ino`], but with other checks: `is_parent` replaces the check
-/// of the parent, and `is_unchanged` replaces the validation of the dentry.
+/// Like [`Dcache::get_by_ino`], with other checks of the parent (`is_parent`) and of the dentry
+/// (`is_unchanged`).
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -49,9 +48,9 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
-/// Invalidates the directory of `A`, and then lets the name `A` refer to a second file. Meanwhile a
-/// reader looks up `A` with `count`. Returns how often the lookup missed, found the first file, and
-/// found the second file.
+/// Invalidates the directory of `A`, and then lets `A` refer to a second file. Meanwhile a reader
+/// looks up `A` with `count`. Counts how often it missed, found the first file, and found the
+/// second.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -64,8 +63,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If the reader loads
-                // 1, the main thread's invalidation happened before the reader's lookup.
+                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If this load returns
+                // 1, the invalidation happened before the reader's lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -75,8 +74,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. Pairs with the reader's load of `told`. If the reader loads 1, this
-        // invalidation happened before its lookup.
+        // ORDERING: Release. Pairs with the reader's load of `told`. If that load returns 1, this
+        // invalidation happened before the reader's lookup.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -85,9 +84,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: a lookup that starts after an invalidation must not return an older answer. An
-/// invalidation increments the child generation of the directory. The lookup loads it to check
-/// whether the answer is still valid.
+/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The
+/// invalidation increments the directory's child generation, which the lookup checks.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -149,9 +147,8 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usiz
     })
 }
 
-/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none. This must
-/// hold even if the dentry of `A` is evicted and another file gets the slot of its inode during the
-/// lookup.
+/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none, even if
+/// its dentry is evicted and another file gets the slot of its inode during the lookup.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Inode));
@@ -173,20 +170,19 @@ fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(count, Reuse::Inode);
 }
 
-/// The amount that one client lookup (a unit of FUSE's `nlookup`) adds to an inode's reference
-/// count. Every other reference adds 1.
+/// The weight of one client lookup (a unit of FUSE's `nlookup`) in an inode's reference count. Any
+/// other reference weighs 1.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count.
-/// First adds 1. When the dentry is validated, adds the rest.
+/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count:
+/// first 1, and the rest after the validation.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
     Some(dcache.inodes.ino(inode))
 }
 
-/// A wrong variant of [`count_for_client`]: adds the whole [`LOOKUP`] to the inode's reference
-/// count before it validates the dentry.
+/// A wrong variant of [`count_for_client`]: adds the whole [`LOOKUP`] before the validation.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
@@ -210,8 +206,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Plays a faulty client that forgets a lookup which it has not made. If the inode's reference
-/// count is at least [`LOOKUP`], subtracts [`LOOKUP`] and returns true.
+/// Plays a faulty client that forgets a lookup which it has not made. Subtracts [`LOOKUP`] from the
+/// inode's reference count if it is large enough, and returns true then.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -221,10 +217,10 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     is_there
 }
 
-/// A reader looks `A` up for a client with `count`. If the lookup succeeds, it has added [`LOOKUP`]
-/// to the inode's reference count. At the same time the main thread changes the dentry of `A`, and
-/// plays a faulty client that forgets a lookup too many. Returns how often the reader's lookup
-/// failed, how often its references stayed, and how often the faulty client took them away.
+/// A reader looks `A` up for a client with `count`, which adds [`LOOKUP`] to the inode's reference
+/// count. The main thread changes the dentry of `A`, and plays a faulty client that forgets a
+/// lookup too many. Returns how often the lookup failed, how often its references stayed, and how
+/// often the faulty client took them.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -250,16 +246,15 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
 }
 
 /// Trap P5: a faulty client that forgets too often must not take away references of other users.
-/// The first reference of a lookup in progress belongs to the lookup, and not yet to the client.
+/// The reference of a lookup in progress does not belong to the client yet.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Trap P5, control (a variant with the bug must fail): the lookup adds the client's whole
-/// [`LOOKUP`] to the inode's reference count before it validates the dentry. So a faulty client can
-/// subtract this amount too early. If the validation then fails, the lookup subtracts it a second
-/// time.
+/// Trap P5, control (a variant with the bug must fail): the lookup counts the client's reference
+/// ([`LOOKUP`]) before it validates the dentry. A faulty client can then drop this reference too
+/// early. If the validation fails, the lookup drops it again.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

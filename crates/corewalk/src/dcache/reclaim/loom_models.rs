@@ -1,9 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! In each model the spawned thread is the reader, and the main thread evicts. If the roles were
-//! swapped, a known bug of loom would make it skip schedules (see `tally` in the crate
-//! `corewalk_base`).
+//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
+//! schedules (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -20,9 +19,8 @@ fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
-/// Evicts a dentry and uses its slot for another name. Meanwhile a reader, which has seen the old
-/// dentry before, takes a reference on it with `get`. Returns how often the reader failed to get a
-/// reference, and how often it got one.
+/// Evicts a dentry and uses its slot for another name. Meanwhile a reader of the old dentry takes a
+/// reference with `get`. Returns how often the reader failed, and how often it got one.
 fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -51,8 +49,8 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: if a dentry is evicted while a reader takes a reference on it, only
-/// one of the two succeeds. The reader never gets a reference on the next dentry in the slot.
+/// Traps T5, T7, T17, T18, T55: of an eviction and a reader that takes a reference, only one
+/// succeeds. The reader never gets a reference on the next dentry in the slot.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
@@ -70,8 +68,8 @@ fn control_get_that_validates_first_is_caught() {
 }
 
 /// Evicts the only name of an inode with `evict`. Meanwhile a reader that has found the name takes
-/// a reference on the inode. Returns how often the reader failed to get the reference, and how
-/// often it got the reference.
+/// a reference on the inode. Returns how often the reader failed, and how often it got the
+/// reference.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -85,25 +83,22 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // In some schedules both the eviction and the reader fail. The eviction sees the reader's
-        // reference and is undone. The reader sees that the dentry's sequence has changed, and
-        // gives the reference back.
+        // Both threads may fail: the eviction sees the reader's reference and is undone, and the
+        // reader sees a changed sequence and drops its reference.
         tally.hit(usize::from(is_in_use));
     })
 }
 
-/// Checks that an eviction spares the only name of an inode in use. The evicting thread changes the
-/// dentry and then reads the inode's reference count. The reader increments that count and then
-/// reads the dentry. Both use the inode's lock. So the evicting thread sees the new reference, or
-/// the reader sees the changed dentry.
+/// An eviction must spare the only name of an inode in use. It changes the dentry and then reads
+/// the inode's reference count. The reader increments that count and then reads the dentry. Both
+/// use the inode's lock, so at least one of them sees the other's step.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// Control (a variant with the bug must fail): the eviction reads the inode's reference count
-/// without the inode's lock. So it may miss the reader's reference, and evict the only name of an
-/// inode in use.
+/// Control (a variant with the bug must fail): the eviction reads the reference count without the
+/// inode's lock. So it may miss a reference and evict the only name of an inode in use.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
@@ -118,8 +113,8 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// An inode in use has two names, and each of two threads runs `evict` for one of them. Returns how
-/// often the name that the spawned thread evicts stayed, and how often it was evicted.
+/// Two threads run `evict` for the two names of an inode in use. Returns how often the spawned
+/// thread's name stayed, and how often it was evicted.
 fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -143,16 +138,13 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// Checks that two threads cannot evict both names of an inode in use. The second thread finds that
-/// its name is the only one left, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
 /// Control (a variant with the bug must fail): the eviction checks in one step whether the inode
-/// has another name, and removes its own name in a second step. So two threads may evict both
-/// names.
+/// has another name, and removes its own in a second. So two threads may evict both.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

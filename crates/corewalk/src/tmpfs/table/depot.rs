@@ -1,14 +1,13 @@
-//! The depot of an inode table: the free slots that are in no shard's free list, grouped by segment
-//! (64 slots that are allocated together).
+//! The depot of an inode table: the free slots that are in no shard's free list, by segment (64
+//! slots that are allocated together).
 //!
-//! If the depot has all 64 slots of a segment, the segment has no inodes. Then no other free list
-//! has one of its slots, so it can be freed. A few such segments are kept, for programs that
-//! repeatedly make and remove files.
+//! A segment whose 64 slots are all in the depot has no inodes, and can be freed. A few such
+//! segments are kept, for programs that repeatedly make and remove files.
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments (64 inode slots each) without inodes that the depot keeps for later use. The
-/// inode slots of 32 segments use 256 KiB.
+/// Number of segments (64 inode slots each) without inodes that the depot keeps. The slots of 32
+/// segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
@@ -18,8 +17,8 @@ const ALL: u64 = u64::MAX;
 pub(super) struct Depot {
     /// A bitmap of free slots per segment.
     free: Vec<u64>,
-    /// The segments (of 64 inode slots) of which the depot may have free slots. A segment may be in
-    /// this list twice, or although the depot has none of its slots any more.
+    /// The segments (of 64 inode slots) of which the depot may have free slots. May contain a
+    /// segment twice, or one without free slots.
     partial: Vec<u32>,
     /// The number of fully free segments.
     whole: u32,
@@ -28,9 +27,9 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// Adds free inode slots. When the depot has all 64 slots of a segment, it keeps the segment as
-    /// a spare. If it already has `SPARE_SEGMENTS` spares, it removes the segment's slots and
-    /// passes the segment to `retire`. The caller of `put` must then free that segment.
+    /// Adds free inode slots. Of a segment whose 64 slots are all free, the depot keeps up to
+    /// `SPARE_SEGMENTS` as spares. It passes others to `retire`, without their slots, and the
+    /// caller must then free them.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;
@@ -54,13 +53,12 @@ impl Depot {
         }
     }
 
-    /// Chooses a segment (a group of 64 inode slots), and moves its free slots from the depot to
-    /// the end of `slots`, the lowest slot last. If the depot is empty, moves nothing.
+    /// Moves the free slots of one segment (of 64 inode slots) from the depot to the end of
+    /// `slots`, the lowest last. Moves nothing if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // Each set bit of `bits` stands for a free slot of the segment. There is none if the
-            // segment was freed. There is also none if the list `partial` had the segment twice,
-            // and its slots were taken the first time. Then try the next segment.
+            // There is no free slot (a set bit) if the segment was freed, or was in `partial`
+            // twice. Then try the next segment.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

@@ -2,20 +2,19 @@
 //!
 //! # Mechanism
 //! A shared set of attributes is a *block* with a number. An `Mbcache` maps the key (a hash) of a
-//! set's content to the numbers of the blocks that may have this content. An array of slots, which
-//! grows and never moves, maps a number to the block and its user count, under a lock per slot.
+//! content to the numbers of blocks that may have it. A growing array of slots maps a number to the
+//! block and its user count, under a lock per slot.
 //!
 //! An inode points directly at its block. So reading attributes uses neither the cache nor the
 //! slots, and writes no shared memory.
 //!
 //! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
 //! cache, locks its slot, compares the sets, and increments the user count. The last user removes
-//! the entry before it frees the block. Trap T34 is a block that is found while its last user frees
-//! it.
+//! the entry before it frees the block (trap T34).
 //!
-//! A block does not change while it is in a slot. To change its attributes, the last user first
-//! takes the block out of the slot and the cache. After the change it searches for an equal block.
-//! So the search cannot find the user's own block (trap T38).
+//! A block does not change while it is in a slot. To change its attributes, the last user takes the
+//! block out of the slot and the cache, and afterwards searches for an equal block. So the search
+//! cannot find its own block (trap T38).
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at the slot's block. It is 0 if the
@@ -27,14 +26,13 @@
 //! The lock of a block's slot is taken after that of the inode. No thread holds two slot locks. The
 //! locks of the cache and of the list of free block numbers are taken inside a slot lock.
 //!
-//! The last user of a block may wait, with its inode's lock held, for a thread that uses the
-//! block's cache entry. Such a thread waits only for slot locks, so there is no deadlock.
+//! The last user of a block, with its inode's lock held, may wait for a thread that uses the
+//! block's cache entry. That thread waits only for slot locks, so there is no deadlock.
 //!
 //! # Limits
-//! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If their
-//! contents all differ from it, the set is not shared. So an attacker's sets with equal hashes make
-//! no long chains (trap T54). No set is shared if the cache cannot be made. If all block numbers
-//! are in use, no further set becomes shared.
+//! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If all
+//! differ from it, the set is not shared, so an attacker's sets with equal hashes make no long
+//! chains (trap T54). Nor is a set shared without a cache or a free block number.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -46,8 +44,8 @@ use corewalk_sync::SlotArena;
 
 use super::set::Set;
 
-/// Maximum number of users of a block, as in ext4. With more users, threads would often wait for
-/// the lock that protects the user count.
+/// Maximum number of users of a block, as in ext4. With more, threads would often wait for the lock
+/// of the user count.
 pub(super) const USERS_MAX: u32 = 1024;
 /// A search compares at most this many blocks that have the key (hash) of the wanted content.
 const LOOKS_MAX: u32 = 4;
@@ -64,8 +62,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True if this is the private attribute set of an inode in the queue `Xattrs::queued`, which
-    /// waits for de-duplication.
+    /// True if the set belongs to one inode, which waits in `Xattrs::queued` for de-duplication.
     pub(super) is_queued: bool,
 }
 
@@ -101,21 +98,19 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// If the user is the last user of the block (a shared set of attributes), it releases the
-    /// block and gets its content. Otherwise it stays a user.
+    /// The last user of the block (a shared set of attributes) releases it and gets its content.
+    /// Any other stays a user.
     IfLast,
 }
 
 /// The result of a release.
 pub(super) enum Released {
-    /// The caller was the only user of the shared set of attributes. The set is now the caller's
-    /// own.
+    /// The caller was the only user of the shared set, which is now its own.
     Last(Block),
-    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so the caller's
-    /// inode still uses the set.
+    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so its inode still
+    /// uses the set.
     Shared(Arc<Block>),
-    /// The caller passed [`Leave::Always`], and is no longer a user of the shared set. The set
-    /// still has other users.
+    /// The caller ([`Leave::Always`]) has left the shared set, which has other users.
     Left,
 }
 
@@ -146,7 +141,7 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
-    /// Finds a shared block whose content equals `set`, and makes the caller a user of that block.
+    /// Finds a shared block with the content of `set`, and makes the caller one of its users.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let result = self.search(key, set);
         let searches = match result {
@@ -182,16 +177,15 @@ impl Blocks {
         if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
-    /// Turns a private set of attributes into a shared one, whose only user is the caller. If all
-    /// block numbers are in use, the set stays private. Returns the set.
+    /// Turns a private set of attributes into a shared one, whose only user is the caller. Without
+    /// a free block number, the set stays private.
     pub(super) fn enter(&self, key: u64, mut block: Block) -> Arc<Block> {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
-        // A free block number has no entry in the cache (invariant K.2), so `create` does not fail
-        // with `Exists`. It may fail because the cache is full. Then later searches do not find the
-        // block, which is harmless.
+        // A free block number has no entry in the cache (invariant K.2), so `create` fails only if
+        // the cache is full. Then later searches do not find the block, which is harmless.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
@@ -211,9 +205,8 @@ impl Blocks {
                 if slot.users + 1 == USERS_MAX {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop this pointer to the block before the slot is unlocked. After the unlock,
-                // another thread may release the block as its last user. That thread takes the
-                // content out of the block, so it must have the only pointer.
+                // After the unlock, another thread may release the block as its last user, and take
+                // the content out. That needs the only pointer, so drop this one first.
                 drop(block);
                 return Released::Left;
             }
@@ -286,8 +279,8 @@ pub(super) mod audit {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the user counts of all blocks in use, by block number. Checks that only a slot
-        /// with a block has users (K.1).
+        /// Returns the user counts of all blocks in use, by block number. Checks that a slot
+        /// without a block has no users (K.1).
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
             let slots = (1..self.numbers.len_touched()).map(|number| {
                 let slot = self.slot(number).lock();

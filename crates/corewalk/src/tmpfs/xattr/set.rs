@@ -3,14 +3,13 @@
 //! # Mechanism
 //! The attributes are sorted by name. Most files have one or none, so a single one needs no list.
 //! An attribute is one allocation: the length of the name in a byte, the name, the value. ACLs are
-//! stored parsed, because they are checked more often than read as attributes.
+//! parsed, because they are checked more often than read.
 //!
 //! The key of a set of attributes (a hash) is the sum of the hashes of its attributes and ACLs.
 //! Each attribute keeps its hash, so after a change only new attributes and the ACLs are hashed.
 //!
-//! If an attribute is over 256 bytes, only its beginning, its end and a few samples in between are
-//! hashed. Sets with equal keys are compared anyway, and a full hash would cost more than the
-//! comparison.
+//! Of an attribute over 256 bytes, only the beginning, the end and a few samples are hashed. Sets
+//! with equal keys are compared anyway, and a full hash would cost more than the comparison.
 //!
 //! # Invariants
 //! - X.1: the limits of xattr(7) hold. A name is at most 255 bytes, a value at most 64 KiB, and all
@@ -29,23 +28,19 @@ pub(super) const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65536;
 /// The limit for all names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// The limit for all names and values of one inode's attributes, in bytes. It bounds the cost of
-/// copying a set of attributes that several inodes share.
+/// The limit for all names and values of one inode, in bytes. It bounds the cost of copying a
+/// shared set.
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Number of bytes that are hashed at the beginning of an attribute that is too long to be hashed
-/// completely.
+/// Number of bytes that are hashed at the beginning of a long attribute.
 const HEAD_BYTES: usize = 128;
-/// Number of bytes that are hashed at the end of an attribute that is too long to be hashed
-/// completely.
+/// Number of bytes that are hashed at the end of a long attribute.
 const TAIL_BYTES: usize = 64;
-/// An attribute that is too long to be hashed completely is sampled between its beginning and its
-/// end. This is the number of samples, words of eight bytes.
+/// Number of samples (words of eight bytes) that are hashed from the middle of a long attribute.
 const MIDDLE_WORDS: usize = 8;
-/// The bytes that are charged for each attribute besides its name and value. They cover about the
-/// overhead of the list and the allocator. So the charge for many short attributes is about the
-/// memory that they use.
+/// The bytes that are charged for each attribute besides its name and value: about the overhead of
+/// the list and the allocator.
 pub(super) const ATTR_BYTES: u64 = 48;
 /// The charge of an ACL besides its entries, in bytes.
 const ACL_BYTES: u64 = 4;
@@ -115,8 +110,7 @@ impl Set {
             + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
-    /// Checks a change of this set of attributes. Returns how the change affects the number of
-    /// bytes that are charged for the set. Changes nothing.
+    /// Checks a change of this set, without making it. Returns its effect on the charged bytes.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change
@@ -200,8 +194,8 @@ impl Set {
     }
 }
 
-/// The secret of the hash of attribute sets. It is random, because callers choose the attributes
-/// and could otherwise make sets with equal hashes (trap T54).
+/// The secret of the hash of attribute sets. Random, so that callers cannot make sets with equal
+/// hashes (trap T54).
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
@@ -288,8 +282,7 @@ impl Attrs {
         }
     }
 
-    /// Returns the index of an attribute. If the set does not have the attribute, returns the index
-    /// at which to insert it.
+    /// Returns the index of an attribute, or as an error the index at which to insert it.
     #[inline]
     fn find(&self, name: &[u8]) -> Result<usize, usize> {
         self.all().binary_search_by(|attr| attr.name().cmp(name))

@@ -1,5 +1,5 @@
-//! Tests of sets of extended attributes that several inodes share. They compare the sets with a
-//! model, check how many inodes use each set, and use the sets in several threads.
+//! Tests of sets of extended attributes that several inodes share: against a model, with counts of
+//! their users, and in several threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -64,10 +64,9 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks the invariants K.1, K.2 and X.2. Each block (a shared set of attributes) must have a
-/// user, and as many users as inodes that point at it. The space used of the file system must be
-/// the bytes of all sets, each counted once. `inos` are all inodes with attributes. No file may
-/// have content.
+/// Checks the invariants K.1, K.2 and X.2. Each block (a shared set of attributes) must have as
+/// many users as inodes point at it, at least one. The space used must be the bytes of all sets,
+/// each counted once. `inos` are all inodes with attributes. No file may have content.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -108,9 +107,8 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back, so that the next change is the first one
-    /// for a long time. After such a change, the inode's set of attributes is de-duplicated at
-    /// once.
+    /// Sets the time of the inode's last change far back. After the next change, the inode's set of
+    /// attributes is then de-duplicated at once.
     Rest(usize),
     Share,
 }
@@ -243,8 +241,8 @@ fn control_uncharged_set_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: a full block (a shared set with 1024 users) must not be examined again and again. A
-/// search must skip it, and must find it again when the block loses a user.
+/// Trap T39: searches must skip a full block (a shared set with 1024 users), and find it again when
+/// it loses a user.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -257,8 +255,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // The files use three blocks: two with the maximum number of users, and one with 10. Remove the
-    // 10 files, and then one file of a full block, so that this block has space for one new user.
+    // Two blocks have the maximum number of users, and one has 10. Remove these 10 files, and one
+    // file of a full block, which then has space for one new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -270,8 +268,7 @@ fn block_has_at_most_1024_users() {
 }
 
 /// Trap T38: inode `b` changes a set of attributes that only `b` uses, so that it equals the set of
-/// inode `a`. The search for an equal set must then find the set of `a`, and not the changed set of
-/// `b` itself.
+/// `a`. The search for an equal set must find that of `a`, not the changed set of `b` itself.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -305,10 +302,9 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // Each of the 20 inodes first set `user.a`, and searched the index for an equal set. All 20
-    // searches missed, because each inode before had made its set private again by setting
-    // `user.b`. Then `maintain` searched for the 20 sets of two attributes. The first search
-    // missed, and the other 19 hit.
+    // All 20 searches for `user.a` missed, because each inode before had made its set private again
+    // by setting `user.b`. Then `maintain` searched for the 20 sets of two attributes: one miss, 19
+    // hits.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -317,9 +313,9 @@ fn queued_inode_is_shared_by_maintain() {
     audit(&fs, inos);
 }
 
-/// A set of attributes that waits for de-duplication is not shared, and takes memory of its own. So
-/// the number of waiting inodes must be bounded. If the queue is full, the sets of further inodes
-/// must be shared at once, even if they change again and again.
+/// A set of attributes that waits for de-duplication takes memory of its own, so the number of
+/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared at
+/// once, even if they change again and again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -338,8 +334,8 @@ fn inodes_beyond_the_limit_share_at_once() {
     audit(&fs, inos);
 }
 
-/// If there is no space for the changed set beside the old one, the set must be changed in place.
-/// The changed set must be shared like any other set.
+/// If there is no space for a changed set beside the old one, the set must be changed in place, and
+/// then be shared like any other.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));
@@ -366,8 +362,8 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // The inodes `a` and `b` share a set of attributes. So a change of `a` needs a copy of the set,
-    // for which there is no space. When `b` has dropped the set, `a` may change it in place.
+    // The inodes `a` and `b` share a set of attributes. A change of `a` needs a copy, for which
+    // there is no space. When `b` has dropped the set, `a` may change it in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -395,15 +391,15 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // The files `a` and `b` share one set of attributes. So a change of `a` needs a copy of the
-    // set, for which there is no space.
+    // The files `a` and `b` share one set of attributes. A change of `a` needs a copy, for which
+    // there is no space.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
-    // Only `c` uses its set of attributes, so the set is changed in place. That needs no space if
-    // the set does not become larger.
+    // Only `c` uses its set of attributes, which is therefore changed in place. That needs no space
+    // if the set does not grow.
     set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");
@@ -413,9 +409,9 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A call that fails for lack of space de-duplicates the queued sets of attributes (those of inodes
-/// that changed repeatedly) and tries again. That does not help an inode with too many attribute
-/// names. So in this case the queued sets must stay queued.
+/// A call that fails for lack of space de-duplicates the queued sets of attributes and tries again.
+/// That does not help an inode with too many attribute names, so then the queued sets must stay
+/// queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -468,13 +464,13 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: an attacker can choose attributes such that many sets of attributes have the same
-/// hash. Such a set must be compared with only a few other sets, and then not be shared.
+/// Trap T54: sets of attributes that an attacker has made with equal hashes must be compared with
+/// only a few others, and then not be shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // The hash reads only some words in the middle of a long value. The values of this test differ
-    // in other words, so their sets have equal hashes.
+    // The hash reads only some words in the middle of a long value. The values here differ in other
+    // words, so their sets have equal hashes.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];
@@ -486,9 +482,8 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// Trap T34: a block (a shared set of attributes) must not be freed after a thread has found it and
-/// wants to share it. In this test, threads find blocks while the last inodes that use them release
-/// them.
+/// Trap T34: a block (a shared set of attributes) must not be freed after a thread has found it to
+/// share it. Threads find blocks while their last users release them.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -529,13 +524,13 @@ fn blocks_found_while_they_are_released_are_never_lost() {
 }
 
 /// The last two users of a block (a shared set of attributes) may release it at the same time. The
-/// last user takes the content out of the block, which needs the only pointer to it. So the other
-/// user must drop its pointer before it unlocks the block's slot.
+/// last one takes the content out, which needs the only pointer to it. So the other must drop its
+/// pointer before it unlocks the slot.
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;
-    // Minimum number of rounds. On a busy machine the two threads seldom run at the same time.
-    // Rounds are slow then, so the test stops after fewer of them.
+    // Minimum number of rounds. On a busy machine the two threads seldom run at the same time, and
+    // rounds are slow.
     const ROUNDS_MIN: u32 = 2_000;
     const ENOUGH: Duration = Duration::from_secs(10);
     let _watchdog = Watchdog::start("two threads release a block", Duration::from_secs(600));
@@ -544,7 +539,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
     let (a, b) = (make(&fs, "a"), make(&fs, "b"));
     let used = fs.space.used();
     let arrived = AtomicU32::new(0);
-    // Spin instead of sleeping, so that both threads start at the same time.
+    // Spin, so that both threads start at the same time.
     let meet = |round: u32| {
         // ORDERING: AcqRel and Acquire. The counter is a barrier.
         arrived.fetch_add(1, Ordering::AcqRel);

@@ -57,8 +57,7 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes files, under names that the sleeping call of the back end does not
-/// use.
+/// Makes, renames and removes files, under other names than the sleeping call of the back end.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -70,7 +69,7 @@ fn be_busy(vfs: &Vfs) {
 }
 
 /// Trap T47: while a lookup sleeps in the back end, threads that wait for the same name must use no
-/// CPU time. Threads that use other names must not wait.
+/// CPU time, and threads with other names must not wait.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -99,8 +98,7 @@ fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     assert_eq!(vfs.stats().misses, 1, "a name has more than one loader");
 }
 
-/// Trap T47: if a back end sleeps in `forget`, another thread must be able to make the name again,
-/// and no thread may spin.
+/// Trap T47: a `forget` that sleeps delays and spins no thread.
 #[test]
 fn sleeping_forget_delays_no_thread() {
     let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
@@ -138,9 +136,8 @@ thread_local! {
 /// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
-/// Trap T50: a back end may use other names of the namespace in `forget`. This must not deadlock,
-/// whichever operation dropped the last reference: remove, rename over a file, the drop of an
-/// `InodeRef`, or reclaim.
+/// Trap T50: a back end may use other names of the namespace in `forget`, whichever operation
+/// dropped the last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
@@ -150,8 +147,8 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // Bound the recursion. This hook makes a file whenever the back end is told to forget one.
-        // If another thread evicts that file, the back end is told to forget it too.
+        // This hook makes a file whenever the back end is told to forget one, which may lead to
+        // another `forget`. So bound the recursion.
         // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
@@ -184,8 +181,8 @@ fn forget_may_call_back_into_the_namespace() {
     assert!(calls.load(Ordering::Relaxed) >= CALLS);
 }
 
-/// Trap T55: a name is removed and made again, and the back end gives the next file the same
-/// number. A held inode must stay the same file, and a number must lead to an existing file.
+/// Trap T55: a name is removed and made again, and the back end reuses the inode number. A held
+/// inode must stay the same file, and a number must lead to an existing file.
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
@@ -198,8 +195,8 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // Maps each pair of inode number and generation to the owner of the file that had it. Each file
-    // has an owner of its own.
+    // Maps each pair of inode number and generation to the owner of its file. Each file has an
+    // owner of its own.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -255,8 +252,8 @@ enum Notice {
     Directory,
 }
 
-/// Looks up `f`. After the back end has answered, and before the answer is cached, another file of
-/// owner 2 replaces `f` in the back end. Returns the owner of `f` that later lookups get.
+/// Looks up `f`. Before the answer is cached, another file of owner 2 replaces `f` in the back end.
+/// Returns the owner of `f` that later lookups get.
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
@@ -277,8 +274,8 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // Another file replaces `f` after the back end has answered the first lookup. So the first
-    // lookup returns the old file.
+    // Another file has replaced `f` after the back end's answer, so the first lookup returns the
+    // old file.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;
@@ -288,24 +285,22 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     owner
 }
 
-/// Traps P12, T25: if a name is invalidated while a lookup asks the back end for it, the answer
-/// must not be cached.
+/// Traps P12, T25: an answer of the back end must not be cached if its name was invalidated during
+/// the lookup.
 #[test]
 fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation, the cache keeps the old answer, which is wrong. The check
-/// must show that.
+/// Control: without the invalidation, the cache keeps the old answer.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
 /// Trap P12: after a change in the back end and an invalidation, the next lookup must see the
-/// change. Lookups that asked the back end before the change, however many, must not put their old
-/// answer into the cache.
+/// change. Earlier lookups, however many, must not put their old answer into the cache.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

@@ -21,8 +21,8 @@ fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     }
 }
 
-/// Makes a directory of `children` names. Then each of `threads` threads invalidates the directory
-/// and evicts the entries. Returns the total CPU time of these threads.
+/// Makes a directory of `children` names. Each of `threads` threads invalidates it and evicts the
+/// entries. Returns the total CPU time of these threads.
 fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     let vfs = new();
     tree(&vfs, &["d/"]);
@@ -42,9 +42,8 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
 }
 
 /// Trap T45: sixteen threads that invalidate one directory of 200,000 names must together do about
-/// the work of one thread. Each thread may scan every slot again, which is cheap in comparison with
-/// an eviction. If the threads skipped each other's entries again and again, the work would be at
-/// least sixteen times as much.
+/// the work of one thread. If they skipped each other's entries again and again, the work would be
+/// at least sixteen times as much.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
@@ -70,9 +69,8 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     assert!(large < small * 20 + Duration::from_micros(100), "200: {small:?}, 200,000: {large:?}");
 }
 
-/// Trap T46: reclaim evicts entries, and a walker on the same CPU needs these entries. Each does a
-/// fixed amount of work, and neither may spin. If both run at the same time, they must take about
-/// as much CPU time as if one runs after the other.
+/// Trap T46: reclaim evicts entries that a walker on the same CPU needs. Neither may spin. Together
+/// they must take about as much CPU time as one after the other.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -112,9 +110,9 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// Trap T49: an entry must never show a parent that it did not have, and no entry may be left at
-/// the end. Two threads evict parents and children together, while two others walk to them, hold
-/// them and translate them to paths.
+/// Trap T49: an entry must never show a parent that it did not have, and none may be left at the
+/// end. Two threads evict parents and children together, while two others walk to them, hold them
+/// and translate them to paths.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -161,9 +159,8 @@ impl Drop for Done<'_> {
 }
 
 /// Trap T51: a client that forgets more lookups than it has must drop no reference of other users.
-/// In an inode's count, one lookup weighs as much as 2^28 other references. Some numbers of
-/// forgotten lookups in this test are so large that their product with this weight overflows. The
-/// tests of `corewalk_sync::Lockref` cover the limit of the count itself.
+/// One lookup weighs as much as 2^28 other references, and some numbers in this test overflow when
+/// multiplied by that. `corewalk_sync::Lockref` tests the limit of the count itself.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
@@ -180,8 +177,8 @@ fn forget_of_too_many_lookups_drops_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: an inode may have very many references. `forget` must not mistake them for lookups of
-/// a client, and must drop none of them.
+/// Trap T51: `forget` must not mistake an inode's many references for lookups of a client, and must
+/// drop none of them.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();
@@ -199,7 +196,6 @@ fn many_references_are_no_lookups() {
     );
 }
 
-/// `forget_all` must drop all lookups of an inode and no other references.
 #[test]
 fn forget_all_drops_lookups_alone() {
     let vfs = new();

@@ -11,8 +11,7 @@ use corewalk_testkit::race::Watchdog;
 use super::cpu_time;
 use crate::fixtures::{name, new};
 
-/// The stack size, in bytes, of a thread whose work must not recurse. A deep recursion would
-/// overflow this stack.
+/// The stack size, in bytes, of a thread whose work must not recurse.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Makes a chain of `depth` directories, all called `d`, and returns the last one.
@@ -37,7 +36,7 @@ fn on_a_small_stack(work: impl FnOnce() + Send) {
 }
 
 /// Trap T43: dropping a chain of removed directories must not recurse. A reference on the last of a
-/// million directories keeps them all, so its drop drops them all.
+/// million directories keeps them all.
 #[test]
 fn chain_of_removed_directories_is_dropped_without_recursion() {
     let _watchdog = Watchdog::start("removed chain", Duration::from_secs(300));
@@ -115,8 +114,7 @@ fn prune_of_a_deep_chain_is_linear() {
     assert!(linear, "25,000 and 100,000 levels: {least:?}");
 }
 
-/// Control: work that goes up to the root from every level takes quadratic time. The check must
-/// detect it.
+/// Control: work that goes up to the root from every level takes quadratic time.
 #[test]
 fn control_quadratic_work_on_a_deep_chain_is_caught() {
     let _watchdog = Watchdog::start("quadratic climb", Duration::from_secs(300));

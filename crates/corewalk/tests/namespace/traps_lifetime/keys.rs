@@ -1,11 +1,11 @@
 //! Names crafted to collide.
 //!
-//! These tests play an attacker that knows the hash function, and searches for names whose hashes
-//! are in the same 1/512 of the hash table. If the table uses the key that the attacker assumes,
-//! such names make chains of hundreds of entries.
+//! These tests play an attacker that knows the hash function, and has found names whose hashes are
+//! in the same 1/512 of the hash table. Under the key that the attacker assumes, they make chains
+//! of hundreds of entries.
 //!
-//! Under a random key, a directory of such names must be as fast as any other. In the control, the
-//! attacker knows the key, and lookups must be slow.
+//! Under a random key, a directory of such names must be as fast as any other. As a control,
+//! lookups under the key that the attacker knows must be slow.
 
 use std::time::Duration;
 
@@ -17,8 +17,7 @@ use super::cpu_time;
 
 /// The number of crafted names.
 const NAMES: usize = 100_000;
-/// The number of crafted long names. All of them have equal hashes, so a small number is enough to
-/// make lookups slow.
+/// Number of crafted long names. Their hashes are all equal, so a few make lookups slow.
 const LONG_NAMES: u64 = 2000;
 /// The hash bits that all crafted names share.
 const SHARED_BITS: u32 = 9;
@@ -40,9 +39,8 @@ fn secret(n: u64) -> u64 {
     fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f)
 }
 
-/// Returns long names that collide under the key of [`SEED`]. After forty bytes each name has a
-/// word that equals a secret of the hash. This word makes a factor of the hash 0, so the next word
-/// has no effect.
+/// Returns long names that collide under the key of [`SEED`]. After forty bytes each has a word
+/// that equals a secret of the hash. This word makes a factor 0, so the next word has no effect.
 fn crafted_long() -> Vec<Vec<u8>> {
     let word = secret(11).to_le_bytes();
     assert!(
@@ -53,11 +51,10 @@ fn crafted_long() -> Vec<Vec<u8>> {
     (0..LONG_NAMES).map(|number| name(&nth(number)[1..])).collect()
 }
 
-/// Returns names that collide in the root directory under the key of [`SEED`]. The function repeats
-/// the computation of `hash.rs`.
+/// Returns names that collide in the root directory under the key of [`SEED`]. Repeats the
+/// computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
-    // The hash of a name depends on the inode number of the name's directory.
     let root = 1_u64;
     let is_wanted = |name: &[u8; 9]| {
         // The hash reads a name of nine bytes as two overlapping words: its first eight bytes and
@@ -94,8 +91,8 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
 }
 
 /// Trap T54: 100,000 names that were crafted to collide under one key must be looked up as fast as
-/// other names, under a random key. As a control in the same test, lookups under the key for which
-/// the names were made must be slow.
+/// other names under a random key. As a control, lookups under the key for which they were made
+/// must be slow.
 #[test]
 fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();
@@ -106,9 +103,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: long names that are crafted for one key must not collide under another key. Long names
-/// have a test of their own, because the hash treats the words behind the beginning of a long name
-/// differently.
+/// Trap T54: long names that are crafted for one key must not collide under another key. The hash
+/// treats the words behind the beginning of a long name differently, hence a separate test.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

@@ -17,7 +17,6 @@ const STABLE: usize = 300;
 /// The number of entries in one reply.
 const REPLY: usize = 7;
 
-/// Reads one batch of the entries behind `cookie`. Returns the next cookie, or None at the end.
 fn read_reply(
     vfs: &Vfs,
     dir: &InodeRef<'_>,
@@ -39,13 +38,12 @@ fn read_reply(
     is_full.then_some(next)
 }
 
-/// Minimum number of times that a reader lists the whole directory. It continues until other
-/// threads have also made more than `CHANGES` changes.
+/// Minimum number of times that a reader lists the directory. It continues until other threads have
+/// also made `CHANGES` changes.
 const PASSES: u32 = 60;
 const CHANGES: u64 = 100;
 
-/// Maximum number of times that a reader lists the directory. The limit ends the test if the
-/// threads that change the directory get no CPU.
+/// Maximum number of listings of a reader: ends the test if the changing threads get no CPU.
 const PASSES_MAX: u32 = 20_000;
 
 /// Trap T48: a listing of a directory must report each entry that exists throughout exactly once.

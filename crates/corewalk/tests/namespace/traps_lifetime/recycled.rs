@@ -8,9 +8,8 @@ use corewalk_base::Mutex;
 
 use crate::backends::{Call, Hook};
 
-/// A tmpfs that reports reused inode numbers. When an inode is removed and forgotten, the next new
-/// inode gets its number, with the next generation. Most disk file systems reuse numbers in this
-/// way.
+/// A tmpfs that reuses inode numbers, like most disk file systems. A new inode gets the number of a
+/// removed and forgotten one, with the next generation.
 #[derive(Default)]
 pub(super) struct Recycled {
     numbers: Mutex<Numbers>,

@@ -1,4 +1,4 @@
-//! Tests of negative dentries below removed directories. They must be evicted with the directory.
+//! Tests of negative dentries below removed directories: they must be evicted with the directory.
 
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs};
 use corewalk_testkit::race;
@@ -42,8 +42,7 @@ fn negatives_of_a_replaced_directory_are_evicted() {
     assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// If a directory is in use when it is removed, the negative dentries below it must be evicted all
-/// the same.
+/// The negative dentries below a directory that is removed while in use must be evicted.
 #[test]
 fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();
@@ -55,8 +54,8 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
 }
 
 /// Trap T53: the work of a removal must be bounded, however many entries the cache has. The removal
-/// must keep the negative dentries of other directories. Some negative dentries of the removed
-/// directory may be left for later removals.
+/// must keep the negative dentries of other directories, and may leave some of its own for later
+/// removals.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;
@@ -85,8 +84,8 @@ fn removal_in_a_large_cache_scans_few_entries() {
     assert_eq!(vfs.stats().negatives, 0);
 }
 
-/// Trap T60: the count of negative dentries must stay right, even if lookups fail in a directory
-/// while it is removed.
+/// Trap T60: the count of negative dentries must stay right, even if a directory is removed during
+/// failing lookups in it.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

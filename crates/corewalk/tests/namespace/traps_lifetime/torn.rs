@@ -13,9 +13,9 @@ use crate::fixtures::{name, new, tree, walk};
 const READS: usize = 300_000;
 const READS_MAX: usize = 100 * READS;
 
-/// Reads the paths of a file that one rename moves from `/a/x` to `/b/y` and another rename moves
-/// back. Counts each path that it sees, and fails the test at an unexpected path. Ends when each
-/// path of `wanted` was seen, or after `READS_MAX` reads.
+/// Reads the paths of a file that one rename moves from `/a/x` to `/b/y` and another moves back.
+/// Counts each path, and fails at an unexpected one. Ends when each of `wanted` was seen, or after
+/// `READS_MAX` reads.
 fn read_paths(
     outcomes: &Tally<3>,
     wanted: &[&str],
@@ -63,7 +63,6 @@ fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
 }
 
 /// Control: the parent and the name of a file are read separately, so some paths mix two instants.
-/// The check must catch that.
 #[test]
 fn control_parent_and_name_read_one_after_the_other_are_torn() {
     let _watchdog = Watchdog::start("torn paths, control", Duration::from_secs(120));

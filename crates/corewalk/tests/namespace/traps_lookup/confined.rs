@@ -10,9 +10,9 @@ use corewalk_testkit::race::Watchdog;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 
-/// Walks from `/jail` along `in/deep/../../f`. Each time the walk asks the back end for `deep`, the
-/// test moves `in` to `/free` and back. After the walk has become a ref-walk, the test moves `in`
-/// to `/free` and leaves it there. Returns the file that was found.
+/// Walks from `/jail` along `in/deep/../../f`. Each time the walk asks for `deep`, the test moves
+/// `in` to `/free` and back, but leaves it there once the walk is a ref-walk. Returns the file that
+/// was found.
 fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     let _watchdog = Watchdog::start("a walk that is led out", Duration::from_secs(60));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
@@ -45,15 +45,15 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
 }
 
 /// Trap T20: a confined walk must fail if its directory was moved out of its root. A ref-walk is no
-/// snapshot, so without a check at its end it could end outside of the root.
+/// snapshot, so only a check at its end detects that.
 #[test]
 fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Control for trap T20: a walk that is not confined to its root ends outside of the directory in
-/// which it began. The check must show that.
+/// Control for trap T20: a walk that is not confined ends outside of the directory in which it
+/// began.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

@@ -29,8 +29,8 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// Starts a lookup of `f`, which stops in its back end. Then starts a second lookup of `f`, which
-/// waits for the first. Then runs `meanwhile`, lets the back end answer, and returns both results.
+/// Starts a lookup of `f`, which stops in its back end, and a second one, which waits for the
+/// first. Then runs `meanwhile`, lets the back end answer, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,
@@ -50,9 +50,9 @@ fn load_and_wait(
     })
 }
 
-/// Trap T21: a thread that waited for another thread's lookup of the same name must then search the
-/// cache again. If the name was invalidated meanwhile, the first answer is stale, and the waiting
-/// thread must not return it.
+/// Trap T21: a thread that has waited for another lookup of the same name must search the cache
+/// again. If the name was invalidated meanwhile, it must not return the first answer, which is
+/// stale.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -67,8 +67,8 @@ fn waiter_after_an_invalidation_asks_again() {
     assert_eq!(after.misses - before.misses, 2, "the waiter did not ask the back end");
 }
 
-/// Trap T21: two threads look up the same name, and the second waits for the first. If the name is
-/// not invalidated meanwhile, one call of the back end must answer both.
+/// Trap T21: of two threads that look up the same name, the second waits for the first. Without an
+/// invalidation, one call of the back end must answer both.
 #[test]
 fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));
@@ -79,9 +79,8 @@ fn waiter_gets_the_answer_of_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// Trap T21: a lookup must be answered for the directory in which it was made. Two lookups of one
-/// name run in a directory, and one waits for the other. Meanwhile their directory is renamed, and
-/// another directory takes its name.
+/// Trap T21: a lookup that waits for another lookup must be answered for its own directory, even if
+/// that directory is renamed meanwhile and another takes its name.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -104,8 +103,8 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: two threads look up the same name, and the second waits for the first. If the back end
-/// fails, only the first thread must get the error. The second must ask the back end again.
+/// Trap T24: of two threads that look up the same name, the second waits for the first. If the back
+/// end fails, only the first must get the error, and the second must ask again.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
@@ -122,8 +121,8 @@ enum End {
     Never,
 }
 
-/// Two threads make the same call at the same time: a lookup, a creation, a removal or a rename.
-/// `end` decides whether the first call of the back end panics or never ends.
+/// Two threads make the same lookup, creation, removal or rename at the same time. `end` decides
+/// whether the first call of the back end panics or never ends.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
@@ -159,15 +158,13 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: if a call of any kind panics, another thread that waits for the in-lookup lock of the
-/// same name must get the lock.
+/// Trap T24: a panic in any call must release the in-lookup lock.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
 }
 
-/// Control for trap T24: if an in-lookup lock is never released, the waiting thread hangs, and the
-/// test must detect that.
+/// Control for trap T24: an in-lookup lock is never released, and the waiting thread hangs.
 #[test]
 fn control_call_that_never_ends_is_caught() {
     const NAME: &str = "traps_lookup::fills::control_call_that_never_ends_is_caught";
@@ -187,8 +184,8 @@ enum Tell {
     Nothing,
 }
 
-/// A change that another program makes in the back end during the call `at`. After the change, the
-/// namespace is told to invalidate what `tell` says.
+/// A change that another program makes in the back end during the call `at`. Afterwards the
+/// namespace is told to invalidate `tell`.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -234,8 +231,8 @@ fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     vfs
 }
 
-/// Makes calls on names. Another program changes each name between the back end's answer and the
-/// update of the cache. Checks that the cache agrees with the back end afterwards.
+/// Another program changes a name between the back end's answer and the update of the cache. The
+/// cache must agree with the back end afterwards.
 fn check_late_answers(tell: Tell) {
     let done = Call::LookupDone(b"f");
     let rename_done = Call::RenameDone(b"f");
@@ -269,15 +266,15 @@ fn check_late_answers(tell: Tell) {
     assert_ne!(walk(&vfs, "f").unwrap().ino(), ino, "stale: f is another");
 }
 
-/// Traps T25, P12: if a name was invalidated during a call, the answer that the back end gave
-/// before the invalidation must not be cached.
+/// Traps T25, P12: an answer that the back end gave before its name was invalidated must not be
+/// cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: if a whole directory was invalidated during a call, the answer that the back end
-/// gave before the invalidation must not be cached.
+/// Traps T25, P12: an answer that the back end gave before its whole directory was invalidated must
+/// not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);
@@ -291,8 +288,8 @@ fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f`. When the back end is asked for `f` for the first time,
-/// it renames the directory to `g`. Then it waits until the test lets it answer.
+/// Returns a namespace with a directory `f`. When the back end is first asked for `f`, it renames
+/// it to `g`, and answers when the test lets it.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();
@@ -313,7 +310,7 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
 
 /// Trap T28: the back end shows a directory under a new name while another operation holds the
 /// in-lookup lock of its old name. A lookup of the new name must succeed at once, without moving
-/// the dentry. A later lookup, when no operation holds that lock, moves the dentry.
+/// the dentry. A later lookup moves it.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
@@ -333,8 +330,8 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
 }
 
 /// Trap T28: the back end has moved a directory, while another lookup holds the in-lookup lock of
-/// its old name. A walk through the new name needs the directory's dentry. So the walk must wait
-/// for that lookup, without an error and without spinning.
+/// its old name. A walk through the new name needs the directory's dentry, so it must wait for that
+/// lookup, without an error and without spinning.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

@@ -15,13 +15,12 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place (mount and dentry) to which `path` leads. Does not follow a symbolic link at
-/// its end.
+/// Returns the place to which `path` leads, without following a symbolic link at its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b`. The test holds references on both files, and then checks the path of each.
+/// Renames `a` over `b` while both files are held, and then checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -33,8 +32,8 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// Returns pairs of names of different lengths. Names of these lengths are stored inline in the
-/// dentry, in a small slot outside it, or in a large slot outside it.
+/// Returns pairs of names of different lengths, stored in the dentry, in a small slot, or in a
+/// large slot.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
@@ -51,15 +50,14 @@ fn replaced_file_keeps_its_own_name() {
 }
 
 /// Control for trap T4: a rename exchanges the names of the two dentries, as it once did in Linux.
-/// The check must catch that.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// Returns a name that repeats one letter. Its length depends on that letter, so the test notices a
-/// name of which only a part was read.
+/// Returns a name of one repeated letter, which determines its length. So the test notices a name
+/// that was read only in part.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
@@ -73,13 +71,13 @@ fn assert_whole(path: &[u8]) {
 }
 
 /// Trap T5: files with long names are made, removed and evicted, so that the memory of their names
-/// is reused at once. Every translated path must be complete. At the end, no name memory may be
-/// leaked or freed twice.
+/// is reused at once. Every translated path must be complete, and no name memory may be leaked or
+/// freed twice.
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
-    // With so few entries the hash tables do not grow. So any change of `Stats::bytes` comes from
-    // entries and their names.
+    // With 1024 entries the hash tables do not grow. So only entries and their names change
+    // `Stats::bytes`.
     let options = VfsOptions::default().with_entries_max(1024);
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let start = vfs.stats();
@@ -128,8 +126,7 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control for trap T5: some bytes of a name are replaced by bytes of another name, as in a torn
-/// read. The check must catch that.
+/// Control for trap T5: some bytes of a name come from another name, as in a torn read.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -138,8 +135,8 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: each path translation and each walk must end, although another thread continually
-/// renames directories on its path.
+/// Trap T9: path translations and walks must end although another thread continually renames
+/// directories on the path.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
@@ -175,8 +172,8 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: if the translation of a file to its path has to start again, it must keep no name from
-/// its previous attempt. The directory moves between depths 1 and 6, so a leftover name would show.
+/// Trap T8: a translation that starts again must keep no name from its previous attempt. The
+/// directory moves between depths 1 and 6, so a leftover name would show.
 #[test]
 fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
@@ -246,7 +243,7 @@ fn path_results_have_their_kinds_and_formats() {
     assert_eq!(odd.path_of(&root), (text, Linked));
 }
 
-/// Trap T11: a path must be complete, whatever its length. No buffer may truncate it.
+/// Trap T11: a path must be complete, whatever its length.
 #[test]
 fn path_longer_than_any_buffer_is_complete() {
     let vfs = new();
@@ -264,7 +261,7 @@ fn path_longer_than_any_buffer_is_complete() {
 
 /// Trap T17: a thread walks from a directory that is being removed. Meanwhile the other references
 /// to the directory are dropped, so that its dentry dies and the slot is reused. The walk must find
-/// the removed directory, its old parent, or nothing.
+/// that directory, its old parent, or nothing.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

@@ -14,8 +14,8 @@ use super::beside;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
-/// Trap T12: names that are not changed must always be found. Meanwhile thousands of other names
-/// are added, and the hash table of the cache grows to many times its size.
+/// Trap T12: names that are not changed must always be found while thousands of others are added,
+/// and the hash table grows to many times its size.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -43,12 +43,11 @@ fn stable_names_are_found_while_the_table_grows() {
             assert_eq!(found.ino, inos[i]);
         },
     );
-    // Each lookup must have been answered from the cache, without a call of the back end. This
-    // includes the lookup that a rename makes of its new name.
+    // Each lookup, including that of a rename's new name, must have been answered from the cache.
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 
-/// Looks up a file that always exists, while all unused entries are evicted continually.
+/// Looks up a file that always exists, under continual eviction of unused entries.
 fn lookups_under_eviction(vfs: &Vfs) {
     tree(vfs, &["d/", "d/f"]);
     let ino = walk(vfs, "d/f").unwrap().ino();
@@ -78,7 +77,7 @@ fn existing_file_under_eviction_is_never_missing() {
     lookups_under_eviction(&new());
 }
 
-/// Control for trap T15: the back end returns a single wrong ENOENT. The check must detect it.
+/// Control for trap T15: the back end returns a single wrong ENOENT.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
@@ -99,7 +98,7 @@ fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
 }
 
 /// Trap T16: a name refers in turn to a file, a directory, a link and nothing. Kind and inode must
-/// always belong together, and no positive dentry may be without an inode.
+/// always belong together, and each positive dentry has an inode.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -112,7 +111,7 @@ fn kind_and_inode_of_a_name_belong_together() {
         (found.ino(), found.kind())
     });
     let tally = Tally::new(["file", "dir", "link", "nothing"]);
-    // Run many rounds. A reader may be preempted for a whole round, and then sees few changes.
+    // A reader may be preempted for a whole round, and then sees few changes. So run many rounds.
     for _ in 0..50 {
         beside(
             60_000,
@@ -150,16 +149,16 @@ fn control_kind_of_another_inode_is_caught() {
     assert_kind(2, FileKind::Regular, &right);
 }
 
-/// Trap T19: the reported parent of a directory must be one that it had during the call, also while
-/// the parents are dropped and their slots reused.
+/// Trap T19: the reported parent of a directory must be one that it had during the call, even if
+/// parents are dropped and their slots reused.
 #[test]
 fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
     let vfs = new();
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
-    // All parents that the directory has had, in the order of the moves. The last one is the target
-    // of the latest move, which may still be running.
+    // All parents that the directory has had, in the order of the moves. The last move may still be
+    // running.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -176,10 +175,9 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // The test adds each new parent to `allowed` before the move. When the call began, the
-            // last element was the target of the latest move, which may not have happened yet. The
-            // element before it was the parent until that move. So the call may return one of these
-            // two, or a newer one.
+            // Each new parent is added to `allowed` before the move. When the call began, the move
+            // to the last element may not have happened yet. So the call may return this element,
+            // the one before it, or a newer one.
             let since = before.saturating_sub(2);
             assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
@@ -205,9 +203,8 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// Trap T22: on one CPU, a thread that spins keeps the other threads from running. Here four
-/// threads make, look up, invalidate and remove the same two names on one CPU. The test must end in
-/// bounded time.
+/// Trap T22: a thread that spins on one CPU keeps the other threads from running. Four threads
+/// change the same two names on one CPU. The test must end in bounded time.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -247,8 +244,8 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
 }
 
 /// Traps T26, T27: directories that are moved at random must stay a tree, and no thread may wait
-/// for ever. Meanwhile the names in random directories are invalidated. So some moves use names
-/// that are not cached, below directories that no lookup finds.
+/// for ever. Names in random directories are invalidated meanwhile, so some moves use names that
+/// are not cached, below directories that no lookup finds.
 #[test]
 fn randomly_moved_directories_stay_a_tree() {
     let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));
@@ -286,7 +283,7 @@ fn randomly_moved_directories_stay_a_tree() {
 }
 
 /// Control for trap T26: two moves of directories are made together without a check. Each alone is
-/// valid, but together they make a loop. The test must catch the loop.
+/// valid, but together they make a loop.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
