@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 const CAPACITY: u64 = 1 << 30;
 /// The attributes and the content of a file. The content of a symbolic link is its target.
 type File = (Attr, Vec<u8>);
-/// All files, sorted by path. So the files below a directory follow directly after it.
+/// All files, sorted by path: the files below a directory follow directly after it.
 type Files = BTreeMap<PathBuf, File>;
 
 pub(crate) struct Memory(Mutex<Files>);

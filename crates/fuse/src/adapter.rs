@@ -75,8 +75,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The answer to it contains these flags, which tell
-    /// the kernel whether it may keep its cached pages of the file.
+    /// The kernel sends a request for each open. The flags in the answer say whether the kernel may
+    /// keep its cached pages of the file.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -121,7 +121,8 @@ impl Adapter {
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // fuser does not pass on the flags of the requests that this feature needs.
+        // With this feature, requests have further flags, which fuser does not pass to its file
+        // systems.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(chosen);

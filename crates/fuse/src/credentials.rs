@@ -72,10 +72,10 @@ pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     nobody.with_groups(status.groups).with_caps(caps)
 }
 
-/// Returns the current credentials of `caller`, as [`resolve`] does, but only if `/proc` certainly
-/// shows those of the request. Returns `None` for a caller outside of `ours`, and if the file
-/// system user ID differs. For example, overlayfs makes requests with the credentials of its mount,
-/// and not with those of the calling process.
+/// Returns the current credentials of `caller`, as [`resolve`] does, but only if `/proc` shows the
+/// credentials of the request. Returns `None` for a caller outside the user namespace `ours`, or
+/// with another file system user ID. Example: overlayfs sends requests with the credentials of its
+/// mount instead of those of the process.
 pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Option<Cred> {
     let status = Status::of(&format!("/proc/{}/status", caller.pid)).ok()?;
     let is_exact = status.fsuid == Some(caller.uid) && is_in(caller, ours);

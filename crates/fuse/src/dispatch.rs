@@ -112,7 +112,7 @@ struct Running<'a> {
     unique: u64,
 }
 
-/// A request whose back end can ask whether the client was killed.
+/// A request whose back end can ask whether its client was killed.
 #[derive(Debug)]
 struct Killable {
     pid: u32,
@@ -196,8 +196,8 @@ impl Dispatch for Dispatcher {
     }
 }
 
-/// Returns true if the request, if it succeeds, may drop a lock that another owner waits for. A
-/// write lock of fcntl(2) becomes a read lock without an unlock.
+/// Returns true if the request can drop a lock that another owner waits for. A request that turns a
+/// write lock of fcntl(2) into a read lock counts too.
 fn may_unlock(message: &Message<'_>) -> bool {
     match message.header.opcode {
         Opcode::SETLK | Opcode::SETLKW => {
@@ -231,8 +231,7 @@ fn needs_space(opcode: Opcode) -> bool {
 
 impl Requests {
     /// Returns what a request says about set-user-ID and set-group-ID. `flag` is the bit of `flags`
-    /// that asks the server to clear them, which counts only if the kernel leaves this to the
-    /// server.
+    /// that asks the server to clear them.
     fn set_id(&self, flags: u32, flag: u32) -> SetId {
         match self.server.has_kill_flags() {
             false => SetId::Unsaid,
@@ -283,8 +282,8 @@ impl Requests {
         let is_killable = match header.opcode {
             // This request is in the index already, and its signals end the wait.
             Opcode::SETLKW => false,
-            // The kernel does not send these requests again, so they must run even if the client is
-            // killed, as it is when its end closes the file.
+            // The kernel sends these requests only once. They must run even if a killed client has
+            // caused them.
             Opcode::FLUSH | Opcode::RELEASE | Opcode::RELEASEDIR => false,
             _ => self.server.waits(),
         };

@@ -62,8 +62,8 @@ pub(crate) trait Interruptible: Send + Sync {
 /// The signals that cancel a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelledBy {
-    /// None. The request closes a file. It must run even if its client is killed, because the
-    /// kernel does not send another one.
+    /// No signal. A request that closes a file must run even if its client is killed, because the
+    /// kernel sends it only once.
     Nothing,
     /// A signal that kills the thread.
     Kill,
@@ -129,8 +129,8 @@ impl Interrupts {
                 self.signalled(&request)
             }
             None => {
-                // The kernel sends no second message. So remember the number, in case the request
-                // is entered later.
+                // The request is not in the index yet. The kernel sends no second message, so
+                // remember the number.
                 if shard.early.len() == EARLY_MAX {
                     shard.early.pop_front();
                 }
@@ -140,8 +140,8 @@ impl Interrupts {
         }
     }
 
-    /// Cancels a request to whose thread a signal has come, if the signal cancels it. Returns true
-    /// if it does. If a later signal may cancel the request, watches for that signal.
+    /// Handles a signal that has come to the thread of a request. Returns true if the signal
+    /// cancels the request. If not, watches for a later signal that may cancel it.
     pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
         let is_cancelled = match request.cancelled_by() {
             CancelledBy::Nothing => return false,
@@ -162,7 +162,6 @@ impl fmt::Debug for Interrupts {
     }
 }
 
-/// The requests that were interrupted by a signal that does not kill.
 #[derive(Default)]
 struct Interrupted {
     /// Protected by its own mutex, which is held alone.

@@ -1,12 +1,10 @@
 //! The owners of locks of fcntl(2), by the open files through which they took their locks.
 //!
-//! The kernel tells a server that a process closes a file, by a flush with the owner's number. Then
-//! the locks of that owner end. For two kinds of locks no such flush comes:
-//! - a lock of an open file description (`F_OFD_SETLK`), whose owner is the open file itself;
-//! - a lock that a thread got while another thread of its process closed the descriptor.
+//! When a process closes a file, the kernel sends a flush with the owner's number, which ends the
+//! locks of that owner. For two kinds of locks no such flush comes:
 //!
-//! Both must end at the latest when the open file is released. So the server remembers the owners
-//! of each open file until then. It does not for the handle 0, which all files of a back end
+//! Both kinds must end when the open file is released. So until the release, the server remembers
+//! the lock owners of each open file. Exception: the handle 0, which all files of a back end
 //! without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
@@ -20,7 +18,8 @@ use foldhash::fast::RandomState;
 /// The owners of locks.
 #[derive(Debug, Default)]
 pub(crate) struct LockOwners {
-    /// The pairs of each node with locks. Protected by its own mutex, which is held alone.
+    /// For each node with locks: the open files through which they were taken, and their owners.
+    /// Protected by its own mutex, which is held alone.
     by_node: Mutex<HashMap<u64, Vec<Pair>, RandomState>>,
 }
 

@@ -209,9 +209,8 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // The mount at `path` has the numbers in `identity`. No other mount has them while the FUSE
-        // connection of this `Mountpoint` exists. After the end of the connection, a later mount
-        // may have got them. It differs from ours: it has a server, and ours has none.
+        // `path` leads to a mount with our numbers. Another mount can have got them only after our
+        // FUSE connection has ended. That mount would have a server, and ours has none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }

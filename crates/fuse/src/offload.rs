@@ -4,8 +4,8 @@
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
 //! different processors each time. Then the request takes up to three times as long.
 //!
-//! But a reading thread that waits for a disk reads no requests. So it passes a request that waits
-//! for a disk to an offload thread, which also sends the answer. Other requests run on the reading
+//! A reading thread that waits for a disk reads no requests. So it passes a request that waits for
+//! a disk to an offload thread, which also sends the answer. Other requests run on the reading
 //! thread, even if the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
 //!
 //! If all threads of the pool are busy, the pool starts another one, up to a limit. At the limit,
@@ -32,9 +32,8 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors on which the offload threads run. They are those of the thread that has made
-    /// the pool. The thread that adds a job starts an offload thread, and may be bound to fewer
-    /// processors.
+    /// The processors of the thread that has made the pool. A thread that adds a job may be bound
+    /// to fewer processors, and must not pass that on to an offload thread that it starts.
     cpus: Option<CpuSet>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.

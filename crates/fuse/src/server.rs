@@ -144,8 +144,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns a [`Change`] that sets the attributes in `set`. The change is not made through an
-    /// open file.
+    /// Returns a [`Change`] that sets the attributes in `set`, without an open file.
     pub fn new(set: SetAttr) -> Change {
         Change { set, ..Change::default() }
     }
@@ -387,7 +386,7 @@ impl Server {
             true => self.missing_for_chown(caller, &inode)?,
             false => Caps::empty(),
         };
-        // Ask before the change, after which the cache does not know the answer.
+        // Ask before the change, which removes the answer from the cache.
         let has_capability = is_chown && self.may_keep_capability(&inode)?;
         let attr = self.change(caller, &inode, set_id, |cred| {
             // The kernel has checked the permission when the file was opened.
@@ -417,15 +416,14 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of `node` like the method `inode`, but does not increment the
-    /// counter of requests. Use it for the second node of a request with two nodes, such as a
-    /// rename to another directory.
+    /// Returns the counted inode of `node`, like `inode`, but does not count a request. Used for
+    /// the second node of a request, such as the new parent in a rename.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed the owner and the mode. Drop the cached attributes,
-            // so that the server's permission check gets both from the back end again.
+            // Other programs may have changed the owner and the mode, on which the permission check
+            // of the server depends.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)

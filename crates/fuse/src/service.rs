@@ -81,7 +81,7 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
     /// Returns the length in bytes of the longest data of a request or an answer.
     fn payload_bytes(&self) -> usize;
 
-    /// Serves a request. The body of the answer is written into `buffer`.
+    /// Serves a request. Writes the body of the answer into `buffer`.
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
 
     /// Begins to serve a request for which `serve` has returned [`Outcome::Later`], and returns

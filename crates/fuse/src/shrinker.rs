@@ -60,14 +60,14 @@ const TRIES_MAX: u32 = 16;
 /// Maximum number of successive rounds without an eviction. Each round without an eviction doubles
 /// the pause. After one more such round, the shrinker rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
-/// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. After so
-/// many rounds, all entries that the kernel was requested to forget are probably in use.
+/// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. By then,
+/// the remaining entries are probably in use.
 const REST: Duration = Duration::from_millis(200);
 /// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
 /// tables.
 const ENTRY_BYTES: u64 = 128;
-/// A cache over its budget shrinks to 1 / `SPARE_SHARE` below the budget. So it does not exceed the
-/// budget again at once.
+/// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget, so that the cache does
+/// not exceed its budget again at once.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.
@@ -94,8 +94,8 @@ struct ShrinkThread {
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// Becomes true when the cache exceeds its budget. Becomes false when the cache has shrunk to
-    /// less than its budget: the spare part is the budget divided by `SPARE_SHARE`.
+    /// True from the time the cache exceeds its budget until it has shrunk to 1 / `SPARE_SHARE`
+    /// below the budget.
     is_shrinking: bool,
 }
 
@@ -217,9 +217,9 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for the time `pause`. Returns false if the shrinker thread must end. A message
-/// `Wake::OverBudget` ends a pause of length `TICK` early. It does not end a shorter pause, since
-/// the shrinker then already knows that the cache is over its budget.
+/// Waits for the time `pause`. Returns false if the shrinker thread must end. `Wake::OverBudget`
+/// ends only a pause of length `TICK` early. During a shorter pause the shrinker knows already that
+/// the cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {

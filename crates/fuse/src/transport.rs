@@ -56,8 +56,8 @@ pub enum Transport {
     /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits));
     /// - a mount with more threads than processors.
     ///
-    /// The reason: any idle thread can read the next request from `/dev/fuse`. Over io_uring, only
-    /// the threads of one processor can take a request.
+    /// Reason: any idle thread can read the next request from `/dev/fuse`, but a request in a ring
+    /// waits for the threads of one processor.
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not

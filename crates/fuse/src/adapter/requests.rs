@@ -351,8 +351,8 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Use the open file's flags in the write request. fcntl(2) may have changed `O_APPEND`
-        // since open(2).
+        // fcntl(2) may have changed `O_APPEND` since open(2), so use the flags in the write
+        // request.
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,

@@ -28,7 +28,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // After `begin` the future is not dropped. So each file that the back end opens is closed.
+        // After `begin`, a kill of the client does not drop the future. So the server closes each
+        // file that the back end opens.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,
@@ -79,7 +80,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let handle = args.u64()?;
-        // The handle of an open directory is the server's own, and unknown to the back end.
+        // The handle of an open directory belongs to the server, and the back end does not know it.
         let handle = if message.header.opcode == Opcode::FSYNC { handle } else { 0 };
         let node = self.file(message)?.with_handle(handle);
         self.fs.fsync(&node, args.u32()? & FSYNC_DATA != 0).await?;

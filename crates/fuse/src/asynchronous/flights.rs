@@ -7,7 +7,7 @@
 //! - A request that has waited for the lock gets that result from [`Flight::shared`], if the back
 //!   end was asked after the request had begun to wait.
 //!
-//! So the back end is asked at most twice, however many requests come at the same time.
+//! So however many requests wait for one key, they need at most two calls of the back end.
 //!
 //! # Invariants
 //! - G.1: at most one request has the lock of a key.
@@ -61,7 +61,8 @@ struct User<'f, K: Hash + Eq, V> {
 
 /// A locked key. Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
-    /// Is dropped before `user`, so that an entry in use stays in the map (G.4).
+    /// Declared before `user`, so that it is dropped first: an entry whose lock is held stays in
+    /// the map (G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
     /// The number of calls to the back end that had begun when the request called `lock`.
@@ -89,7 +90,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped while it waits, the drop of `user` reduces `Entry::users`.
+        // If this future is dropped during the `await`, the destructor of `user` takes back the
+        // increment of `Entry::users`.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }
@@ -134,7 +136,8 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         self.guard.as_ref().filter(|(call, _)| *call > oldest).map(|(_, result)| result)
     }
 
-    /// Begins a call to the back end. Requests that wait now cannot share its result.
+    /// Notes that a call to the back end begins. Requests that already wait cannot share its
+    /// result.
     pub(super) fn ask(&mut self) {
         self.call = self.entry(|entry| {
             entry.calls += 1;
@@ -142,7 +145,7 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         });
     }
 
-    /// Returns true if the key was not invalidated since the call to the back end has begun.
+    /// Returns true if the key was not invalidated since [`Flight::ask`].
     pub(super) fn is_valid(&self) -> bool {
         self.entry(|entry| entry.invalidated) < self.call
     }
@@ -152,7 +155,7 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         *self.guard = Some((self.call, result));
     }
 
-    /// Drops the results of earlier calls, because this request changes what they are about.
+    /// Drops the result of the last call, because this request changes the file or the name.
     pub(super) fn clear(&mut self) {
         *self.guard = None;
     }

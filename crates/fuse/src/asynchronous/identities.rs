@@ -89,9 +89,9 @@ impl Identities {
         entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
     }
 
-    /// Adds an inode that has just entered the table. If another inode of the same file is in the
-    /// index, returns that one, which the table may be dropping. Otherwise new names of the file
-    /// refer to `inode`.
+    /// Adds an inode that has just entered the table. If the index has another inode of the same
+    /// file, returns that inode, which the table may be dropping. Otherwise new names of the file
+    /// get `inode`.
     pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         if ino == 0 {
@@ -108,7 +108,7 @@ impl Identities {
         if earlier.is_none() {
             entry.current = Arc::downgrade(inode);
         }
-        // The caller drops `earlier` after the shard is unlocked, for the same reason as in `find`.
+        // The caller must drop `earlier` after the shard is unlocked, as in `find`.
         earlier
     }
 

@@ -24,7 +24,8 @@ use crate::mount::Pages;
 use crate::server::ROOT_NODE;
 use crate::wire::{Body, Message, Opcode};
 
-/// How often a lookup asks the back end, if other machines invalidate the name meanwhile.
+/// Maximum number of calls of the back end for one lookup. The lookup repeats the call if the name
+/// was invalidated during it.
 const TRIES: u32 = 4;
 
 /// A change of a name under way. If it is dropped before [`NameChange::end`], it is not known
@@ -188,8 +189,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let asked = self.shared.now();
         let result = self.fs.lookup(dir, name).await;
         if result == Err(Errno::NOENT) {
-            // Another machine has removed or renamed the file. Only invalidate the name: the table
-            // must keep the files in a renamed directory, since clients may still use them.
+            // The table has the name, but another machine has removed or renamed the file. Do not
+            // remove a renamed directory from the table, since clients may still use files in it.
             let _ = self.table.invalidated(&dir.table_node().get(), name);
         }
         let fetched = result.and_then(|attr| Ok((checked(attr, attr.kind())?, asked)));
@@ -250,8 +251,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         flight.ask();
         let attr = match self.fs.make(&dir, name, &what).await {
             Ok(attr) => checked(attr, kind)?,
-            // The file exists, although the kernel has found none. The drop of `change` without
-            // `end` makes the table and the kernel drop the name.
+            // The kernel did not know that the file exists. Without a call of `end`, the destructor
+            // of `change` makes the table and the kernel drop the name.
             Err(Errno::EXIST) => return Err(Errno::EXIST),
             Err(error) => {
                 change.end();
@@ -400,9 +401,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
         let (from, to) = (from.table_node().get(), to.table_node().get());
-        // The drop of `changes` drops both names, unless `end` is called. That is right in three
-        // cases: the table cannot rename; the back end lacks the names that the kernel knows;
-        // another machine has changed a name during the call.
+        // Unless `end` is called, the destructor of `changes` drops both names. That is right in
+        // three cases:
+        // - the table cannot rename;
+        // - the back end does not have the names that the kernel knows;
+        // - another machine has changed a name during the call.
         let is_told = match (renamed, mode) {
             (Ok(()), RenameMode::Exchange) => {
                 self.table.exchanged((&from, old), (&to, new)).is_ok()
@@ -474,8 +477,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Returns a node that a lookup has found, and caches its attributes if they are current. The back
-/// end was asked at the time `asked`.
+/// Returns a node that a lookup has found. Caches the attributes, which the server requested at the
+/// time `asked`.
 fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
     let is_current = node.store(&attr, asked);
     Found { node, attr, is_current, is_entry_current: true }

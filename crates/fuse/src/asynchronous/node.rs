@@ -62,7 +62,7 @@ struct State {
     names_changing: u32,
     /// For a directory: the time at which the last change of its names ended.
     names_changed: u64,
-    /// For a directory: the time at which a name was last invalidated from outside.
+    /// For a directory: the time at which the last notification invalidated one of its names.
     names_invalidated: u64,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Shared {
     fs: Arc<dyn Forget>,
     /// Counts the ends of changes.
     clock: AtomicU64,
-    /// The latest end of a change of an inode that the table has dropped (H.3).
+    /// The time at which the last change of a dropped inode ended (H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
@@ -115,7 +115,7 @@ impl Shared {
         Arc::new(Shared { fs, clock, evicted, identities: Identities::new() })
     }
 
-    /// Returns the time of the clock. A request reads it before it calls the back end.
+    /// Returns the time of the clock. A request reads the clock before it calls the back end.
     pub(super) fn now(&self) -> u64 {
         // ORDERING: SeqCst. If the time that a request reads is at or after the end of a change,
         // the request calls the back end after the end of the change.
@@ -154,13 +154,14 @@ impl Inode {
     /// Adds the inode to the index of identities, when it has entered the table. If another inode
     /// of the same file is in the index, returns that one, which the table may be dropping.
     pub(super) fn index(self: &Arc<Self>) -> Option<Arc<Inode>> {
-        // ORDERING: Relaxed. Only one thread gets false, and that thread adds the inode.
+        // ORDERING: Relaxed. The flag guards no other data: it only selects the one thread that
+        // adds the inode.
         if self.is_indexed.swap(true, Ordering::Relaxed) {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Before `add`, an inode of the same file may have entered, changed and left the index.
-        // Then `evicted` is at least the end of that change (H.3).
+        // Another inode of the same file may have changed the file and have left the index before
+        // `add`. `evicted` is at least the end of that change (H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. As for the clock.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
@@ -168,8 +169,8 @@ impl Inode {
         other
     }
 
-    /// Makes new names of the file refer to this inode instead of `earlier`, which the table has
-    /// dropped. If they refer to a third inode, returns that one.
+    /// Makes new names of the file get this inode instead of `earlier`, which the table has
+    /// dropped. If they already get a third inode, returns the third inode.
     pub(super) fn replace(self: &Arc<Self>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         self.shared.identities.replace(self, earlier)
     }
@@ -289,8 +290,8 @@ impl AsyncNode {
         self.inode.state.lock().attr
     }
 
-    /// Caches `attr` if they are current. The back end was asked for them at the time `asked`.
-    /// Returns true if they are current.
+    /// Caches `attr`, which the server requested at the time `asked`. Returns false, and caches
+    /// nothing, if they are no longer current.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
         // An answer may be older than the cached one if the back end was asked for it earlier.
@@ -306,7 +307,6 @@ impl AsyncNode {
         self.begin(false)
     }
 
-    /// Begins a change of names of this directory, which also changes its attributes.
     pub(super) fn change_of_names(&self) -> Change {
         self.begin(true)
     }
@@ -331,15 +331,15 @@ impl AsyncNode {
         is_current.then(enter)
     }
 
-    /// Calls `enter`, which enters the answer for a name. No name of this directory is invalidated
-    /// from outside meanwhile.
+    /// Calls `enter`, which enters the answer for a name into the table. During this call, no
+    /// notification invalidates a name of this directory.
     pub(super) fn enter_found<T>(&self, enter: impl FnOnce() -> T) -> T {
         let _state = self.inode.state.lock();
         enter()
     }
 
-    /// Calls `invalidate`, which drops a name of this directory from the table. Pages that were
-    /// requested before are not entered afterwards.
+    /// Calls `invalidate`, which drops a name of this directory from the table. Afterwards, no
+    /// names are entered from pages of a listing that were requested earlier.
     pub(super) fn invalidate_name<T>(&self, invalidate: impl FnOnce() -> T) -> T {
         let mut state = self.inode.state.lock();
         state.names_invalidated = self.inode.shared.tick();
@@ -364,7 +364,8 @@ impl Drop for Change {
         let shared = &self.node.inode.shared;
         let mut state = self.node.inode.state.lock();
         state.changing -= 1;
-        // If another change of the inode overlapped with this one, `attr` may be out of date.
+        // If two changes of the inode overlap, it is unknown which of them has the newer
+        // attributes, so cache neither.
         let is_alone = state.changing == 0 && state.changed <= self.began;
         state.attr = self.attr.filter(|_| is_alone);
         state.changed = shared.tick();

@@ -155,7 +155,7 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Runs a request. `flags` are those of each answer that opens a file.
+    /// Runs a request. `flags` are the open flags for an answer that opens a file.
     async fn run(
         &self,
         owned: &OwnedMessage,

@@ -102,7 +102,8 @@ pub(super) struct Found {
     pub(super) attr: Attr,
     /// False if the attributes may have changed meanwhile. Then the kernel must not cache them.
     pub(super) is_current: bool,
-    /// False if the name may have changed meanwhile. Then the kernel must not cache it.
+    /// False if the name may have changed during the call of the back end. Then the kernel must not
+    /// cache it.
     pub(super) is_entry_current: bool,
 }
 
@@ -111,7 +112,7 @@ pub(super) struct Found {
 pub(super) enum Entering {
     /// A lookup has found the name.
     Found,
-    /// The request has made the file, so it is another file than one that had the name before.
+    /// The request has just made the file. An older file with this name is a different one.
     Made,
 }
 
@@ -208,8 +209,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         if is_current { timeouts } else { timeouts.without_attributes() }
     }
 
-    /// Returns the child `name` of `dir` from the cache. The answer is None if the cache does not
-    /// have the name, or not its attributes, or if other programs may change them.
+    /// Returns the child `name` of `dir` with its attributes from the cache. Returns `None` if
+    /// either is not cached, or if other programs may change files.
     pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
         if !self.is_exclusive() {
             return None;
@@ -239,13 +240,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(AsyncNode::new(self.table.owned(node)));
             }
             if node.kind() == FileKind::Directory {
-                // Another machine may have renamed the old directory, and clients may still use it.
-                // So only invalidate its name: the table enters no files in a removed directory.
+                // Another machine may have renamed the old directory, and clients may still use
+                // files in it. Removing the directory from the table would make these files
+                // unusable, so only invalidate its name.
                 self.table.invalidated(&dir, name)?;
             }
         }
-        // The table may have the file elsewhere: it is a hard link, or another machine has moved
-        // the directory, or the name was invalidated.
+        // The table may have this file under another name, or under none: a hard link, a directory
+        // that another machine has moved, or an invalidated name.
         let known = self.shared.identities.find((attr.ino, attr.generation));
         if let Known::Inode(known) = &known
             && let Some(node) = self.usable(known, attr)

@@ -5,8 +5,9 @@
 //! unknown whether the back end has made the change. In both cases the kernel may still have the
 //! old names, attributes and pages in its cache. So a thread tells the kernel to drop them.
 //!
-//! The kernel may have to wait for a lock that a client of another request holds. So neither a
-//! thread of the runtime nor a thread that reads requests may send these notifications.
+//! To send a notification, a thread may have to wait for a lock of the kernel that the client of
+//! another request holds. So threads of the runtime and threads that read requests must not send
+//! notifications.
 
 use std::sync::{Arc, OnceLock};
 

@@ -24,7 +24,7 @@ const KILLED: u32 = u32::MAX;
 /// The size of a buffer for entries, in bytes.
 const LISTING_BYTES: u32 = 4096;
 
-/// A back end with the files `f` and `g`, which are one file, and some wrong answers.
+/// A back end with one file that has the two names `f` and `g`. Some of its answers are invalid.
 #[derive(Default)]
 struct Fake {
     /// The calls in their order.
@@ -375,8 +375,8 @@ fn created_file_is_opened_without_the_flags_of_its_creation() {
     assert_eq!(rig.taken_calls().last(), Some(&opened));
 }
 
-/// Checks that fsync(2) of a directory reaches the back end, without the handle of the server's own
-/// listing.
+/// Checks that fsync(2) of a directory reaches the back end. Its handle belongs to the server, so
+/// the back end must not get it.
 #[test]
 fn fsync_of_a_directory_reaches_the_back_end() {
     let rig = Rig::new(Options::exclusive());
@@ -452,7 +452,8 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
-    // The lookup is the only request that may run. A request that waits for a lock does not count.
+    // At most one request may run at a time, and now the lookup runs. A request that waits for a
+    // lock does not count.
     rig.taken_calls();
     let lock = rig.send(&message(Opcode::SETLKW, node, 44, 1, &args(&[0, 77, 3, 9, 1, 0])));
     rig.wait_for("the lock is requested", |rig| {
@@ -520,8 +521,8 @@ fn inode_that_the_table_drops_leaves_the_index() {
     assert_eq!(rig.server.shared.identities.numbers(5), [again]);
 }
 
-/// An answer that was asked for before a change has ended must not be stored, and neither must an
-/// answer that is older than the stored one.
+/// The cache must refuse attributes that the server requested before the end of a change. It must
+/// also refuse attributes that are older than the cached ones.
 #[test]
 fn trap_t25_only_current_attributes_are_stored() {
     let rig = Rig::new(Options::exclusive());

@@ -9,10 +9,10 @@
 //! [`Running`]. That drop answers if the future has not answered: with `EINTR` after a
 //! cancellation, and with `EIO` after a panic. Then it starts the next request of the queue.
 //!
-//! A future calls [`Request::begin`] right before its first call that changes something. Until
-//! then, a cancelled request is dropped. After `begin`, the future runs to its end. If it changes
-//! the content of a file, a killed client even waits for that end. Otherwise the change could
-//! overwrite that of a later request.
+//! A future calls [`Request::begin`] right before its first call that changes something:
+//! - Until then, a cancelled request is dropped.
+//! - Afterwards, the future runs to its end. If it changes the content of a file, even a killed
+//!   client waits for that end. Otherwise the change could overwrite that of a later request.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. None is held while a future is
@@ -42,8 +42,9 @@ pub(super) struct UnderWay {
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// The number of calls of `start_waiting` that have not been taken into account. The call that
-    /// makes it 1 starts the requests for all of them.
+    /// The number of calls of `start_waiting` that the starting thread has not handled yet. The
+    /// call that makes the number 1 becomes the starting thread. It also starts requests for the
+    /// other calls.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
@@ -80,7 +81,8 @@ struct State {
     is_cancelled: bool,
     /// The nodes and names that the request changes.
     touched: Touched,
-    /// True if the answer does not tell the kernel what has changed.
+    /// True if the kernel must drop its cached answers about `touched`, because the answer does not
+    /// tell it what has changed.
     is_stale: bool,
 }
 
@@ -158,8 +160,8 @@ impl UnderWay {
 
     /// Starts requests of the queue as long as fewer futures run than may run.
     fn start_waiting(&self) {
-        // ORDERING: SeqCst. A call that finds 0 starts the requests. Any other call adds to
-        // `starts` before the starting thread subtracts, so that thread looks at the queue again.
+        // ORDERING: SeqCst. The call that finds 0 becomes the starting thread. Any other call adds
+        // to `starts` before the starting thread subtracts, so that thread checks the queue again.
         if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
             return;
         }
@@ -174,7 +176,7 @@ impl UnderWay {
     }
 
     /// Passes a future to the runtime. A runtime that has ended may drop the future at once, or
-    /// panic. Then the end of the request calls `start_waiting`, which returns at once.
+    /// panic.
     fn spawn_caught(&self, future: BoxedFuture) {
         let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
         if catch_unwind(spawn).is_err() {
@@ -189,8 +191,8 @@ impl UnderWay {
         }
         let (request, future) = queue.waiting.pop_front()?;
         queue.running += 1;
-        // ORDERING: Relaxed. Only the future reads `runs`, and this thread passes the future on
-        // after the store.
+        // ORDERING: Relaxed. Only the future reads `runs`, and the runtime gets the future after
+        // this store.
         request.runs.store(true, Ordering::Relaxed);
         Some(future)
     }
@@ -231,8 +233,8 @@ async fn run(
     registration: AbortRegistration,
     serve: impl Future<Output = ()> + Send,
 ) {
-    // An error means that the future has panicked or was aborted. The panic hook has printed the
-    // message of a panic. The drop of `running` answers.
+    // Ignore an error: the future has panicked or was aborted, and the destructor of `running`
+    // sends the answer.
     let _ = Abortable::new(AssertUnwindSafe(serve).catch_unwind(), registration).await;
     drop(running);
 }
@@ -264,7 +266,6 @@ impl Request {
         self.state.lock().touched.names.push((dir.number(), name.as_bytes().into()));
     }
 
-    /// Notes that the answer does not tell the kernel what has changed.
     pub(super) fn set_stale(&self) {
         self.state.lock().is_stale = true;
     }
@@ -308,7 +309,7 @@ impl Interruptible for Request {
         state.is_cancelled = true;
         let reply = if self.waits_for_lock() { None } else { state.reply.take() };
         let has_begun = state.has_begun;
-        // If a change has begun, `EINTR` does not tell the kernel what the change has done.
+        // `EINTR` does not tell the kernel what a change that has begun has done.
         state.is_stale |= has_begun;
         drop(state);
         if let Some(reply) = reply {

@@ -34,7 +34,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(1
 /// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The thread, once a request has waited. Protected by its own mutex, which is held alone.
+    /// The thread, which the first request that waits starts. Protected by its own mutex, which is
+    /// held alone.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -51,8 +52,8 @@ struct Shared {
 struct Queue {
     /// The requests, the oldest first.
     waits: Vec<Wait>,
-    /// The node of the request for which the thread asks the back end, and whether a lock of that
-    /// file was dropped meanwhile.
+    /// The file about whose lock the thread is asking the back end, and true if a lock of the file
+    /// was dropped since the call began.
     asked: Option<(u64, bool)>,
     is_closed: bool,
 }
@@ -175,7 +176,8 @@ impl Shared {
             wait.due = Instant::now() + wait.pause;
             wait.pause = (wait.pause * 2).min(PAUSES[1]);
         }
-        // Other threads only add requests at the end, so this request gets its place back.
+        // Other threads only add requests at the end of the queue, so `at` is still the place of
+        // this request.
         queue.waits.insert(at, wait);
     }
 
@@ -209,8 +211,9 @@ impl Queue {
 
 impl Signal {
     fn has_come(&self) -> bool {
-        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag, and the thread
-        // reads the flag with that lock, or before it calls the back end once more.
+        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag. The thread that
+        // reads the flag holds that lock, or calls the back end once more before it locks the
+        // queue.
         self.has_come.load(Ordering::Relaxed)
     }
 }

@@ -156,9 +156,8 @@ fn fsync_that_waits_delays_no_other_request() {
     assert_eq!(answer(), Ok(Vec::new()));
 }
 
-/// Checks that the drop of the dispatcher waits for a running fsync. The last transport thread may
-/// drop the dispatcher while an fsync runs on an offload thread. The offload thread itself must not
-/// drop it, because a thread cannot wait for its own end.
+/// Dropping the dispatcher must wait for a running fsync. The last transport thread may drop the
+/// dispatcher while an offload thread runs an fsync.
 #[test]
 fn drop_waits_for_requests_that_run_later() {
     let (wake, woken) = channel::<()>();

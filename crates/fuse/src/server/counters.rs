@@ -43,8 +43,8 @@ pub struct Counters {
     pub hits: u64,
     /// The number of names that the back end has resolved.
     pub misses: u64,
-    /// The number of retries of path walks, and of translations of an inode to its path. An attempt
-    /// fails because of a concurrent change, and is then repeated.
+    /// The number of retries of path walks and of translations from an inode to its path. A
+    /// concurrent change makes an attempt fail.
     pub retries: u64,
     /// The number of operations that took a slow path after several failed attempts. They are walks
     /// that became a ref-walk (a walk that counts references), and path translations that blocked

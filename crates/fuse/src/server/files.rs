@@ -69,8 +69,9 @@ impl Server {
 
     /// Returns true if the kernel should read and write files of the host itself.
     pub(crate) fn passes_through(&self) -> bool {
-        // Only root may register files. The kernel allows no write-back cache beside it. If the
-        // server checks permissions, the kernel does not know which user may read.
+        // - Only root may register files.
+        // - The kernel does not allow passthrough together with a write-back cache.
+        // - If the server checks permissions, the kernel does not know which users may read.
         rustix::process::geteuid().is_root()
             && self.has_backing_files
             && self.has_open_state
@@ -229,9 +230,10 @@ impl Server {
 
     /// Writes at `offset` and returns the number of written bytes.
     ///
-    /// If other programs change the file too, an append goes to the current end of the file in the
-    /// back end. If the kernel has a write-back cache, it may have extended the file, and the back
-    /// end does not know the new end yet. So then an append goes to `offset`.
+    /// - If other programs change the file too, an append goes to the end of the file in the back
+    ///   end.
+    /// - Exception: with a write-back cache, the kernel may have extended the file without telling
+    ///   the back end. An append then goes to `offset`.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.

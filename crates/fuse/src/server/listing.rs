@@ -22,7 +22,7 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// The number that the server adds to a cookie of the back end to get the cookie for the kernel.
+/// The server adds this number to a cookie of the back end to get the cookie for the kernel.
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie that a back end may use. The sum of this cookie and [`COOKIE_SHIFT`] fits
 /// `loff_t`.

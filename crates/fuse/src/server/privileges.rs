@@ -1,12 +1,14 @@
 //! The privileges that a change of a file clears: set-user-ID, set-group-ID and file capabilities.
 //!
-//! The kernel and the server share this work. The feature `FUSE_HANDLE_KILLPRIV_V2` decides how:
-//! - Without it, a kernel that checks permissions clears all but a *lone* set-group-ID bit, that of
-//!   a file whose group may not execute it. For this bit the caller's groups matter.
-//! - With it, the server clears everything. A write, a truncation and an open that truncates say
-//!   whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). The other requests do
-//!   not say so. For them, and for the groups, the server reads `/proc`, but only if the file has
-//!   one of the bits.
+//! The kernel and the server share this work, as the feature `FUSE_HANDLE_KILLPRIV_V2` decides:
+//! - Without the feature, a kernel that checks permissions clears all bits except a *lone*
+//!   set-group-ID bit. A lone set-group-ID bit belongs to a file that its group may not execute.
+//!   For this bit the groups of the caller matter.
+//! - With the feature, the server clears all bits. A write, a truncation and an open that truncates
+//!   say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). Other requests do
+//!   not.
+//! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
+//!   has one of the bits.
 //!
 //! The back end clears the bits in the step that changes the file, under the attribute lock of the
 //! inode. A file without privileges costs no call: its mode is cached, and so is the fact that it
@@ -14,12 +16,9 @@
 //! holds its lock of the inode until the answer. So no chmod and no setcap comes in between. The
 //! kernel also removes capabilities itself, unless it remembers that the file has none.
 //!
-//! # Requests for no change
-//! With the feature, the kernel sends a setattr request without any attribute in two cases, and
-//! does not tell which one it is:
-//! - before a write, fallocate(2) or copy_file_range(2), if the file has privileges;
-//! - for chown(2) without an owner and without a group. The kernel leaves even the check of the
-//!   caller to the server.
+//! # Setattr requests without attributes
+//! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
+//! cases, and does not say which:
 //!
 //! The first case must change nothing, since the caller may not be the owner, and may have
 //! `CAP_FSETID`. The request that follows clears the bits. The second case clears the bits for the
@@ -41,7 +40,7 @@ use crate::wire::Features;
 /// The extended attribute of file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Tells what a request says about the set-user-ID and set-group-ID bits of the file it changes.
+/// The part of a request that decides about the set-user-ID and set-group-ID bits of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetId {
@@ -66,7 +65,8 @@ impl Change {
 impl Server {
     /// Notes the features of the connection.
     pub(crate) fn set_features(&self, features: Features) {
-        // Ignore an error: the first connection counts. Only tests open a second one.
+        // Ignore an error: the features of the first connection count, and only tests open a second
+        // one.
         let _ = self.features.set(features);
     }
 
@@ -85,8 +85,8 @@ impl Server {
         self.features.get().is_some_and(|chosen| chosen.0 & features != 0)
     }
 
-    /// Removes the capabilities of a file that a request changes. Without the flags in requests,
-    /// the kernel asks for them before each change.
+    /// Removes the capabilities of a file before a request changes the file. Does nothing if the
+    /// kernel removes them itself.
     pub(super) fn remove_capability(&self, inode: &InodeRef<'_>) -> Result<(), Errno> {
         if self.has_kill_flags() { self.vfs.remove_capability(inode) } else { Ok(()) }
     }
@@ -117,9 +117,8 @@ impl Server {
         changed
     }
 
-    /// Makes the kernel drop its cached attributes of `inode` if the mode is no longer `before`.
-    /// The answer to a write cannot tell the kernel the new mode, and the kernel may cache the old
-    /// mode for a day.
+    /// Makes the kernel drop its cached attributes of `inode` if a write has changed the mode from
+    /// `before`. The answer to a write cannot carry the new mode.
     pub(super) fn drop_changed_mode(&self, inode: &InodeRef<'_>, before: u32) {
         if let Some(notifier) = self.notifier.get()
             && self.vfs.mode(inode) != Ok(before)
@@ -154,9 +153,9 @@ impl Server {
         self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)
     }
 
-    /// Returns true if chown(2) removes the attribute `name`, which is too early. The kernel
-    /// removes the capabilities of a file before the server has checked whether the caller may
-    /// chown it. The setattr request that follows removes them, unless it fails.
+    /// Returns true if the kernel removes the capabilities `name` for a chown(2) before the server
+    /// has checked whether the caller may chown the file. The setattr request that follows removes
+    /// them if the chown succeeds.
     pub(super) fn is_too_early(
         &self,
         caller: Caller,
@@ -178,8 +177,6 @@ impl Server {
         Ok(self.vfs.may_have_capability(inode) && self.checks_chown(inode)?)
     }
 
-    /// Returns true if the server, and not the kernel, decides whether the caller of chown(2) may
-    /// clear the bits of the mode.
     fn checks_chown(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
         Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
     }
@@ -300,8 +297,8 @@ mod tests {
         }
     }
 
-    /// A request without any attribute comes also from a process that only writes. So without the
-    /// proof that its thread is in chown(2), the request must change nothing, even for the owner.
+    /// A thread that only writes may send a setattr request without attributes. Unless the server
+    /// can prove that the thread is in chown(2), such a request must change nothing.
     #[test]
     fn request_without_attributes_changes_no_mode() {
         let (server, _) = server();
@@ -313,8 +310,8 @@ mod tests {
         }
     }
 
-    /// The back end must be asked for the capabilities of a file only once, and again after they
-    /// were set.
+    /// The server must ask the back end only once whether a file has capabilities, and again after
+    /// a program has set some.
     #[test]
     fn capabilities_are_removed_and_their_absence_is_remembered() {
         let (server, asked) = server();

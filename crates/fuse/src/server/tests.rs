@@ -567,8 +567,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. `written` counts the writes to the file. Each increment must come after the
-    // write that it counts.
+    // ORDERING: SeqCst. A read of `written` that sees an increment also sees the write that was
+    // counted.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
@@ -586,9 +586,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait until the other thread has finished two more writes. It may have begun the first
-            // one before the chmod, but it begins the second one after the chmod. So the second
-            // write must clear the set-user-ID bit.
+            // Two more writes must end, because the first one may have begun before the chmod. The
+            // second one must clear the set-user-ID bit.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");

@@ -35,9 +35,8 @@ enum Order {
 }
 
 impl Crew {
-    /// Starts a thread that serves an io_uring ring. The thread reads the FUSE device instead if
-    /// the kernel does not use the ring, or after the ring has ended. `successor` is its state for
-    /// that.
+    /// Starts a thread that serves an io_uring ring. If the kernel does not use the ring, or when
+    /// the ring has ended, the thread reads the FUSE device with the state `successor`.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.

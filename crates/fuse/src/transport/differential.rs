@@ -162,9 +162,8 @@ const DIFFERENCES: [Difference; 6] = [
     },
 ];
 
-/// Returns true if two answers without an error, `ours` of the dispatcher and `fuser` of fuser,
-/// differ only in their timeouts. The entry timeout and the attribute timeout in `fuser` must both
-/// be the shorter one of the two timeouts in `ours`.
+/// Returns true if two successful answers differ only in their timeouts. Both timeouts in `fuser`
+/// must be the shorter one of the two in `ours`.
 fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
         return false;
@@ -267,9 +266,8 @@ impl Fronts {
         let [ours, device, mut fuser] = self.call_all(request, [opcode; 3]);
         assert_eq!(ours, device, "{place}: ring and device differ: {request:?}");
         if opcode == Opcode::COPY_FILE_RANGE_64 && reply::error(&fuser) == Some(Errno::NOSYS) {
-            // fuser does not know `COPY_FILE_RANGE_64`. So send it the older request
-            // `COPY_FILE_RANGE`. It changes the file of fuser's server as `COPY_FILE_RANGE_64` has
-            // changed that of the two other servers.
+            // fuser does not know `COPY_FILE_RANGE_64`. Send it `COPY_FILE_RANGE` instead, so that
+            // its file stays equal to those of the two other servers.
             self.seen.differences[0] += 1;
             let older = Request { opcode: Opcode::COPY_FILE_RANGE, ..request.clone() };
             fuser = self.call_one(&older);

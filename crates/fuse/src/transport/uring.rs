@@ -13,9 +13,8 @@
 //!   threads. Then a request never waits behind a slow one while another thread of its processor is
 //!   idle.
 //!
-//! # Requests that run later
-//! An offload thread cannot use the ring. It puts its answer into a list and wakes the ring's
-//! thread, which sends the answer.
+//! An offload thread cannot use the ring. It adds its answer to a list and wakes the ring's thread,
+//! which sends the answer.
 //!
 //! # The end of a ring
 //! When the connection ends, the kernel completes all commands of a ring. After that, the ring's

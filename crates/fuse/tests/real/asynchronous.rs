@@ -304,8 +304,8 @@ fn async_change_goes_on_if_its_client_is_killed() {
     }
 }
 
-/// A write whose client is killed goes on, and the client waits for its end. Otherwise the write
-/// could overwrite that of a later client.
+/// A killed client must wait until its write ends. Otherwise the write could overwrite a write of a
+/// later client.
 #[test]
 fn async_write_of_a_killed_client_ends_before_the_client() {
     const SLOW: Duration = Duration::from_millis(1500);
@@ -555,7 +555,7 @@ fn async_back_end_is_asked_once() {
         assert!(taken("ls -l of 50") <= 52);
         forget();
         assert_eq!(fs::read_dir(site.path("thousand")).unwrap().count(), 1000);
-        // One lookup of the directory, its attributes, one page, and the end.
+        // Four calls: a lookup, the attributes, one page, and the empty page at the end.
         assert!(taken("ls -f of 1000") <= 4);
     }
 }

@@ -93,7 +93,8 @@ impl AsyncFileSystem for Locked {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Register before the attempt, so that an unlock after the attempt wakes this future.
+            // Register as a waiter first. Otherwise an unlock between the failed `set` and the
+            // `await` would be missed.
             changed.as_mut().enable();
             match self.locks.set(lock) {
                 Err(Errno::AGAIN) if waits => changed.await,
@@ -129,8 +130,6 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Takes a lock of flock(2), and checks that others cannot get it, and that a signal ends their
-/// wait. Then another thread waits for the lock, and gets it when it is dropped.
 pub(crate) fn check_flock(path: &Path, locks: &Locks) {
     let first = File::open(path).expect("open the file");
     flock(&first, FlockOperation::LockExclusive).expect("lock the file");

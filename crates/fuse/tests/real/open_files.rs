@@ -152,8 +152,7 @@ fn calls_through_an_open_file_have_its_handle() {
     let file = fs::File::create(site.path("f")).expect("create the file");
     file.set_len(10).expect("truncate the file");
     assert_eq!(fs.handles("setattr"), [FILE]);
-    // Use lseek(2) and not fstat(2), because only for lseek(2) the kernel sends the handle with its
-    // getattr.
+    // Use lseek(2), because for fstat(2) the kernel sends a getattr without the handle.
     assert_eq!(rustix::fs::seek(&file, SeekFrom::End(0)), Ok(10));
     assert_eq!(fs.handles("getattr").last(), Some(&FILE));
     fs::metadata(site.path("f")).expect("stat the file");

@@ -259,9 +259,9 @@ fn privileges_are_cleared_as_on_the_host() {
     assert_as_host(name, tmpfs(), Options::exclusive(), |_, _, _| false);
 }
 
-/// Checks the privileges on a mount whose kernel collects writes. A write of a cached page does not
-/// say which user has made it. So without `FUSE_HANDLE_KILLPRIV_V2`, as through fuser, a lone
-/// set-group-ID bit stays.
+/// Checks the privileges on a mount with a write-back cache. The kernel's writes of cached pages do
+/// not name the user. So without `FUSE_HANDLE_KILLPRIV_V2`, as with fuser, a lone set-group-ID bit
+/// stays.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes";

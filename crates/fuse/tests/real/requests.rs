@@ -30,7 +30,7 @@ const FILE_INO: u64 = 2;
 const DOUBLE: u32 = 0xc008_4301;
 const USER: u32 = 12_345;
 
-/// A directory with the file `f`. A read waits until its client is killed.
+/// A back end with the one file `f`. A read of `f` waits until its client is killed.
 struct Slow {
     reads: Sender<Caller>,
     cancelled: Sender<Duration>,
@@ -283,7 +283,6 @@ fn waits_for_locks_need_no_threads_and_end_with_their_process() {
     command.arg(&path).arg("true");
     let mut waiting: Vec<_> = (0..6).map(|_| command.spawn().expect("run flock(1)")).collect();
     thread::sleep(Duration::from_millis(200));
-    // The server has fewer threads than requests that wait, and still answers.
     assert!(std::fs::metadata(&path).is_ok());
     let begin = Instant::now();
     for process in &mut waiting[..3] {

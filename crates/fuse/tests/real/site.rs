@@ -198,8 +198,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Ignore an error: if a file system is still mounted on the directory, the directory must
-        // stay.
+        // Ignore an error: the directory must stay if a file system is still mounted on it.
         let _ = std::fs::remove_dir(&self.0);
     }
 }

@@ -167,9 +167,8 @@ fn waiting_fsync_delays_no_other_request() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. The test makes one request after the other. So the accesses to
-        // `is_first` by the server's threads happen one after the other, ordered by the kernel's
-        // requests and answers.
+        // ORDERING: Relaxed. The test makes one request after the other, and the kernel orders
+        // them.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

@@ -190,7 +190,7 @@ pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[
     let len = (IN_HEADER_BYTES + args.len()) as u32;
     bytes.extend([len, opcode.0].iter().flat_map(|word| word.to_ne_bytes()));
     bytes.extend([unique, node].iter().flat_map(|word| word.to_ne_bytes()));
-    // Process 0 does not exist, so the server finds no groups and no capabilities of the caller.
+    // Process 0 does not exist, so the caller has no groups and no capabilities.
     bytes.extend([uid, uid, 0, 0].iter().flat_map(|word| word.to_ne_bytes()));
     bytes.extend(args);
     bytes
