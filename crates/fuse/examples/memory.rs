@@ -49,7 +49,6 @@ fn change<'f>(files: &'f mut Files, path: &Path, set: &SetAttr) -> Result<&'f mu
     Ok(file)
 }
 
-/// Sets the times of the parent directory of `path`, because its names have changed.
 fn touch_parent(files: &mut Files, path: &Path) -> Result<(), Errno> {
     let parent = path.parent().ok_or(Errno::NOENT)?;
     change(files, parent, &SetAttr::default().with_mtime(SetTime::Now)).map(drop)

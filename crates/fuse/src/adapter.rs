@@ -14,12 +14,12 @@
 //!   file system.
 //!
 //! # The set-user-ID and set-group-ID bits of a changed file
-//! - If the kernel checks permissions, it clears the set-user-ID bit. It clears the set-group-ID
-//!   bit only if the group may execute the file. In an open that truncates, it clears neither bit.
-//! - If the server checks permissions, the adapter requests that the kernel leaves both bits to the
-//!   server (`FUSE_HANDLE_KILLPRIV`).
-//! - In both cases the server decides about the set-group-ID bit of a file that the group may not
-//!   execute (`Server::change`).
+//! - If the kernel checks permissions, it clears set-user-ID. It clears set-group-ID only if the
+//!   group may execute the file. In an open that truncates, it clears neither bit.
+//! - If the server checks permissions, the adapter leaves both bits to the server
+//!   (`FUSE_HANDLE_KILLPRIV`).
+//! - In both cases the server decides about set-group-ID of a file that the group may not execute
+//!   (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the

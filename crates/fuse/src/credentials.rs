@@ -88,7 +88,6 @@ fn is_in(caller: Caller, ours: Option<UserNamespace>) -> bool {
 }
 
 impl UserNamespace {
-    /// Returns the user namespace of the server process, or `None` if it cannot be determined.
     pub(crate) fn ours() -> Option<UserNamespace> {
         UserNamespace::of(std::process::id())
     }

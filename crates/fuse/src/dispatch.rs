@@ -14,9 +14,8 @@
 //!   `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a pause
 //!   before each time.
 //!
-//! A request that the server queues, and runs later, does not change the order of system calls. The
-//! thread that made the system call waits for the answer. So the system calls of one thread keep
-//! their order.
+//! Requests that run later do not change the order of system calls, because the calling thread
+//! waits for the answer.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
@@ -100,8 +99,8 @@ struct Requests {
     opens_are_free: bool,
     /// True if the kernel may keep its cached pages and listings when a file is opened.
     keeps_cache: bool,
-    /// The requests that run. Empty if calls of the back end do not wait, because no back end then
-    /// asks whether its client was killed.
+    /// The running requests, for back ends that ask whether a client was killed. Empty if calls of
+    /// the back end do not wait.
     interrupts: Arc<Interrupts>,
     passthrough: Option<Passthrough>,
 }
@@ -274,13 +273,13 @@ impl Requests {
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })
     }
 
-    /// Returns the request that the back end sees. If calls of the back end may wait, an interrupt
-    /// can cancel the request until the second value is dropped.
+    /// Returns the request for the back end. If calls of the back end may wait, an interrupt can
+    /// cancel the request until the returned [`Running`] is dropped.
     fn begin(&self, message: &Message<'_>) -> (Request, Option<Running<'_>>) {
         let header = message.header;
         let request = Request::new(header.caller);
         let is_killable = match header.opcode {
-            // This request is in the index already, and its signals end the wait.
+            // `SETLKW` requests are already in the index of `lock_waits`.
             Opcode::SETLKW => false,
             // The kernel sends these requests only once. They must run even if a killed client has
             // caused them.

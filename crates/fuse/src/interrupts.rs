@@ -1,18 +1,13 @@
 //! Interrupts: which requests a signal cancels.
 //!
-//! The kernel tells a server that a signal has come to the thread that waits for an answer. It does
-//! so once per request, and does not tell which signal. Which signals cancel a request depends on
-//! the request:
-//! - A request that waits for a lock: any signal, as fcntl(2) and flock(2) demand.
-//! - A request that closes a file: none.
-//! - Any other request: only a signal that kills the thread, as with Linux's NFS client. A signal
-//!   that the program handles must not make a system call on a file fail.
+//! When a signal comes to the thread that waits for an answer, the kernel tells the server. It does
+//! so once per request, and does not name the signal. The request decides which signals cancel it:
 //!
 //! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
 //! pending for each of its threads.
 //!
-//! If another signal comes first, the kernel does not report the one that kills. So a thread checks
-//! the requests that were interrupted by another signal, until they have ended.
+//! The kernel reports only the first signal. So a thread checks whether later signals kill the
+//! clients of interrupted requests, until these requests have ended.
 //!
 //! # Early interrupts
 //! An interrupt may arrive on one thread before another thread has entered its request into the
@@ -49,8 +44,8 @@ pub(crate) trait Interruptible: Send + Sync {
     /// Returns the signals that cancel the request.
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// Returns true if the request has got its answer. A request that is dropped with its answer
-    /// need not tell.
+    /// Returns true if the request has got its answer. A request may always return false, if the
+    /// index drops it when it is answered.
     fn is_answered(&self) -> bool {
         false
     }
@@ -82,8 +77,8 @@ pub(crate) struct Interrupts {
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
-    /// The numbers of interrupted requests that were not in the index, the newest last. Such a
-    /// request has ended, or it has not been entered yet.
+    /// The numbers of interrupted requests that were not in the index, the newest last: requests
+    /// that have ended, or that were not entered yet.
     early: VecDeque<u64>,
 }
 
@@ -93,8 +88,8 @@ impl Interrupts {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Enters a request. Returns true if an interrupt of the request has come before. Then the
-    /// caller calls [`Interrupts::signalled`] as soon as the request can be cancelled.
+    /// Enters a request. If it returns true, an interrupt has come before the request. The caller
+    /// must then call [`Interrupts::signalled`] as soon as the request can be cancelled.
     #[must_use]
     pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
         let mut shard = self.shard(unique).lock();

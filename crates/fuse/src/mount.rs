@@ -18,8 +18,8 @@
 //! it. Programs that use the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads that serve requests end when the FUSE connection ends. The shrinker thread is joined
-//! after them.
+//! The threads that serve requests end with the FUSE connection. The shrinker thread ends after
+//! them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
@@ -157,9 +157,9 @@ impl<S> Mount<S> {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // `ECONNABORTED` has two causes. If a detached mount ends, a few threads may read this
-        // error, and the mount is gone. If the connection was aborted, all threads read it, and the
-        // mount still exists.
+        // `ECONNABORTED` has two causes:
+        // - A detached mount has ended. A few threads may read this error, and the mount is gone.
+        // - The connection was aborted. All threads read this error, and the mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
@@ -273,8 +273,7 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl<S> Drop for Mount<S> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // `wait` has taken the session, and has unmounted. Dropping the field `shrinker` ends
-            // the shrinker thread.
+            // `wait` has taken the session and has unmounted.
             return;
         };
         match self.point.unmount() {

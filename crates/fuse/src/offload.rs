@@ -40,7 +40,6 @@ pub(crate) struct Offload {
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
-/// The state that the offload threads share with their pool, the `Offload` value.
 #[derive(Default)]
 struct Shared {
     /// The queue of jobs. Protected by its own mutex, which is unlocked while a job runs.
@@ -123,13 +122,12 @@ impl Shared {
         }
     }
 
-    /// Runs the queued jobs one after the other. The queue is unlocked while a job runs.
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Ignore a panic of a job: the panic hook has already printed the message. Jobs of
-                // the dispatcher do not panic. If a job of the adapter panics, fuser's reply is
-                // dropped, which answers `EIO`.
+                // Ignore a panic, whose message the panic hook has printed. Jobs of the dispatcher
+                // do not panic. If a job of the adapter panics, the destructor of fuser's reply
+                // answers `EIO`.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -200,7 +198,6 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // Wait until the pool's thread has finished the job and is idle again.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

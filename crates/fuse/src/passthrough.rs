@@ -135,8 +135,8 @@ impl Passthrough {
         match server.device()?.open_backing_file(&file) {
             Ok(id) => Some(id),
             Err(error) => {
-                // Neither changes for another file of the host: this process may not register
-                // files, or the host's file system lies over another one.
+                // Both errors hold for every file: this process may not register files (`EPERM`),
+                // or the host's file system lies over another one (`ELOOP`).
                 if matches!(error, Errno::PERM | Errno::LOOP) {
                     // ORDERING: Relaxed. See above.
                     self.is_refused.store(true, Ordering::Relaxed);

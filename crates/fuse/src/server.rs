@@ -6,10 +6,11 @@
 //! call it.
 //!
 //! # Node numbers
-//! In the protocol the root has the node number 1. The node number of any other inode is the inode
-//! number of the back end. There is one exception: the server swaps 1 with the inode number that
-//! the root has in the back end. So no two inodes have one node number, whatever numbers the back
-//! end uses. The kernel reads number 0 as "no such name", so an inode with that number is refused.
+//! - The root has the node number 1, as the protocol demands.
+//! - Any other inode has the number of the back end, with one exception. If the back end's number
+//!   of the root is not 1, the server swaps this number with 1. So no two inodes have one node
+//!   number.
+//! - The kernel reads number 0 as "no such name", so the server refuses an inode with that number.
 //!
 //! # Counting
 //! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
@@ -168,7 +169,7 @@ impl Server {
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
-        // A request that waits for a lock can be interrupted, even if no other call waits.
+        // With locks, requests may wait even if no call of the back end waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
@@ -314,7 +315,7 @@ impl Server {
     }
 
     /// Takes back `n` lookups of `node`, which the kernel no longer holds. If the server has
-    /// counted fewer lookups for `node`, it changes nothing, but counts and logs the wrong forget.
+    /// counted fewer, it changes no count. It then counts and logs a wrong forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
@@ -429,15 +430,13 @@ impl Server {
         Ok(inode)
     }
 
-    /// Returns a counted reference to the inode of a node, as the method `inode` does. If other
-    /// programs may change the inode's owner and mode, the next use of the owner or the mode asks
-    /// the back end again.
+    /// Returns the counted inode of a node, like `inode`. If other programs may change owner and
+    /// mode, their next use asks the back end again.
     ///
-    /// Some requests call this method even if the kernel checks permissions, because their effect
-    /// depends on the owner or the mode. For example, a new file inherits the group of its
-    /// directory, and a write clears some bits of the mode. All other requests need owner and mode
-    /// only for the permission check. If the kernel has made that check, they use `inode` instead,
-    /// which saves a `stat` of the back end.
+    /// Requests call this method if their effect depends on the owner or the mode. For example, a
+    /// new file inherits the group of its directory, and a write clears some bits of the mode.
+    /// Other requests need both only for the permission check. If the kernel makes that check,
+    /// `inode` saves a `stat` of the back end.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -480,8 +479,8 @@ impl Server {
         Ok(name)
     }
 
-    /// Counts one lookup of `inode` for the kernel. The lookup replaces the reference: it keeps the
-    /// inode in the cache. Returns the entry for the answer to the request.
+    /// Counts one lookup of `inode` for the kernel, and returns the entry for the answer. The count
+    /// replaces the reference `inode`: it keeps the inode in the cache.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {

@@ -46,7 +46,6 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
     /// `ENOENT`; `ENOTDIR`; the errors of the back end.
     fn resolve(&self, path: &mut dyn Iterator<Item = Name<'_>>) -> Result<u64, Errno>;
 
-    /// Returns the node numbers of the inodes that have the back end's number `ino`.
     fn nodes_of(&self, ino: u64) -> Vec<u64>;
 
     /// Drops `name` in the directory with the node number `parent` from the cache.

@@ -55,10 +55,10 @@ const ROUND: Duration = Duration::from_millis(1);
 /// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
 /// Maximum number of attempts to evict an entry that the kernel was requested to forget. Each round
-/// makes one attempt. It fails while the entry is in use.
+/// makes one attempt, which fails while the entry is in use.
 const TRIES_MAX: u32 = 16;
-/// Maximum number of successive rounds without an eviction. Each round without an eviction doubles
-/// the pause. After one more such round, the shrinker rests for the time `REST`.
+/// Maximum number of successive rounds without an eviction. Each of them doubles the pause. After
+/// one more, the shrinker rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
 /// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. By then,
 /// the remaining entries are probably in use.
@@ -163,9 +163,8 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten, and other unused entries. If that frees fewer
-    /// than `missing` entries, requests the kernel to forget enough of the entries that it holds.
-    /// Returns the number of evicted entries.
+    /// Evicts entries that the kernel has forgotten, and other unused entries, and returns their
+    /// number. If they are fewer than `missing`, requests the kernel to forget further entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;

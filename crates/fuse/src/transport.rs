@@ -87,9 +87,8 @@ impl Transport {
     }
 }
 
-/// The size of the part of a message buffer for the header, the fixed arguments and the names, in
-/// bytes. The buffer also has space for data. A long target of a new symbolic link extends into
-/// that space.
+/// The space for the header, the fixed arguments and the names in a message buffer, in bytes. The
+/// space for data follows. A long target of a new symbolic link extends into it.
 const MESSAGE_BYTES: usize = 4096;
 /// The length of the buffer for a `FUSE_INIT` request, in bytes. It is larger than today's request,
 /// for later versions of the protocol.

@@ -186,7 +186,6 @@ impl<'a> Args<'a> {
         Ok(data)
     }
 
-    /// Returns the pairs in a batch forget, each with a node number and a number of lookups.
     pub(crate) fn forgets(&self, count: u32) -> impl Iterator<Item = (u64, u64)> + use<'a> {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
         let (pairs, _) = self.rest.as_chunks::<16>();
@@ -198,7 +197,6 @@ impl<'a> Args<'a> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns a message with the header of a request, and with `args`.
     pub(crate) fn message(opcode: Opcode, extensions: u16, args: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let len = (IN_HEADER_BYTES + args.len()) as u32;

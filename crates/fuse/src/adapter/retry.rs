@@ -6,9 +6,8 @@
 //! request that failed with `ENOSPC` a few times. It passes the error on only after the forgets had
 //! time to arrive.
 //!
-//! The adapter repeats the request on an offload thread (`offload`). The thread that has read the
-//! request must go on reading: the forgets that free space are among the next requests. Meanwhile
-//! the calling process waits for the answer, so the requests of one process keep their order.
+//! An offload thread (`offload`) repeats the request. The thread that has read the request must go
+//! on reading, because the forgets that free space are among the next requests.
 
 use std::time::Duration;
 

@@ -18,9 +18,9 @@
 //! - G.4: the map has an entry for a key only while a request uses the key.
 //!
 //! # Locks
-//! The map of keys has shards. The mutex of a shard is held only for the steps above, never while a
-//! future waits. The lock of a key is an asynchronous mutex, which wakes waiting requests in any
-//! order. A request that locks two keys locks the smaller one first.
+//! The mutex of a shard is held only to read or change the map, never while a future waits. The
+//! lock of a key is an asynchronous mutex, which wakes waiting requests in any order. A request
+//! that locks two keys locks the smaller one first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -49,7 +49,6 @@ struct Entry<V> {
     calls: u64,
     /// The value of `calls` when the key was last invalidated.
     invalidated: u64,
-    /// The number of requests that have the lock or wait for it.
     users: u64,
 }
 
@@ -110,7 +109,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
 }
 
 impl<K: Hash + Eq, V> Flights<K, V> {
-    /// Makes the running call to the back end for `key` invalid ([`Flight::is_valid`]).
+    /// Invalidates the key: the result of a running call to the back end for `key` is not used
+    /// ([`Flight::is_valid`]).
     pub(super) fn invalidate(&self, key: &K) {
         if let Some(entry) = self.shard(key).lock().get_mut(key) {
             entry.invalidated = entry.calls;
@@ -128,8 +128,9 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         read(shard.get_mut(&self.user.key).expect("G.4: this request uses the entry"))
     }
 
-    /// Returns the result of another request, if the back end was asked for it after this request
-    /// had called `lock` (G.2), and the key was not invalidated since.
+    /// Returns the result of another request, if there is one that this request may use. The call
+    /// to the back end must have begun after this request called `lock` (G.2) and after the key was
+    /// last invalidated.
     pub(super) fn shared(&self) -> Option<&V> {
         let invalidated = self.entry(|entry| entry.invalidated);
         let oldest = self.joined.max(invalidated);
@@ -214,7 +215,6 @@ mod tests {
         let Poll::Ready(second) = poll(second) else { panic!("the lock is free") };
         assert_eq!(second.shared(), Some(&1));
         drop(second);
-        // `late` began to wait after the back end was asked, so it gets no result (G.2).
         let Poll::Ready(mut late) = poll(late) else { panic!("the lock is free") };
         assert_eq!(late.shared(), None);
         late.ask();

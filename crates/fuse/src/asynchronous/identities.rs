@@ -73,14 +73,13 @@ impl Identities {
         let entries = shard.get(&identity.0).into_iter().flatten();
         let mut entries = entries.filter(|entry| entry.generation == identity.1);
         let Some(entry) = entries.next() else { return Known::None };
-        // Unlock the shard before `upgrade`. The drop of its result may drop the inode, which locks
-        // the shard again.
+        // Unlock the shard before `upgrade`. Dropping the result of `upgrade` may drop the inode,
+        // whose destructor locks the shard.
         let current = Weak::clone(&entry.current);
         drop(shard);
         current.upgrade().map_or(Known::Dying, Known::Inode)
     }
 
-    /// Returns the table's numbers of all inodes with the back end's number `ino`.
     pub(super) fn numbers(&self, ino: u64) -> Vec<u64> {
         let shard = self.shard(ino).lock();
         let entries: Vec<Weak<Inode>> =

@@ -233,7 +233,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.node(dir.table_node().get().parent_ino().ok()?).ok()
     }
 
-    /// Adds an entry of a page. Returns false if the answer is full.
     fn add_entry(
         &self,
         dir: &AsyncNode,
@@ -275,7 +274,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Adds an entry to an answer. Returns false if the answer is full.
 fn add(
     request: &Request,
     body: &mut Body<'_>,

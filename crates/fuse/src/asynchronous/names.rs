@@ -86,15 +86,14 @@ enum Child {
     None,
     /// The table has the name.
     Node(AsyncNode),
-    /// The table does not have the name, but it may have the inode.
+    /// The table does not have the name, but it may have the inode with this identity.
     Identity(Identity),
 }
 
 /// The change of the inode of a name.
 struct ChildChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
-    /// The identity of an inode that the table did not have when the change began. It may have
-    /// entered the table during the change.
+    /// The identity of the inode, if the table did not have the inode when the change began.
     identity: Option<Identity>,
     _change: Option<Change>,
 }
@@ -146,7 +145,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         }
     }
 
-    /// Looks up a name in the cache, or asks the back end.
     async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
         let mut flight = self.flights.lock(name_key(dir, name)).await;
         // Another request may have entered the name while this one waited.
@@ -170,8 +168,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(found(node?, attr, asked));
             }
         }
-        // The name was invalidated during each call. So answer the request, but let neither the
-        // table nor the kernel keep the name.
+        // The name was invalidated during each call. Answer the request, but keep the name neither
+        // in the table nor in the kernel.
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
@@ -284,8 +282,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             .with_open(has_open_state.then_some(open));
         let open = OFlags::from_bits_retain(open);
         let found = match self.make(message, request, name, what).await {
-            // Another machine has made the file. After `ESTALE` the kernel looks the name up again,
-            // checks the permission to open the file, and truncates it if the program wants that.
+            // Another machine has made the file. After `ESTALE` the kernel looks the name up,
+            // checks the permission to open the file, and truncates it if necessary.
             Err(Errno::EXIST) if !open.contains(OFlags::EXCL) => return Err(Errno::STALE),
             made => made?,
         };
@@ -329,8 +327,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             }
         };
         let linked = self.table.linked(&node.table_node().get(), &dir.table_node().get(), name);
-        // If the table cannot enter the name, or if another machine has changed it during the call,
-        // do not call `end`. Then the drop of `change` drops the name.
+        // Without a call of `end`, the destructor of `change` drops the name. That is right if the
+        // table could not enter the name, or if another machine has changed it during the call.
         let is_entry_current = linked.is_ok() && flight.is_valid();
         if is_entry_current {
             change.end();
@@ -420,8 +418,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 
     /// Returns the child `name` of `dir`, whose attributes a change of the name also changes. If
-    /// the table has lost names, it may still have the inode by another name. Then asks the back
-    /// end which inode it is. The caller has locked the name.
+    /// the table does not have the name, asks the back end for the identity of the inode. The
+    /// caller has locked the name.
     async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
         if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
             return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));

@@ -16,10 +16,11 @@
 //!   cannot get attributes from before that change.
 //!
 //! # Locks
-//! The mutex `Inode::state` is held for the steps above, and while a name of the directory enters
-//! the table. Its holder may lock a shard of `flights` or of `identities`, but no other `state`. It
-//! does not call the back end, except for `forget`: the table may evict an inode while a name
-//! enters it.
+//! - The mutex `Inode::state` protects the attributes and times of an inode. For a directory, it is
+//!   also held while a name enters the table.
+//! - Its holder may lock a shard of `flights` or of `identities`, but no other `state`.
+//! - Its holder calls no method of the back end but `forget`: the table may evict an inode while a
+//!   name enters it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -129,8 +130,8 @@ impl Shared {
 }
 
 impl Inode {
-    /// Returns an inode for a file that the back end has returned. `known` is the result of a
-    /// search for an earlier inode of the same file, which cannot be used.
+    /// Returns an inode for a file that the back end has returned. `known` tells why no earlier
+    /// inode of the same file can be used.
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
             // ORDERING: SeqCst. As for the clock.
@@ -234,8 +235,8 @@ impl AsyncNode {
         AsyncNode { caller, ..self }
     }
 
-    /// Returns the process that has made the request. A file that is released has no caller, and
-    /// neither have requests that the kernel makes itself, such as a read ahead: they have pid 0.
+    /// Returns the process that has made the request. The pid is 0 for a release and for requests
+    /// that the kernel makes itself, such as a read ahead.
     pub fn caller(&self) -> Caller {
         self.caller
     }
@@ -256,8 +257,8 @@ impl AsyncNode {
         self.node.get().kind()
     }
 
-    /// Returns the handle of the open file through which the call is made. It is 0 if the call is
-    /// made through none, or if `open` has returned 0.
+    /// Returns the handle that `open` has returned for the open file of the call, or 0 if the call
+    /// is made through no open file.
     pub fn handle(&self) -> u64 {
         self.handle
     }
@@ -294,7 +295,6 @@ impl AsyncNode {
     /// nothing, if they are no longer current.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
-        // An answer may be older than the cached one if the back end was asked for it earlier.
         let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;
         if is_current {
             (state.attr, state.asked) = (Some(*attr), asked);
@@ -321,8 +321,9 @@ impl AsyncNode {
         Change { node: self.clone(), is_of_names, began, attr: None }
     }
 
-    /// Calls `enter`, which enters a name of this directory, unless a name of the directory has
-    /// changed since the time `asked` or is being changed. No change of names begins meanwhile.
+    /// Calls `enter`, which enters a listed name of this directory into the table. Does nothing if
+    /// a name of the directory has changed since the time `asked`, or is being changed. No change
+    /// of names can begin during the call.
     pub(super) fn enter_listed<T>(&self, asked: u64, enter: impl FnOnce() -> T) -> Option<T> {
         let state = self.inode.state.lock();
         let is_current = state.names_changing == 0

@@ -92,7 +92,7 @@ pub(super) enum Key {
     SetAttributes(u64),
 }
 
-/// An answer of the back end, and the time of the clock at which it was asked.
+/// An answer of the back end, and the time of the server's clock at which it was requested.
 pub(super) type Fetched = Result<(Attr, u64), Errno>;
 
 /// An inode and its attributes, for an answer.
@@ -100,7 +100,8 @@ pub(super) type Fetched = Result<(Attr, u64), Errno>;
 pub(super) struct Found {
     pub(super) node: AsyncNode,
     pub(super) attr: Attr,
-    /// False if the attributes may have changed meanwhile. Then the kernel must not cache them.
+    /// False if the attributes may have changed during the call of the back end. Then the kernel
+    /// must not cache them.
     pub(super) is_current: bool,
     /// False if the name may have changed during the call of the back end. Then the kernel must not
     /// cache it.
@@ -117,8 +118,8 @@ pub(super) enum Entering {
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Returns a server of `fs`. Its futures run where `spawn` runs them. Waits until `fs` has
-    /// returned the root directory, so the calling thread must not be the only one of the runtime.
+    /// Returns a server of `fs`. Its futures run where `spawn` runs them. The function waits until
+    /// `fs` has returned the root directory. So do not call it on the only thread of the runtime.
     ///
     /// # Errors
     /// `EINVAL` for options that [conflict](Options::check), for [`Permissions::Server`] and for
@@ -187,12 +188,10 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.other(message, message.header.node)
     }
 
-    /// Returns the second node of a request, which has the number `number`.
     pub(super) fn other(&self, message: &Message<'_>, number: u64) -> Result<AsyncNode, Errno> {
         Ok(self.node(number)?.with_caller(message.header.caller))
     }
 
-    /// Returns true if the back end must know which files are open.
     pub(super) fn has_open_state(&self) -> bool {
         self.fs.has_open_state() || self.fs.has_locks()
     }
@@ -270,15 +269,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    /// Enters a name at which the back end has a file that the table knows. If the table cannot
-    /// enter the name, the next lookup asks the back end again.
+    /// Enters a further name of a file that the table knows already. If the table cannot enter the
+    /// name, the next lookup asks the back end again.
     fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
         }
     }
 
-    /// Returns the node of an inode, if the table has it and its kind is that of `attr`.
     fn usable(&self, inode: &Inode, attr: &Attr) -> Option<AsyncNode> {
         self.node(inode.number()).ok().filter(|node| node.kind() == attr.kind())
     }

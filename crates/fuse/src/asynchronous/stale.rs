@@ -26,8 +26,8 @@ pub(super) struct Touched {
     pub(super) names: Vec<(u64, Box<[u8]>)>,
 }
 
-/// Makes the kernel drop cached answers. There are two threads at most: one for nodes, and one for
-/// names, which may have to wait for a lock of the kernel.
+/// Makes the kernel drop cached answers. It starts at most two threads: one for nodes, and one for
+/// names, because a name may have to wait for a lock of the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
     notifier: OnceLock<Notifier>,

@@ -6,8 +6,10 @@
 //! # The end of a request
 //! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
 //! same time gets one answer (I.1: each request gets exactly one). The end of a future drops its
-//! [`Running`]. That drop answers if the future has not answered: with `EINTR` after a
-//! cancellation, and with `EIO` after a panic. Then it starts the next request of the queue.
+//! [`Running`], whose destructor:
+//! - answers if the future has not answered, with `EINTR` after a cancellation and with `EIO` after
+//!   a panic;
+//! - starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
 //! - Until then, a cancelled request is dropped.
@@ -227,7 +229,6 @@ impl UnderWay {
     }
 }
 
-/// Runs the future of a request, until it has ended or the request is cancelled.
 async fn run(
     running: Running,
     registration: AbortRegistration,
@@ -240,13 +241,12 @@ async fn run(
 }
 
 impl Request {
-    /// Returns the function that sends the answer, or `None` if an answer was sent.
     pub(super) fn take_reply(&self) -> Option<Reply> {
         self.state.lock().reply.take()
     }
 
-    /// Begins a change of `node`, which may also change the content of the file. The future is not
-    /// dropped from now on.
+    /// Begins a change of `node`, and of the file's content unless the pages are kept. From now on,
+    /// a kill of the client does not drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.
@@ -276,8 +276,8 @@ impl Request {
         state.is_cancelled && !state.has_begun
     }
 
-    /// Returns true if the request waits for a lock. It does not count as running, because the
-    /// request that ends its wait must be able to run.
+    /// Returns true if the request waits for a lock. Such a request does not count as running:
+    /// otherwise it could prevent the request that drops the lock.
     fn waits_for_lock(&self) -> bool {
         self.cancelled_by == CancelledBy::AnySignal
     }
@@ -296,11 +296,11 @@ impl Interruptible for Request {
         self.state.lock().reply.is_none()
     }
 
-    /// Cancels the request. Drops the future, unless it has begun to change something. Answers
-    /// `EINTR` at once, with two exceptions:
+    /// Cancels the request. Drops its future, unless the future has begun a change. Answers `EINTR`
+    /// at once, with two exceptions:
     /// - A request that changes the content of a file goes on as if it was not cancelled.
-    /// - A request that waits for a lock answers when its future has ended, because the future may
-    ///   get the lock at the same time.
+    /// - A request that waits for a lock answers when its future has ended. The future may get the
+    ///   lock at the same time.
     fn cancel(&self) {
         let mut state = self.state.lock();
         if state.changes_content {

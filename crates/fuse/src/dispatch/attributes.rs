@@ -7,7 +7,7 @@ use super::Requests;
 use crate::server::{Change, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
-/// The flag of a getattr request that has a valid handle (`FUSE_GETATTR_FH`).
+/// The handle in a getattr request is valid (`FUSE_GETATTR_FH`).
 pub(crate) const GETATTR_HANDLE: u32 = 1;
 
 /// Tells which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).

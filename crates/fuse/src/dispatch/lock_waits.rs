@@ -196,9 +196,8 @@ impl Shared {
 
 impl Queue {
     /// Returns the index of the request that is tried next, if one is due. A request that a signal
-    /// has ended comes first. Among the others, the one that is due for the longest time comes
-    /// first. So each request is tried again before another one is tried twice, however long the
-    /// calls of the back end take.
+    /// has ended comes first, and then the request that is due for the longest time. So requests
+    /// take turns, however long the calls of the back end take.
     fn next_due(&self, now: Instant) -> Option<usize> {
         let signalled = self.waits.iter().position(|wait| wait.signal.has_come());
         let due = || {
@@ -230,7 +229,8 @@ impl Interruptible for Signal {
     fn cancel(&self) {
         // ORDERING: Relaxed. See `has_come`.
         self.has_come.store(true, Ordering::Relaxed);
-        // With the mutex, the thread is either before its check of the flag, or waits already.
+        // After this lock and unlock of the queue, the thread either waits already, or has not yet
+        // checked the flag. So it does not miss the notification.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }
@@ -260,7 +260,6 @@ mod tests {
     use super::*;
     use crate::wire::{Message, Opcode};
 
-    /// Requests take turns, however long the calls take. A signalled request comes first.
     #[test]
     fn request_that_is_due_for_the_longest_time_is_next() {
         let shared = Arc::new(Shared {

@@ -72,7 +72,6 @@ fn is_later(dispatcher: &Dispatcher, bytes: &[u8]) -> bool {
     dispatcher.serve(&message, &mut [0; 256]) == Outcome::Later
 }
 
-/// Returns a request that writes `data` at the start of a file.
 fn write(node: u64, data: &[u8]) -> Vec<u8> {
     let mut args = vec![0; 40];
     args[16..20].copy_from_slice(&(data.len() as u32).to_ne_bytes());

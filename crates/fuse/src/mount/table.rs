@@ -111,12 +111,10 @@ pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError>
     }
 }
 
-/// Returns the topmost mount at `path`, if a file system is mounted there.
 pub(super) fn mounted_on(path: &Path) -> Result<Option<MountEntry>, MountError> {
     Ok(find(&read()?, path))
 }
 
-/// Returns the path that a mount has now, or `None` if the mount is gone.
 pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountError> {
     let found = lines(&read()?).find(|found| found.identity == identity);
     Ok(found.map(|found| found.path))

@@ -29,10 +29,9 @@ pub enum WriteOrigin {
     /// A process has called write(2) for a file that is open with `O_APPEND`. The offset in the
     /// request is the end of the file in the kernel's cache. The true end may be higher.
     ///
-    /// pwritev2(2) with `RWF_NOAPPEND` can write anywhere in a file that is open with `O_APPEND`.
-    /// The server cannot distinguish its request from that of an append, since a request contains
-    /// only the flags of the open file. Nor does the offset help. The offset of an append may be
-    /// before the end of the file, too, because another program may have extended the file.
+    /// A write of pwritev2(2) with `RWF_NOAPPEND` looks the same: the request contains only the
+    /// flags of the open file. The offset does not help either. The offset of an append may be
+    /// before the end of the file, because another program may have extended the file.
     Append,
     /// The kernel writes back dirty pages. The write request does not name the user that has
     /// written the data, so the server cannot check that user's permission.
@@ -58,8 +57,8 @@ impl Server {
         flags: u32,
         set_id: SetId,
     ) -> Result<Opened, Errno> {
-        // An open for execution needs the current mode, because the permission depends on it. A
-        // truncation needs it, because it may have to clear set-user-ID and set-group-ID.
+        // These opens need the current mode: to check the permission to execute, or to clear
+        // set-user-ID and set-group-ID in a truncation.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -67,7 +66,6 @@ impl Server {
         self.open_checked(caller, &self.cred(caller), &inode, flags, set_id)
     }
 
-    /// Returns true if the kernel should read and write files of the host itself.
     pub(crate) fn passes_through(&self) -> bool {
         // - Only root may register files.
         // - The kernel does not allow passthrough together with a write-back cache.
@@ -134,7 +132,7 @@ impl Server {
         }
         self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
-        // The kernel must go on sending flushes, so it must not see `ENOSYS`.
+        // The kernel must go on sending flushes because of the locks, so do not return `ENOSYS`.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
@@ -265,8 +263,8 @@ impl Server {
         self.write_as(caller, (node, handle), offset, bytes, origin, SetId::Unsaid)
     }
 
-    /// Writes as [`Server::write`] does, through the open file `to`, which is given by its node and
-    /// its handle. `set_id` says which bits of the mode the write clears.
+    /// Writes as [`Server::write`] does, through the open file `to` (its node and its handle).
+    /// `set_id` says which bits of the mode the write clears.
     pub(crate) fn write_as(
         &self,
         caller: Caller,
@@ -421,8 +419,8 @@ impl Server {
         self.remove_capability(&target)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
-            // Limit the length so that neither the source range nor the target range ends above the
-            // maximum of `loff_t`. Then the back end need not check for an overflow.
+            // Limit the length so that no range ends above the maximum of `loff_t`. Then the back
+            // end need not check for an overflow.
             let left = (i64::MAX as u64).saturating_sub(from.2.max(to.2));
             let len = len.min(BACK_END_COPY_BYTES_MAX).min(left);
             let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);

@@ -126,7 +126,6 @@ impl Server {
     }
 }
 
-/// Returns the first word of the `struct fsxattr` of a file with the flags `flags`.
 fn to_fsxattr(flags: InodeFlags) -> u32 {
     let has = |(flag, _): &&(InodeFlags, u32)| flags.contains(*flag);
     FSXATTR_FLAGS.iter().filter(has).map(|(_, bit)| bit).sum()

@@ -34,8 +34,7 @@ const UNKNOWN_INO: u64 = 0xffff_ffff;
 /// name. Entry and name together are padded to a multiple of 8 bytes.
 const ENTRY_BYTES: usize = 152;
 /// The smallest and the largest size that the server expects for the answer to a listing, in bytes.
-/// The kernel's smallest buffer for a listing has 4096 bytes. The C library uses a buffer of 32768
-/// bytes.
+/// The kernel's smallest buffer for a listing has 4096 bytes, and the C library uses 32768 bytes.
 const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
@@ -139,9 +138,9 @@ impl Server {
         if taken > 0 { Ok(()) } else { result }
     }
 
-    /// Lists like [`Server::readdir`], but with attributes. For each entry that `sink` has taken,
-    /// except `.` and `..`, the server counts one lookup (A.2). `.` and `..` have only a number and
-    /// a type, since the kernel ignores their attributes.
+    /// Lists like [`Server::readdir`], but with attributes. Counts one lookup for each entry that
+    /// `sink` has taken, except `.` and `..` (A.2). The kernel ignores the attributes of `.` and
+    /// `..`, so they have only a number and a type.
     ///
     /// # Errors
     /// The errors of [`Server::readdir`].
@@ -300,17 +299,14 @@ impl Drop for Untaken<'_> {
     }
 }
 
-/// Returns the size in bytes that an entry with attributes and the name `name` has in an answer.
 fn bytes_of(name: &[u8]) -> usize {
     (ENTRY_BYTES + name.len()).next_multiple_of(8)
 }
 
-/// Returns the kernel's cookie for a cookie of the back end, or `EOVERFLOW` if it is too large.
 fn shifted(cookie: u64) -> Result<u64, Errno> {
     if cookie > COOKIE_MAX { Err(Errno::OVERFLOW) } else { Ok(cookie + COOKIE_SHIFT) }
 }
 
-/// Returns the back end's cookie for a cookie of the kernel, or 0 for the start of the directory.
 fn unshifted(cookie: u64) -> u64 {
     cookie.saturating_sub(COOKIE_SHIFT)
 }
@@ -336,8 +332,8 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names after `cookie`. Stops when the names would fill an answer of the
-    /// expected size.
+    /// Collects a page of names after `cookie`, at most as many as fill an answer of the expected
+    /// size.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();

@@ -10,21 +10,23 @@
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
 //!
-//! The back end clears the bits in the step that changes the file, under the attribute lock of the
-//! inode. A file without privileges costs no call: its mode is cached, and so is the fact that it
-//! has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)). The kernel
-//! holds its lock of the inode until the answer. So no chmod and no setcap comes in between. The
-//! kernel also removes capabilities itself, unless it remembers that the file has none.
+//! - The back end clears the bits in the step that changes the file, under the attribute lock of
+//!   the inode.
+//! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
+//!   in between.
+//! - A file without privileges costs no call. The cache has its mode, and knows that it has no
+//!   capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
 //!
 //! # Setattr requests without attributes
 //! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
 //! cases, and does not say which:
 //!
-//! The first case must change nothing, since the caller may not be the owner, and may have
-//! `CAP_FSETID`. The request that follows clears the bits. The second case clears the bits for the
-//! owner, and is refused to anyone else. The server learns the system call and the credentials of
-//! the waiting thread from `/proc`. If it cannot, it changes nothing, and chown(2) without an owner
-//! succeeds without an effect.
+//! - The first case must change nothing, since the caller may not be the owner, and may have
+//!   `CAP_FSETID`. The request that follows clears the bits.
+//! - The second case clears the bits for the owner, and is refused to other callers.
+//! - To distinguish the cases, the server reads the system call and the credentials of the waiting
+//!   thread from `/proc`. If it cannot read them, it changes nothing, and chown(2) succeeds without
+//!   an effect.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 
@@ -55,8 +57,8 @@ pub enum SetId {
 }
 
 impl Change {
-    /// Returns true if the change sets no attribute. The kernel may send a time of the change all
-    /// the same.
+    /// Returns true if the change sets no attribute. The time of change (`ctime`), which the kernel
+    /// may send with any change, does not count.
     pub(super) fn is_empty(&self) -> bool {
         self.set.with_ctime(None) == SetAttr::default()
     }
@@ -70,7 +72,7 @@ impl Server {
         let _ = self.features.set(features);
     }
 
-    /// Returns true if requests say whether the server has to clear set-user-ID and set-group-ID.
+    /// Returns true if requests say whether the server must clear set-user-ID and set-group-ID.
     pub(crate) fn has_kill_flags(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2)
     }
@@ -127,8 +129,8 @@ impl Server {
         }
     }
 
-    /// Returns true if the server has to clear a set-user-ID or set-group-ID bit of a file with
-    /// this mode, depending on the caller.
+    /// Returns true if the server may have to clear a set-user-ID or set-group-ID bit of a file
+    /// with the mode `mode`.
     pub(super) fn clears_bits_of(&self, mode: u32) -> bool {
         let is_lone = mode & (S_ISGID | 0o010) == S_ISGID;
         let is_any = mode & (S_ISUID | S_ISGID) != 0;
@@ -181,10 +183,10 @@ impl Server {
         Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
     }
 
-    /// Returns the capabilities that a chown by `caller` does not have, although the kernel checks
-    /// permissions. The kernel does not check `CAP_FOWNER`, without which a chown must not clear
-    /// the bits of another user's file. If the server does not know the caller's capabilities, the
-    /// caller has this one, since the kernel has allowed the change of the owner.
+    /// Returns the capabilities that `caller` lacks for a chown that the kernel has allowed. The
+    /// only one is `CAP_FOWNER`: the kernel does not check it, but without it a chown must not
+    /// clear the bits of another user's file. If the server cannot read the caller's capabilities,
+    /// the result is empty.
     pub(super) fn missing_for_chown(
         &self,
         caller: Caller,
@@ -232,8 +234,8 @@ mod tests {
     /// A value of `security.capability` (`VFS_CAP_REVISION_2`, without any capability).
     const VALUE: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    /// A server of a connection with `FUSE_HANDLE_KILLPRIV_V2`, and the names of the attributes
-    /// that the back end was asked for.
+    /// Returns a server with the feature `FUSE_HANDLE_KILLPRIV_V2`, and the names of the attributes
+    /// that it has requested from the back end.
     fn server() -> (Server, Arc<Mutex<Vec<Vec<u8>>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&asked);
@@ -326,7 +328,6 @@ mod tests {
             assert_eq!((write(), write(), count()), (Ok(1), Ok(1), 0));
             assert_eq!((get(), count()), (Err(Errno::NODATA), 1));
         }
-        // A change of the attributes drops the cached answer, and the kernel's question renews it.
         let chmod = Change::new(SetAttr::default().with_mode(0o600));
         server.setattr(OWNER, node, chmod).expect("chmod");
         assert_eq!((get(), write(), count()), (Err(Errno::NODATA), Ok(1), 1));

@@ -2,8 +2,8 @@
 //!
 //! The root of a mount has two attributes that the back end never sees and that no listing shows.
 //! Reading [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
-//! entries from the cache. So a program needs no additional socket or file for this. The attributes
-//! work inside containers, and the permissions of the root directory protect them.
+//! entries from the cache. The attributes work inside containers, and the permissions of the root
+//! directory protect them.
 
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caller, Caps, Cred, Errno, XattrMode};

@@ -135,8 +135,8 @@ impl Crew {
 
     fn order(&self, what: Order) {
         for order in &self.orders {
-            // Ignore an error: it means that the thread has ended. Then `register` notices that the
-            // thread sends no result.
+            // Ignore an error: the thread has ended. `register` reports this when it gets no result
+            // from the thread.
             let _ = order.send(what);
         }
     }

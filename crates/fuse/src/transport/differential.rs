@@ -47,7 +47,7 @@ const STREAMS: u64 = 3;
 const REQUESTS: u64 = 2000;
 /// The handle that every open file gets from the back end `tmpfs_with_handles`.
 const HANDLE: u64 = 7;
-/// The features that the kernel offers: all but `FUSE_INIT_RESERVED`, io_uring, and the feature
+/// The features that the kernel offers. Left out are `FUSE_INIT_RESERVED`, io_uring, and a feature
 /// that the adapter for fuser never chooses.
 const OFFERED: u64 = !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2);
 /// The features that let a server do without opens.
@@ -186,9 +186,9 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     without_timeouts(ours) == without_timeouts(fuser) && timeouts(fuser) == [entry.min(attr); 2]
 }
 
-/// Compares two listings: `ours` of the dispatcher, and `fuser` of fuser. Returns true if they
-/// differ only in entries that the server could not look up. In `ours`, such an entry has the node
-/// number 0, and at least one such entry must exist. Attributes and timeouts are not compared.
+/// Returns true if two listings differ only in entries whose lookup failed in the server. In
+/// `ours`, such an entry has the node number 0. At least one must exist. Attributes and timeouts
+/// are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {

@@ -87,8 +87,8 @@ type Answer = Result<Box<[u8]>, Errno>;
 /// Answers that offload threads pass to the thread of a ring.
 #[derive(Debug)]
 struct Finished {
-    /// The answers that the ring's thread must send. Protected by their own mutex. No thread holds
-    /// that mutex together with another one.
+    /// The answers that the ring's thread must send. Protected by their own mutex, which is held
+    /// alone.
     answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }
@@ -122,9 +122,8 @@ fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
 }
 
 impl Thread {
-    /// Returns the state of a thread that serves a ring. The caller has to start the thread. The
-    /// thread reads the FUSE device instead if the kernel does not use the ring, or after the ring
-    /// has ended. `successor` is its state for that.
+    /// Returns the state of a thread that serves a ring. With `successor`, the thread reads the
+    /// FUSE device if the kernel does not use the ring, or after the ring has ended.
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());

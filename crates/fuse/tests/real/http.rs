@@ -83,7 +83,6 @@ fn answer(stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Starts a web server, which ends with the process. Returns its address.
 fn web_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     let address = listener.local_addr().expect("an address");

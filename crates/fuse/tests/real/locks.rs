@@ -17,11 +17,12 @@ use tokio::sync::Notify;
 
 use crate::site::{AsyncSite, async_mount_options};
 
-/// How long a test waits for something that happens at once on an idle machine.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
 
-/// The locks of one file. The locks of an owner are not split, because the tests lock whole files.
+/// The locks of one file. Unlocking a part of a lock is not supported, because the tests lock whole
+/// files.
 #[derive(Default)]
 pub(crate) struct Locks(Mutex<Vec<FileLock>>);
 

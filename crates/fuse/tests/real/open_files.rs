@@ -19,7 +19,6 @@ use crate::site::{Host, Site};
 const FILE: u64 = 7;
 const DIRECTORY: u64 = 8;
 
-/// A back end that keeps a record of its calls, each with its handle.
 struct Recorder {
     inner: Tmpfs,
     calls: Mutex<Vec<(&'static str, u64)>>,
@@ -199,7 +198,6 @@ fn each_close_of_a_descriptor_is_a_flush() {
     site.wait_for("the file is closed", |_| fs.handles("release") == [FILE]);
 }
 
-/// If the first flush of a mount fails with `ENOSYS`, the kernel must send no further flush.
 #[test]
 fn back_end_without_flush_is_asked_once() {
     let fs = Recorder::new(OpenFlags::empty(), Err(Errno::NOSYS));

@@ -124,8 +124,6 @@ fn longest_below_a_rename(
     longest
 }
 
-/// Checks that a mount with only one reading thread still serves requests while the fsyncs of a
-/// file and of a directory wait.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
@@ -141,8 +139,7 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // Sync a file and a directory. Two fsyncs of one inode would wait for each other, because the
-    // kernel locks the inode.
+    // Sync a file and a directory: the kernel runs two fsyncs of one inode one after the other.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {

@@ -160,9 +160,8 @@ impl Front {
         answer
     }
 
-    /// Leaves out the symbols of the nodes that exist only on the front `other`. On this front,
-    /// these symbols (indexes in `numbers`) then stand for `NO_NODE`. So the next new node gets the
-    /// same symbol on both fronts.
+    /// Gives the symbols of nodes that exist only on the front `other` the meaning `NO_NODE` on
+    /// this front. So the next new node gets the same symbol on both fronts.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }

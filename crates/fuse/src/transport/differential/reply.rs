@@ -35,7 +35,6 @@ pub(super) fn put_u64(bytes: &mut [u8], at: usize, word: u64) {
     bytes[at..at + 8].copy_from_slice(&word.to_ne_bytes());
 }
 
-/// Returns true if the answer to `opcode` begins with a `struct fuse_entry_out`.
 pub(super) fn is_entry(opcode: Opcode) -> bool {
     matches!(
         opcode,
