@@ -5,9 +5,9 @@
 //! cargo run -p corewalk-fuse --example archive -- /tmp/docs.tar /tmp/archive
 //! ```
 //!
-//! The program reads all headers of the archive once, at the start. A later read of a file reads
-//! the archive at the offset of the file. If several members of the archive have the same name, the
-//! last of them is shown. A hard link is shown as a separate file.
+//! The program reads all headers of the archive once, at the start, and the content of a file when
+//! it is read. If several members have the same name, the last of them is shown. A hard link is
+//! shown as a separate file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

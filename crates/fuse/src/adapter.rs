@@ -1,9 +1,8 @@
 //! A [`Server`] as a [`fuser::Filesystem`].
 //!
 //! fuser reads and parses requests, and calls one method for each of them. The adapter translates
-//! the arguments to the types of the server, and the server's answers to fuser's replies. The
-//! adapter itself decides only two things: which features it requests from the kernel, and which
-//! requests it tells the kernel not to send.
+//! the arguments and the answers. It decides only which features it requests from the kernel, and
+//! which requests the kernel need not send.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open

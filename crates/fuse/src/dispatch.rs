@@ -8,11 +8,10 @@
 //! # Requests that may run later
 //! - fsync(2), if the back end says that it waits.
 //! - A request that waits for a lock of a file (`lock_waits`).
-//! - A request that fails with `ENOSPC`. unlink(2) returns as soon as the kernel has queued the
-//!   forget that frees the removed file. The server may not have handled that forget when the next
-//!   write arrives. So a program that removes one file to make space for another could get
-//!   `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a pause
-//!   before each time.
+//! - A request that fails with `ENOSPC`. unlink(2) returns before the server has handled the forget
+//!   that frees the removed file. So a program that removes one file to make space for another
+//!   could get `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a
+//!   pause before each time.
 //!
 //! Requests that run later do not change the order of system calls, because the calling thread
 //! waits for the answer.
@@ -279,7 +278,7 @@ impl Requests {
         let header = message.header;
         let request = Request::new(header.caller);
         let is_killable = match header.opcode {
-            // `SETLKW` requests are already in the index of `lock_waits`.
+            // `lock_waits` has already entered this request.
             Opcode::SETLKW => false,
             // The kernel sends these requests only once. They must run even if a killed client has
             // caused them.

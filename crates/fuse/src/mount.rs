@@ -1,9 +1,10 @@
 //! Mounting a file system on a directory, serving it, and unmounting it.
 //!
-//! [`Mount::new`] mounts, starts the threads, and returns when the mount works. [`Mount::wait`]
-//! returns when the mount has ended. [`serve`] does all this in one call, and unmounts when a
-//! signal comes. A mount ends in three ways: the `Mount` is dropped; a thread calls
-//! [`Mountpoint::unmount`]; a user calls umount(8).
+//! - [`Mount::new`] mounts, starts the threads, and returns when the mount works.
+//! - [`Mount::wait`] returns when the mount has ended.
+//! - [`serve`] does both, and unmounts when a signal comes.
+//! - A mount ends when the `Mount` is dropped, when a thread calls [`Mountpoint::unmount`], or when
+//!   a user calls umount(8).
 //!
 //! [`Mountpoint`] unmounts only its own mount, even if another mount is on top of it, or the mount
 //! was moved.

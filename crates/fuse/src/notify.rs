@@ -2,8 +2,8 @@
 //! changed them.
 //!
 //! A back end must not call the functions of this module while it serves a request. To drop a name,
-//! the kernel locks the directory. The process that has made the request may hold that lock until
-//! it gets the answer. So the thread that serves the request would wait for its own answer.
+//! the kernel locks the directory. The client of the request may hold that lock until it gets the
+//! answer. So the server would wait for its own answer.
 //!
 //! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache in its
 //! budget.

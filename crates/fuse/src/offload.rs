@@ -9,8 +9,7 @@
 //! thread, even if the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
 //!
 //! If all threads of the pool are busy, the pool starts another one, up to a limit. At the limit,
-//! requests wait in a queue. Threads stay until the pool is dropped. The system calls of one client
-//! thread keep their order, because that thread waits in each call for its answer.
+//! requests wait in a queue. Threads stay until the pool is dropped.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 

@@ -16,9 +16,8 @@
 //! with a timeout above 0.
 //!
 //! # Why writes are not collected by default
-//! With [`WriteCache::Back`] the kernel collects small writes and changes of times before it sends
-//! them, which is fast. But if the store is full, write(2) succeeds. Only fsync(2) reports the
-//! error, and a program that does not call fsync(2) may never learn of it.
+//! With [`WriteCache::Back`] the kernel collects small writes and changes of times, which is fast.
+//! But if the store is full, write(2) succeeds, and only fsync(2) reports the error.
 //!
 //! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
 

@@ -1,15 +1,15 @@
 //! Passthrough: the kernel reads and writes a file of the host itself, without the server.
 //!
-//! A back end names the file of the host that holds the content of an open file
-//! ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). The server registers that
-//! file with the kernel, which gives it a number, and answers the open with this number. From then
-//! on, read(2), write(2) and mmap(2) go to the file of the host. All other requests still come to
-//! the server.
+//! - A back end names the file of the host that holds the content of an open file
+//!   ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)).
+//! - The server registers that file with the kernel, which assigns a number. The answer to the open
+//!   contains this number.
+//! - From then on, read(2), write(2) and mmap(2) go to the file of the host. All other requests
+//!   still come to the server.
 //!
 //! The kernel demands that all opens of one inode agree: either all have the same registered file,
 //! or none has one. So the server decides at the first open of an inode, and keeps the decision
-//! until the last open has ended. The kernel ends its use of an open file before it sends the
-//! release, so the server never ends a decision too early.
+//! until the last release. The kernel sends the release only when it no longer uses the open file.
 //!
 //! Only root may register files. If the kernel refuses the first file, the mount continues without
 //! passthrough.

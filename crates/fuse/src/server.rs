@@ -14,8 +14,7 @@
 //!
 //! # Counting
 //! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
-//! [`Server::forget`] for it. The kernel keeps the lookup of a delivered entry even if the calling
-//! process has died meanwhile. When the connection ends, all lookups end with it. A forget names a
+//! [`Server::forget`] for it. When the connection ends, all lookups end with it. A forget names a
 //! node number and no name. So a late forget cannot drop another file that has got the name
 //! meanwhile (traps P1 and P2).
 //!
@@ -69,11 +68,10 @@ pub(crate) const ROOT_NODE: u64 = 1;
 
 /// The node number that a listing with attributes reports for an entry whose lookup failed.
 ///
-/// The server gives an entry whose lookup failed node number 0, which means no node. But fuser
-/// sends one number for both the node and the directory entry, and the C library skips directory
-/// entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0, so that the
-/// kernel never uses this node. Before the kernel uses the name, it looks the name up and gets the
-/// error.
+/// For an entry whose lookup failed, the server returns node number 0, which means no node. But
+/// fuser sends one number for both the node and the directory entry, and the C library skips
+/// directory entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0:
+/// the kernel looks the name up before it uses it, and gets the error.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.

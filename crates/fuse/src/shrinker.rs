@@ -21,9 +21,8 @@
 //! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops those
 //!   that are not in use, even directories.
 //! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
-//!   the inode is in use. That does no harm to a file, but a process would lose the path of its
-//!   working directory. So the shrinker names only files. The kernel forgets directories when its
-//!   memory is short.
+//!   the inode is in use. A process would then lose the path of its working directory. So the
+//!   shrinker names only files.
 //!
 //! # Memory that the budget does not bound
 //! - Open files, working directories, and the directories above them.

@@ -10,9 +10,9 @@
 //! - The crate fuser: its [`Session`](fuser::Session) calls the [`Adapter`](crate::Adapter).
 //!
 //! # The threads
-//! [`start`] negotiates with the kernel and starts the threads. One thread waits for all others, so
-//! its end is the end of the connection. Each thread ends when its next read fails with `ENODEV`,
-//! because the mount is gone, or with `ECONNABORTED`, because the connection was aborted.
+//! [`start`] negotiates with the kernel and starts the threads. Each thread ends when its read
+//! fails: with `ENODEV` after an unmount, or with `ECONNABORTED` after an abort. One thread waits
+//! for all others, so its end is the end of the connection.
 
 mod crew;
 mod device;

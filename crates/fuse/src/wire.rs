@@ -1,10 +1,9 @@
 //! The messages of the FUSE protocol, version 7.45.
 //!
 //! A request has three parts: a header of 40 bytes, the fixed arguments of its operation, and the
-//! rest, which contains names and data. [`Message`] holds these parts. A `FUSE` device delivers all
-//! three in one buffer, and io_uring delivers each in a buffer of its own. An [`Args`] reads the
-//! arguments one after the other. It checks every length, so a malformed message gives an error and
-//! never a panic.
+//! rest, which contains names and data ([`Message`]). A FUSE device delivers all three in one
+//! buffer, and io_uring delivers each in a buffer of its own. [`Args`] reads the arguments. It
+//! checks every length, so a malformed message gives an error and never a panic.
 //!
 //! An answer has a header of 16 bytes and a body, which a [`Body`] writes into a buffer.
 //!

@@ -65,10 +65,13 @@ pub fn serve_async<F: AsyncFileSystem>(
 ///
 /// [`Mount::serve_async`] mounts it. See [`AsyncFileSystem`] for an example of a back end.
 ///
-/// With [`Options::exclusive`], the server answers lookups and requests for attributes from its
-/// cache. With [`Options::shared`], it asks the back end when the kernel asks. Requests for one
-/// name that wait at the same time share an answer, which is never older than the request. Of the
-/// other options, the server uses the timeouts, `readdirplus`, the limits, and `requests_max`.
+/// - With [`Options::exclusive`], the server answers lookups and requests for attributes from its
+///   cache.
+/// - With [`Options::shared`], it calls the back end whenever the kernel asks.
+/// - Requests for one name that wait at the same time share an answer, which is never older than
+///   the request.
+/// - Of the other options, the server uses the timeouts, `readdirplus`, the limits, and
+///   `requests_max`.
 pub struct AsyncServer<F> {
     pub(super) fs: Arc<F>,
     pub(super) table: Arc<Table>,

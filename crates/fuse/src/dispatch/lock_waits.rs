@@ -1,10 +1,11 @@
 //! Requests that wait for a lock of a file.
 //!
-//! A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a request
-//! that waits needs no thread of its own. One thread asks the back end again for all of them, with
-//! pauses that grow from 2 ms to 100 ms. When an unlock of a file passes through this mount, the
-//! requests that wait for the file are tried next, the oldest first. If the calls of the back end
-//! take long, the requests take turns.
+//! - A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a
+//!   request that waits needs no thread of its own. One thread calls the back end again for all of
+//!   them, with pauses that grow from 2 ms to 100 ms.
+//! - When an unlock of a file passes through this mount, the requests for this file are tried next,
+//!   the oldest first.
+//! - If the calls of the back end take long, the requests take turns.
 //!
 //! Any signal ends the wait with `EINTR`. The kernel then repeats the system call, if the program
 //! has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).

@@ -30,7 +30,7 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// The number of threads that read and serve requests.
     ///
-    /// If requests seldom wait, use one thread per processor. With more threads, parallel clients
+    /// If requests seldom wait, use one thread per processor: with more threads, parallel clients
     /// take up to three times as long. If each request may wait, use as many threads as the back
     /// end can serve at a time. Requests that are known to wait run on additional threads
     /// ([`FileSystem::fsync_waits`](corewalk::FileSystem::fsync_waits)).

@@ -3,14 +3,13 @@
 //! The table is read from `/proc/self/mountinfo`. This read calls none of the mounted file systems,
 //! so it cannot block on a mount whose server hangs.
 //!
-//! A mount is identified by its own number and the number of its device, because neither of them
-//! suffices alone. Copies of the mount (`mount --bind`) have the same device number, and the kernel
-//! reuses mount numbers. The path does not identify the mount: the mount may be moved, or a
-//! directory above it may be renamed.
+//! A mount is identified by its own number and the number of its device. Copies of the mount
+//! (`mount --bind`) have the same device number, and the kernel reuses mount numbers. The path can
+//! change: the mount may be moved, or a directory above it may be renamed.
 //!
 //! mount(2) does not return the number of the new mount, so this module reads it from the table
-//! afterwards. In between, another process could mount on the same directory. So each process that
-//! mounts with this crate keeps a [`MountpointLock`] on the directory until it has read the number.
+//! afterwards. So that no other process mounts on the directory in between, each process that
+//! mounts with this crate holds a [`MountpointLock`] on it.
 //!
 //! Source: proc_pid_mountinfo(5).
 

@@ -301,10 +301,9 @@ impl Server {
     /// Writes `bytes` to `inode` for `caller`. Clears the file's set-user-ID and set-group-ID bits
     /// if the caller lacks the right to keep them.
     ///
-    /// The server reads the caller's groups and capabilities only if the file has the set-user-ID
-    /// or the set-group-ID bit. A kernel that checks permissions has already cleared both bits,
-    /// with one exception: it leaves set-group-ID if the group may not execute the file. Such a
-    /// kernel also blocks changes of the mode until the request is answered.
+    /// The server reads the caller's groups and capabilities only if the file has one of the two
+    /// bits. A kernel that checks permissions leaves only set-group-ID of a file that the group may
+    /// not execute. Such a kernel also blocks changes of the mode until the request is answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -402,8 +401,7 @@ impl Server {
 
     /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
     /// Each file is given by node, handle and offset. If the back end cannot copy, or the server
-    /// checks permissions, the server reads and writes at most 16 MiB, so that no request takes too
-    /// long.
+    /// checks permissions, the server reads and writes itself, at most 16 MiB per request.
     ///
     /// # Errors
     /// The errors of [`Server::read`] and [`Server::write`], if nothing was copied.

@@ -10,10 +10,9 @@
 //! another file system is mounted on the name. Then the name is listed without attributes. If a
 //! program needs the attributes, the kernel looks the name up and gets the error.
 //!
-//! For each answer to the kernel, the server calls the back end's `readdir` once. So an answer
-//! contains at most the entries of one such call. The server collects as many names as fit into the
-//! kernel's buffer. The protocol does not tell the server the size of that buffer. So the server
-//! estimates it from earlier answers.
+//! For each answer to the kernel, the server calls the back end's `readdir` once, and collects as
+//! many names as fit into the kernel's buffer. The protocol does not tell the size of that buffer,
+//! so the server estimates it from earlier answers.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;

@@ -1,8 +1,8 @@
 //! The threads of a session, from their start to their end.
 //!
 //! Each thread starts before the kernel may send requests, and then waits on a channel for an
-//! `Order`. So if a thread cannot be started, the mount fails, and no request waits for a thread
-//! that does not exist. If the `Crew` is dropped without an order, its threads end.
+//! `Order`. So if a thread cannot be started, the mount fails, and no request waits for a missing
+//! thread. If the `Crew` is dropped without an order, its threads end.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};

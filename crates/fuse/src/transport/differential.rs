@@ -10,9 +10,9 @@
 //! may differ where [`DIFFERENCES`] says so. The test fails if one of the [`DIFFERENCES`] never
 //! occurs.
 //!
-//! Before the comparison, the test replaces two kinds of numbers in an answer. A time that was read
-//! from the clock becomes 0. A node number becomes a symbol: its index in the order of appearance.
-//! Each of the three servers has its own tmpfs, so their times and node numbers differ.
+//! Before the comparison, the test replaces two kinds of numbers, which differ because each server
+//! has its own tmpfs. A time that was read from the clock becomes 0. A node number becomes a
+//! symbol: its index in the order of appearance.
 //!
 //! # Requests that the test does not send
 //! - The reply to a retrieval (`FUSE_NOTIFY_REPLY`). This crate sends no answer to it, but fuser

@@ -1,9 +1,9 @@
 //! Serving requests that arrive over io_uring.
 //!
 //! The kernel has a queue for each possible processor, and puts a request into the queue of the
-//! processor on which the calling process runs. Each thread has a ring, which serves one queue or
-//! several. The thread runs on the processors of its queues, so a request does not have to wake
-//! another processor.
+//! processor on which the client runs. Each thread has a ring, which serves one queue or several.
+//! The thread runs on the processors of its queues, so a request does not have to wake another
+//! processor.
 //!
 //! # Threads and entries
 //! An entry of a ring holds one request.

@@ -3,7 +3,7 @@
 //!
 //! The same calls run on a mount and on a tmpfs of the host. Error, mode, owner, size and
 //! capabilities must be the same after each call. Each call is made twice, so that a test notices
-//! a mode that the kernel has kept from before the first call.
+//! an outdated mode in the kernel's cache.
 //!
 //! Source: write(2), chown(2), capabilities(7); Linux `file_remove_privs`, `chown_common`.
 

@@ -15,9 +15,9 @@ use corewalk_fuse::{Options, Transport};
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// Trap P6: one slow lookup must not stop the mount. 16 threads each look up names in their own
-/// directory, and each lookup takes 20 ms. The rate must be at least 90 % of the rate at which 16
-/// lookups always run in parallel. The best of three runs counts, since the machine may be busy.
+/// Trap P6: one slow lookup must not stop the mount. 16 threads look up names in directories of
+/// their own, and each lookup takes 20 ms. The rate must be at least 90 % of the ideal one. The
+/// best of three runs counts, since the machine may be busy.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
