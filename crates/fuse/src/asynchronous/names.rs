@@ -417,9 +417,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         renamed.map(|()| Answer::default())
     }
 
-    /// Returns the child `name` of `dir`, whose attributes a change of the name also changes. If the
-    /// table may have lost the name, asks the back end for the identity of the inode. The caller has
-    /// locked the name.
+    /// Returns the child `name` of `dir`, whose attributes a change of the name also changes. If
+    /// the table may have lost the name, asks the back end for the identity of the inode. The
+    /// caller has locked the name.
     async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
         if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
             return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));
