@@ -358,8 +358,8 @@ fn shared_back_end_is_asked_each_time() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Mutation test of the previous test: if no other program changes the back end, the server must
-/// answer a repeated request from its cache.
+/// Counter-check of `shared_back_end_is_asked_each_time`: if no other program changes the back end,
+/// the server must answer a repeated request from its cache.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
