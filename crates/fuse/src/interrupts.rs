@@ -2,6 +2,10 @@
 //!
 //! When a signal comes to the thread that waits for an answer, the kernel tells the server. It does
 //! so once per request, and does not name the signal. The request decides which signals cancel it:
+//! - A request that waits for a lock: any signal, as fcntl(2) and flock(2) demand.
+//! - A request that closes a file: none.
+//! - Any other request: only a signal that kills the thread, as with Linux's NFS client. A signal
+//!   that the program handles must not make a system call on a file fail.
 //!
 //! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
 //! pending for each of its threads.

@@ -2,6 +2,8 @@
 //!
 //! When a process closes a file, the kernel sends a flush with the owner's number, which ends the
 //! locks of that owner. For two kinds of locks no such flush comes:
+//! - a lock of an open file description (`F_OFD_SETLK`), whose owner is the open file itself;
+//! - a lock that a thread got while another thread of its process closed the descriptor.
 //!
 //! Both kinds must end when the open file is released. So until the release, the server remembers
 //! the lock owners of each open file. Exception: the handle 0, which all files of a back end

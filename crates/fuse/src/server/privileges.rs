@@ -20,6 +20,9 @@
 //! # Setattr requests without attributes
 //! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
 //! cases, and does not say which:
+//! - before a write, fallocate(2) or copy_file_range(2), if the file has privileges;
+//! - for chown(2) without an owner and without a group. The kernel leaves even the check of the
+//!   caller to the server.
 //!
 //! - The first case must change nothing, since the caller may not be the owner, and may have
 //!   `CAP_FSETID`. The request that follows clears the bits.
