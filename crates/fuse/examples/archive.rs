@@ -34,7 +34,7 @@ struct Member {
 
 pub(crate) struct Tar {
     archive: File,
-    /// The members, sorted by directory and then by name. So those of one directory are adjacent.
+    /// The members, sorted by directory and then by name: those of one directory are adjacent.
     members: BTreeMap<(PathBuf, OsString), Member>,
 }
 

@@ -120,8 +120,8 @@ impl Adapter {
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // With this feature, requests have further flags, which fuser does not pass to its file
-        // systems.
+        // With `FUSE_HANDLE_KILLPRIV_V2`, requests have further flags, which fuser does not pass to
+        // its file systems.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(chosen);

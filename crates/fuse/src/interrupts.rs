@@ -10,8 +10,8 @@
 //! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
 //! pending for each of its threads.
 //!
-//! The kernel reports only the first signal. So a thread checks whether later signals kill the
-//! clients of interrupted requests, until these requests have ended.
+//! The kernel reports only the first signal to a client. So a thread checks whether a later signal
+//! kills the client, until the interrupted request has ended.
 //!
 //! # Early interrupts
 //! An interrupt may arrive on one thread before another thread has entered its request into the

@@ -5,9 +5,9 @@
 //! - a lock of an open file description (`F_OFD_SETLK`), whose owner is the open file itself;
 //! - a lock that a thread got while another thread of its process closed the descriptor.
 //!
-//! Both kinds must end when the open file is released. So until the release, the server remembers
-//! the lock owners of each open file. Exception: the handle 0, which all files of a back end
-//! without handles share.
+//! The server ends locks of both kinds when the open file is released. So until the release, it
+//! remembers the lock owners of each open file. Exception: the handle 0, which all files of a back
+//! end without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
 

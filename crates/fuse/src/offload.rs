@@ -31,8 +31,8 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors of the thread that has made the pool. A thread that adds a job may be bound
-    /// to fewer processors, and must not pass that on to an offload thread that it starts.
+    /// The processors of the thread that has made the pool. Otherwise an offload thread would
+    /// inherit the processors of the thread that starts it, which may be fewer.
     cpus: Option<CpuSet>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.

@@ -313,7 +313,7 @@ impl Server {
     }
 
     /// Takes back `n` lookups of `node`, which the kernel no longer holds. If the server has
-    /// counted fewer, it changes no count. It then counts and logs a wrong forget.
+    /// counted fewer, it changes nothing except that it counts and logs a wrong forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {

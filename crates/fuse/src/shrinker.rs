@@ -5,9 +5,9 @@
 //! then, the cache cannot evict the inode. The kernel forgets inodes when memory is short, but it
 //! does not know the budget of the cache.
 //!
-//! So the shrinker watches the budget. While the cache is over its budget, the shrinker works in
+//! The shrinker watches the budget. While the cache is over its budget, the shrinker works in
 //! rounds. In each round it evicts unused entries, and requests the kernel to forget others. When
-//! the forgets of those others have arrived, the shrinker evicts them too.
+//! the kernel has forgotten these, the shrinker evicts them too.
 //!
 //! While the cache is within its budget, the shrinker makes the back end do deferred work once per
 //! second.

@@ -14,8 +14,8 @@ use crate::wire::{Message, Opcode, OwnedMessage};
 /// The longest copy of one request, in bytes. The kernel asks for the rest with another request.
 const COPY_BYTES_MAX: u64 = 128 << 20;
 
-/// The flags of open(2) that the back end does not get, because the kernel handles them. It sends a
-/// separate request to truncate the file.
+/// The flags of open(2) that the back end does not get, because the kernel handles them. The kernel
+/// sends a separate request to truncate the file.
 pub(super) const CREATION_FLAGS: OFlags =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC);
 

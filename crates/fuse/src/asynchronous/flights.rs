@@ -7,7 +7,7 @@
 //! - A request that has waited for the lock gets that result from [`Flight::shared`], if the back
 //!   end was asked after the request had begun to wait.
 //!
-//! So however many requests wait for one key, they need at most two calls of the back end.
+//! However many requests wait for one key, they need at most two calls of the back end.
 //!
 //! # Invariants
 //! - G.1: at most one request has the lock of a key.
@@ -169,7 +169,7 @@ impl<K: Hash + Eq, V> Drop for User<'_, K, V> {
             entry.users -= 1;
             entry.users == 0
         });
-        // The result in the entry may have a destructor. It must not run with the mutex of the
+        // The result in the entry may have a destructor, which must not run under the mutex of the
         // shard.
         let entry = if is_last { shard.remove(&self.key) } else { None };
         drop(shard);

@@ -107,7 +107,7 @@ impl Identities {
         if earlier.is_none() {
             entry.current = Arc::downgrade(inode);
         }
-        // The caller must drop `earlier` after the shard is unlocked, as in `find`.
+        // Do not drop `earlier` here: its destructor may lock the shard.
         earlier
     }
 

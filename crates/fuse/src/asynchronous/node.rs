@@ -72,7 +72,8 @@ pub(super) struct Shared {
     fs: Arc<dyn Forget>,
     /// Counts the ends of changes.
     clock: AtomicU64,
-    /// The time at which the last change of a dropped inode ended (H.3).
+    /// The time at which the last change of a dropped inode ended. New inodes of the same file
+    /// start with this time (H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
@@ -161,8 +162,8 @@ impl Inode {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Another inode of the same file may have changed the file and have left the index before
-        // `add`. `evicted` is at least the end of that change (H.3).
+        // An inode of the same file may have changed the file and left the index before `add`.
+        // `evicted` is at least the end of that change (H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. As for the clock.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
@@ -291,8 +292,8 @@ impl AsyncNode {
         self.inode.state.lock().attr
     }
 
-    /// Caches `attr`, which the server requested at the time `asked`. Returns false, and caches
-    /// nothing, if they are no longer current.
+    /// Caches `attr`, which the server requested at the time `asked`. If the attributes are no
+    /// longer current, caches nothing and returns false.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
         let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;

@@ -1,11 +1,9 @@
 //! Cached answers that the kernel must drop, after a request whose answer could not tell the
 //! result.
 //!
-//! - A killed client gets `EINTR`, but its change goes on.
-//! - If a future panics, it is unknown whether the back end has made the change.
-//!
-//! In both cases the kernel may still have the old names, attributes and pages in its cache. So a
-//! thread tells the kernel to drop them.
+//! A killed client gets `EINTR`, but its change goes on. A future that panics may have made its
+//! change. After both, the kernel may still have the old names, attributes and pages in its cache.
+//! So a thread tells the kernel to drop them.
 //!
 //! To send a notification, a thread may have to wait for a lock of the kernel that the client of
 //! another request holds. So threads of the runtime and threads that read requests must not send

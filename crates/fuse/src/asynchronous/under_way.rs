@@ -17,7 +17,7 @@
 //!   client waits for that end. Otherwise the change could overwrite that of a later request.
 //!
 //! # Locks
-//! The mutex of a request may be locked under that of the queue. None is held while a future is
+//! The mutex of a request may be locked under that of the queue. Neither is held while a future is
 //! spawned, aborted or dropped, or while an answer is sent.
 
 use std::collections::VecDeque;
@@ -309,7 +309,8 @@ impl Interruptible for Request {
         state.is_cancelled = true;
         let reply = if self.waits_for_lock() { None } else { state.reply.take() };
         let has_begun = state.has_begun;
-        // `EINTR` does not tell the kernel what a change that has begun has done.
+        // The kernel must drop its cached answers: `EINTR` does not tell it what the change has
+        // done.
         state.is_stale |= has_begun;
         drop(state);
         if let Some(reply) = reply {

@@ -7,8 +7,8 @@
 //!   the oldest first.
 //! - If the calls of the back end take long, the requests take turns.
 //!
-//! Any signal ends the wait with `EINTR`. The kernel then repeats the system call, if the program
-//! has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
+//! Any signal ends a wait for a lock with `EINTR`. The kernel then repeats the system call, if the
+//! program has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
 //!
 //! # Locks
 //! The mutex of the queue is held alone, and not while the back end is called or an answer is sent.
@@ -69,7 +69,7 @@ struct Wait {
     pause: Duration,
 }
 
-/// Tells whether a signal has come to the thread that waits for the lock.
+/// Tells whether a signal has come to the thread that waits for a lock.
 struct Signal {
     pid: u32,
     has_come: AtomicBool,
@@ -85,8 +85,7 @@ impl LockWaits {
         }
     }
 
-    /// Lets a request wait. The back end has just refused its lock. `requests` runs the request
-    /// again.
+    /// Queues a request whose lock the back end has just refused. `requests` runs it again.
     pub(super) fn wait(&self, message: OwnedMessage, reply: Reply, requests: &Arc<Requests>) {
         let header = message.get().header;
         let signal = Arc::new(Signal {

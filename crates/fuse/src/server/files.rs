@@ -29,9 +29,9 @@ pub enum WriteOrigin {
     /// A process has called write(2) for a file that is open with `O_APPEND`. The offset in the
     /// request is the end of the file in the kernel's cache. The true end may be higher.
     ///
-    /// A write of pwritev2(2) with `RWF_NOAPPEND` looks the same: the request contains only the
-    /// flags of the open file. The offset does not help either. The offset of an append may be
-    /// before the end of the file, because another program may have extended the file.
+    /// A write of pwritev2(2) with `RWF_NOAPPEND` looks like an append: the request contains only
+    /// the flags of the open file. The offset does not help. The offset of an append may be before
+    /// the end of the file, too, because another program may have extended the file.
     Append,
     /// The kernel writes back dirty pages. The write request does not name the user that has
     /// written the data, so the server cannot check that user's permission.
@@ -57,8 +57,8 @@ impl Server {
         flags: u32,
         set_id: SetId,
     ) -> Result<Opened, Errno> {
-        // These opens need the current mode: to check the permission to execute, or to clear
-        // set-user-ID and set-group-ID in a truncation.
+        // An open for execution needs the current mode for the permission check. An open that
+        // truncates needs it to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -132,7 +132,7 @@ impl Server {
         }
         self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
-        // The kernel must go on sending flushes because of the locks, so do not return `ENOSYS`.
+        // After `ENOSYS` the kernel would send no more flushes, but later flushes must end locks.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
@@ -301,9 +301,10 @@ impl Server {
     /// Writes `bytes` to `inode` for `caller`. Clears the file's set-user-ID and set-group-ID bits
     /// if the caller lacks the right to keep them.
     ///
-    /// The server reads the caller's groups and capabilities only if the file has one of the two
-    /// bits. A kernel that checks permissions leaves only set-group-ID of a file that the group may
-    /// not execute. Such a kernel also blocks changes of the mode until the request is answered.
+    /// The server reads the caller's groups and capabilities only if the file has set-user-ID or
+    /// set-group-ID. A kernel that checks permissions leaves only set-group-ID of a file that the
+    /// group may not execute. Such a kernel also blocks changes of the mode until the request is
+    /// answered.
     fn write_for(
         &self,
         caller: Caller,

@@ -4,11 +4,14 @@
 //! cookie of the back end, so that no two entries have the same cookie (A.1).
 //!
 //! A listing with attributes (`readdirplus`) looks each name up through the cache, so that later
-//! lookups hit. If the back end reports attributes with an entry ([`corewalk::Listing`]), the cache
-//! and the kernel get these attributes. The back end may hold locks while it lists. So the server
-//! first collects a batch of names and then looks them up. A lookup can fail, for example because
-//! another file system is mounted on the name. Then the name is listed without attributes. If a
-//! program needs the attributes, the kernel looks the name up and gets the error.
+//! lookups hit:
+//! - If the back end reports attributes with an entry ([`corewalk::Listing`]), the cache and the
+//!   kernel get them.
+//! - The back end may hold locks while it lists. So the server first collects a batch of names and
+//!   then looks them up.
+//! - If a lookup fails, for example because another file system is mounted on the name, the name is
+//!   listed without attributes. If a program needs them, the kernel looks the name up and gets the
+//!   error.
 //!
 //! For each answer to the kernel, the server calls the back end's `readdir` once, and collects as
 //! many names as fit into the kernel's buffer. The protocol does not tell the size of that buffer,

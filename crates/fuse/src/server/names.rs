@@ -21,8 +21,8 @@ pub struct NewFile<'a> {
     pub rdev: u64,
     /// The target of a symbolic link.
     pub target: &'a [u8],
-    /// The part of the request about set-user-ID and set-group-ID. It counts if the file exists
-    /// already and the request truncates it.
+    /// The part of the request about set-user-ID and set-group-ID. It is used only if the file
+    /// exists already and the request truncates the file.
     pub set_id: SetId,
 }
 

@@ -20,16 +20,15 @@
 //! # Setattr requests without attributes
 //! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
 //! cases, and does not say which:
-//! - before a write, fallocate(2) or copy_file_range(2), if the file has privileges;
-//! - for chown(2) without an owner and without a group. The kernel leaves even the check of the
-//!   caller to the server.
+//! - Before a write, fallocate(2) or copy_file_range(2), if the file has privileges. The server
+//!   must change nothing, since the caller may not be the owner, and may have `CAP_FSETID`. The
+//!   request that follows clears the bits.
+//! - For chown(2) without an owner and without a group. The kernel leaves even the check of the
+//!   caller to the server, which clears the bits for the owner, and refuses other callers.
 //!
-//! - The first case must change nothing, since the caller may not be the owner, and may have
-//!   `CAP_FSETID`. The request that follows clears the bits.
-//! - The second case clears the bits for the owner, and is refused to other callers.
-//! - To distinguish the cases, the server reads the system call and the credentials of the waiting
-//!   thread from `/proc`. If it cannot read them, it changes nothing, and chown(2) succeeds without
-//!   an effect.
+//! To distinguish the two cases, the server reads the system call and the credentials of the
+//! waiting thread from `/proc`. If it cannot read them, it changes nothing, and chown(2) succeeds
+//! without an effect.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 

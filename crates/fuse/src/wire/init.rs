@@ -124,7 +124,7 @@ impl Features {
     }
 
     /// Returns those of the offered features that `server` needs over the transports of this crate.
-    /// fuser has neither locks of the back end nor passthrough.
+    /// They may include locks and passthrough, which fuser does not support.
     pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };

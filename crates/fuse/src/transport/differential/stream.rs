@@ -236,8 +236,8 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
-    /// Returns a node that no server has. It is not a node that was forgotten: a server may keep
-    /// such a node in its cache for a while.
+    /// Returns a node that no server has. A forgotten node would not do: a server may keep it in
+    /// its cache for a while.
     fn wrong_node(&mut self) -> u64 {
         *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
