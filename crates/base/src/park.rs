@@ -19,7 +19,7 @@
 //!
 //! # Rejected
 //!
-//! The condition of a wait as a closure, as in `parking_lot_core::park`. It would run user code
+//! A closure as the condition of a wait, as in `parking_lot_core::park`. It would run user code
 //! under the lock of the queue. So the condition is a mask and a value.
 //!
 //! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.

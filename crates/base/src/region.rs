@@ -151,8 +151,8 @@ mod mapped {
             Ok(Self { base: base.cast(), lines, is_limited })
         }
 
-        /// Reserves memory for the cache lines in `lines`, so that no access of any process raises
-        /// `SIGBUS`. Ignores numbers that are out of range.
+        /// Reserves memory for the cache lines in `lines`, so that no access to them by any process
+        /// raises `SIGBUS`. Ignores numbers that are out of range.
         ///
         /// Does nothing for private memory, for a file in a file system without a limit, and on a
         /// kernel before 5.14, which cannot reserve memory.

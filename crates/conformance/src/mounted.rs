@@ -70,7 +70,7 @@ struct Task {
     program: PathBuf,
     /// A new directory on the file system.
     folder: PathBuf,
-    /// A new directory for the files of the check, not on the file system.
+    /// A directory for logs and other files of the check, outside of the tested file system.
     work: PathBuf,
     limit: Duration,
     settings: Settings,

@@ -146,7 +146,8 @@ fn is_without_links(error: Errno) -> bool {
 pub(crate) fn run(tree: &impl Tree, settings: Settings) -> Checked {
     let threads = settings.threads.max(ROLES);
     let storm = Storm::new(tree, settings, threads)?;
-    // Otherwise, with a fast back end, the first thread would end before the last one starts.
+    // All threads start together. Otherwise, with a fast back end, the first thread would end
+    // before the last one starts.
     let start = Barrier::new(threads);
     let outcomes: Vec<Checked<Kept>> = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)

@@ -42,7 +42,6 @@ fn directory() -> Member {
     Member { attr: Attr::dir(0), content: 0, target: PathBuf::new() }
 }
 
-/// Splits a path into its directory and its last name. The last name of the root is empty.
 fn split(path: &Path) -> (PathBuf, OsString) {
     let dir = path.parent().unwrap_or(Path::new(""));
     (dir.to_owned(), path.file_name().unwrap_or_default().to_owned())
@@ -94,7 +93,6 @@ impl Tar {
         Ok(())
     }
 
-    /// Adds a member to the index, and each directory above it for which there is no member.
     fn insert(&mut self, path: &Path, member: Member) {
         for dir in path.ancestors().skip(1) {
             self.members.entry(split(dir)).or_insert_with(directory);

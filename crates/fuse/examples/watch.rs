@@ -78,7 +78,6 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches a directory and all directories below it, except those that cannot be read.
     fn add(&mut self, directory: &Path) {
         let no_changes = WatchFlags::ACCESS | WatchFlags::OPEN | WatchFlags::CLOSE;
         let flags = (WatchFlags::ALL_EVENTS - no_changes) | WatchFlags::ONLYDIR;

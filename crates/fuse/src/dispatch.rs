@@ -178,7 +178,6 @@ impl Dispatch for Dispatcher {
         }
     }
 
-    /// Serves a request on an offload thread, or lets it wait for its lock.
     fn serve_later(&self, message: OwnedMessage, reply: Reply) {
         if message.get().header.opcode == Opcode::SETLKW {
             return self.lock_waits.wait(message, reply, &self.requests);

@@ -78,12 +78,10 @@ mod wire;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Runs the program in the guide `by-path.md`, for back ends that find files by path, as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/by-path.md")]
 struct ByPathGuide;
 
-/// Runs the programs in the guide for authors of file systems as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/writing.md")]
 struct WritingGuide;

@@ -53,8 +53,6 @@ impl LockOwners {
         }
     }
 
-    /// Returns the owners whose locks end because the open file `handle` is released, and forgets
-    /// them.
     pub(crate) fn released(&self, node: u64, handle: u64) -> Vec<u64> {
         let mut by_node = self.by_node.lock();
         let Some(owners) = by_node.get_mut(&node) else { return Vec::new() };

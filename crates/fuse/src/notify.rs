@@ -59,7 +59,6 @@ impl KernelCache {
         self.server.nodes_of(parent).into_iter().try_for_each(|node| self.drop_entry(node, name))
     }
 
-    /// Drops the cached answer for `name` in the directory with the node number `parent`.
     fn drop_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
         match self.server.invalidate_name(parent, name) {
             // A removed directory has no names.

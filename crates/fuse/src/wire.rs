@@ -131,7 +131,6 @@ impl<'a> Message<'a> {
         Args { fixed: self.fixed, rest: self.rest }
     }
 
-    /// Returns a copy of the request that does not borrow the buffer of the transport.
     pub(crate) fn to_owned(self) -> OwnedMessage {
         OwnedMessage {
             header: self.header,

@@ -1,11 +1,11 @@
 //! Generations, which distinguish an inode from an earlier inode with the same number. Without them
 //! a stale handle could reach the later inode (trap P11).
 //!
-//! Host file systems reuse the number of a removed inode at once. The two inodes differ in their
-//! time of creation, so that time, in microseconds, is the generation.
+//! Host file systems reuse the number of a removed inode at once. The old and the new inode differ
+//! in their time of creation. So that time, in microseconds, is the generation.
 //!
-//! The clock of a file system may tick only every few milliseconds, so both inodes may have the
-//! same time:
+//! The clock of a file system may tick only every few milliseconds, so two inodes with the same
+//! number may have the same time:
 //! - The module records the removal of each inode that is at most a second old.
 //! - If a new inode has the number and the time of a recorded one, a count in the low bits of its
 //!   generation is incremented.
@@ -53,8 +53,8 @@ struct Known {
     /// The inodes that were removed while they were young. The key is the inode number. The value
     /// is the time of creation, and the number of earlier inodes with the same number and time.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The inodes with the number and the time of creation of an earlier inode, which are the key.
-    /// The value is the number of such earlier inodes.
+    /// Inodes with the same number and time of creation as an earlier inode. The key is this number
+    /// and time. The value is the number of earlier inodes.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 

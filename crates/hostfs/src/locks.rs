@@ -7,7 +7,7 @@
 //! locks conflict with those of other owners and of programs on the host. The host drops all locks
 //! of an owner when that open file is closed.
 //!
-//! fcntl(2) with `F_GETLK` tells no process for such a lock, so [`FileLock::pid`] is 0.
+//! For a lock of an open file description, `F_GETLK` names no process, so [`FileLock::pid`] is 0.
 //!
 //! Source: fcntl(2), flock(2).
 
@@ -44,7 +44,7 @@ impl HostFs {
         node: Node<'_>,
         lock: &FileLock,
     ) -> Result<Option<FileLock>, Errno> {
-        // An owner without locks needs no open file of its own: any open file serves this question.
+        // To look for the locks of other owners, any open file of the inode will do.
         let file = match self.locks.get((node.ino(), lock.owner)) {
             Some(file) => file,
             None => Arc::new(self.reopen_file(&*self.at(node)?, OFlags::RDONLY)?),

@@ -185,8 +185,9 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // Either the new name exists (`EEXIST`), or the file system (`EINVAL`) or the kernel
-            // (`ENOSYS`) does not know the flags. So rename without flags below.
+            // The rename has failed: the new name exists (`EEXIST`), or the file system (`EINVAL`)
+            // or the kernel (`ENOSYS`) does not know the flags. Below, the rename is repeated
+            // without flags.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }

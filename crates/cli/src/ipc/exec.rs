@@ -159,8 +159,8 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
 /// Ends `exec` as the command has ended: with the same exit status, or by the same signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // The command was killed by `signal`, so end this process by the same signal. The function
-        // returns only if the signal does not end a process by default.
+        // The command was killed by `signal`, so end this process by the same signal.
+        // `emulate_default_handler` returns only if the signal does not end a process by default.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

@@ -27,8 +27,8 @@
 //! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the user removes
 //! it, unless a process has attached a segment in it.
 //!
-//! The lock shows that `exec` was killed. Its pid would not, because pid namespaces may share
-//! `/dev/shm`.
+//! The lock on the outer folder shows whether `exec` was killed. Its pid would not, because pid
+//! namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -92,7 +92,7 @@ const NAME_MAX: usize = 200;
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // First without `CREATE`: with it, and with the sysctl `fs.protected_regular`, open(2)
+        // First try without `CREATE`. With `CREATE` and the sysctl `fs.protected_regular`, open(2)
         // fails with `EACCES` for a file of another user. The error `OtherUser` tells the user
         // more.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
@@ -138,8 +138,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
 /// Returns the path of a namespace's file that the caller will remove. `word` is the name of the
 /// namespace or the path of its file.
 ///
-/// For a name, the file may have any content. For a path, the file must be a namespace, which may
-/// be damaged, truncated, or from before the last boot.
+/// If `word` is a name, the file may have any content. If `word` is a path, the file must be a
+/// namespace, which may be damaged, truncated, or from before the last boot.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -202,8 +202,8 @@ impl Folder {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Before the lock, another `exec` may have locked or removed the folder as an orphan.
-            // Then create a folder with another name.
+            // Before this process has locked its new folder, another `exec` may have taken it for
+            // one that a killed process has left. Then create a folder with another name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -548,8 +548,8 @@ mod tests {
         // must not depend on the pid.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // The removal must keep a file with any other name than those that `exec` gives, and with
-        // it the folder.
+        // `exec` gives no file the name `letter`, so the removal must keep this file, and with it
+        // the folder.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

@@ -32,7 +32,8 @@ const SCRIPT_BYTES: usize = 256;
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// Set-group-ID gives a privilege only if the group may execute the file.
+/// Set-group-ID and execution by the group. Set-group-ID gives a privilege only if the group may
+/// execute the file.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;

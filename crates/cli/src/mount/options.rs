@@ -151,8 +151,7 @@ impl Plan {
         }
     }
 
-    /// Passes flags to the back ends that the kernel does not implement for FUSE: access times,
-    /// `ro`, `sync` and `dirsync`.
+    /// Passes the flags for access times, `ro`, `sync` and `dirsync` to the back ends.
     fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
         let others = match () {

@@ -83,7 +83,7 @@ fn new_files_inherit_from_the_current_attributes_of_their_directory() {
         assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
-    // Without this bit, new files must not inherit the group of the directory.
+    // Without the set-group-ID bit of the directory, new files must not inherit its group.
     set_mode(&site.host, 0o755);
     fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));

@@ -72,8 +72,8 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // No check extends a file to more than twice its size during these reads. So with more
-            // bytes, the back end does not report the end of the file.
+            // During these reads, a check extends the file to at most twice its size. If the reads
+            // return more bytes, the back end does not report the end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

@@ -6,7 +6,7 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// The number of steps of the check `random`, and its limit of offsets in bytes.
+/// The number of steps of the check `random`, and the upper limit of its offsets in bytes.
 const STEPS: usize = 400;
 const SIZE_MAX: usize = 300_000;
 

@@ -6,8 +6,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// A file may use this number of bytes on disk more than twice its size, for preallocation and for
-/// the unused end of a large block.
+/// A file may use this many bytes of disk space more than twice its size: for preallocation, and
+/// for the unused end of a large block.
 const BESIDE_BYTES: u64 = 16 << 20;
 /// The unit of the ranges for `fallocate`, in bytes: a multiple of each usual block size.
 const UNIT: u64 = 64 << 10;
@@ -127,7 +127,7 @@ pub(super) fn seek(bench: &Bench) -> Checked {
         })?;
         let hole = find(at, Seek::Hole).must(&call(Seek::Hole))?;
         ensure((at..=size).contains(&hole), || format!("{}: {hole}", call(Seek::Hole)))?;
-        // No byte of the written pattern is 0, so only a hole has bytes that are 0.
+        // The written pattern contains no byte 0, so a byte 0 belongs to a hole.
         ensure(hole == size || content[hole as usize] == 0, || {
             format!("{}: {hole}, where there is data", call(Seek::Hole))
         })?;

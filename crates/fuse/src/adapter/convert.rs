@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use corewalk::{Attr, Errno, FileKind, SetTime, Timespec};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 
-/// Returns fuser's error type for `error`. Both types contain the kernel's error number.
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
 }

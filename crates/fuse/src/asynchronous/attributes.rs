@@ -94,7 +94,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Answer::with_body(|body| body.statfs_out(&fs))
     }
 
-    /// Answers a request for the value of one extended attribute, or for the names of all.
     pub(super) async fn read_xattr(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let size = args.u32()? as usize;

@@ -160,7 +160,6 @@ impl UnderWay {
         self.start_waiting();
     }
 
-    /// Starts requests of the queue as long as fewer futures run than may run.
     fn start_waiting(&self) {
         // ORDERING: SeqCst. The call that finds 0 becomes the starting thread. Any other call adds
         // to `starts` before the starting thread subtracts, so that thread checks the queue again.

@@ -96,8 +96,6 @@ impl Requests {
         self.server.removexattr(header.caller, header.node, message.args().name()?)
     }
 
-    /// Answers a getxattr or listxattr request: with the value of one extended attribute, or with
-    /// the names of all.
     pub(super) fn read_xattr(
         &self,
         message: &Message<'_>,

@@ -140,7 +140,6 @@ impl LockWaits {
 }
 
 impl Shared {
-    /// Tries the requests when they are due, until the queue is closed.
     fn serve(&self, requests: &Requests) {
         let mut queue = self.queue.lock();
         while !queue.is_closed {

@@ -52,8 +52,7 @@ fn serve(dispatcher: &Dispatcher, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Passes a request to an offload thread, which serves it. Returns a function that waits for the
-/// answer.
+/// Serves a request on an offload thread. Returns a function that waits for the answer.
 fn serve_later(
     dispatcher: &Arc<Dispatcher>,
     bytes: &[u8],
@@ -191,7 +190,6 @@ fn request_that_panics_gets_an_error_and_the_next_one_works() {
     }
 }
 
-/// Checks that a request gets an answer even if it panics on an offload thread.
 #[test]
 fn fsync_that_panics_gets_an_error() {
     let fs = Hooked::new(|what, _| assert!(what != "fsync", "on purpose"));

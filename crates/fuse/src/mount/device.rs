@@ -89,7 +89,6 @@ impl Device {
         Ok(self.0.try_clone()?.into())
     }
 
-    /// Returns true if the connection has ended because of an unmount or an abort.
     pub(super) fn is_disconnected(&self) -> bool {
         let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
         let count = rustix::event::poll(&mut polled, Some(&Timespec::default()));

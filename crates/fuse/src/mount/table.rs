@@ -143,7 +143,6 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     })
 }
 
-/// Undoes the octal escapes in a word of the mount table (`\040` stands for a space).
 fn unescaped(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;

@@ -259,8 +259,7 @@ impl Fronts {
         Fronts { all: [ring, device, fuser], unique: 2, now_secs: now.as_secs(), seen }
     }
 
-    /// Sends a request to all three servers under test, and asserts that their answers are equal.
-    /// Returns the answer.
+    /// Returns the answer to a request, which must be equal on all three servers under test.
     fn call(&mut self, request: &Request, place: &str) -> Vec<u8> {
         let opcode = request.opcode;
         let [ours, device, mut fuser] = self.call_all(request, [opcode; 3]);

@@ -246,7 +246,6 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Returns the number of a file type in a directory entry (`DT_REG` and so on).
 fn kind_number(kind: FileKind) -> u32 {
     match kind {
         FileKind::Fifo => 1,

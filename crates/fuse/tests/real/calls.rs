@@ -63,8 +63,6 @@ fn both() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Lists the directory `d` and returns the number of entries. If `stat` is true, also reads the
-/// attributes of each entry.
 fn list(site: &Site, stat: bool) -> usize {
     let entries = fs::read_dir(site.path("d")).expect("list the folder");
     let paths: Vec<_> = entries.map(|entry| entry.expect("read the entry").path()).collect();

@@ -26,7 +26,6 @@ fn large(at: usize) -> u8 {
     (at % 251) as u8
 }
 
-/// Returns the content of a path, or `None` if the path does not exist.
 fn content(path: &str) -> Option<Vec<u8>> {
     let json = |entries: &str| Some(format!("[{entries}]").into_bytes());
     match path {

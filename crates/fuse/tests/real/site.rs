@@ -54,7 +54,6 @@ impl Site {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
 
-    /// Mounts as [`Site::new`] does. `threads` is the number of threads that read requests.
     pub(crate) fn with_threads(
         fs: Arc<dyn FileSystem>,
         options: Options,
@@ -246,8 +245,8 @@ pub(crate) fn async_mount_options() -> MountOptions {
     }
 }
 
-/// Starts a watchdog, which ends this process if the returned value is not dropped within
-/// [`TEST_LIMIT`].
+/// Starts a watchdog, which ends this process after [`TEST_LIMIT`], unless the returned value is
+/// dropped before.
 pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
     let point = point.to_owned();

@@ -67,7 +67,7 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // The change of the size fails after that of the mode, so the old mode must be restored.
+    // The size is changed after the mode, and that change fails. So the old mode must be restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));

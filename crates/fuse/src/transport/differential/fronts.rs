@@ -138,7 +138,6 @@ impl Front {
         assert_eq!(sent, bytes.len());
     }
 
-    /// Receives the answer to request `unique`, and replaces its node numbers by symbols.
     pub(super) fn receive(&mut self, opcode: Opcode, unique: u64) -> Vec<u8> {
         let mut answer = self.receive_bytes();
         assert!(answer.len() >= OUT_HEADER_BYTES, "{}: the answer is too short", self.name);
@@ -195,8 +194,7 @@ pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[
     bytes
 }
 
-/// Opens a connection with the `FUSE_INIT` request `init`. Returns the dispatcher for the
-/// connection, and the answer to `init`.
+/// Returns a dispatcher for a connection with the request `init`, and the answer to `init`.
 fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     let message = Message::parse(init).expect("the message is whole");
     let init = Init::parse(message.args()).expect("the version is supported");

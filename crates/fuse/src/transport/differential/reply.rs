@@ -54,7 +54,6 @@ pub(super) fn error(answer: &[u8]) -> Option<Errno> {
     (error != 0).then(|| Errno::from_raw_os_error(-error))
 }
 
-/// Returns the entries of a listing. Returns none for the answer to another operation.
 pub(super) fn entries(opcode: Opcode, body: &[u8]) -> Vec<Entry<'_>> {
     let before = match opcode {
         Opcode::READDIR => 0,
