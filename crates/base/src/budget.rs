@@ -1,11 +1,11 @@
 //! A count of used bytes, blocks or inodes, with or without a limit.
 //!
-//! A file system must not grow beyond its size, and must report at any time how much space is left.
-//! So the budget counts the units (bytes, blocks or inodes) in use.
+//! A file system must not grow beyond its size, and must report how much space is left. So the
+//! budget counts the units (bytes, blocks or inodes) in use.
 //!
-//! If there is a limit, the count is one atomic word, because the limit can be kept exactly only
-//! with an exact count. Every call of `take` writes this word. Without a limit, the count is spread
-//! over several cache lines, so that threads do not contend for one line.
+//! With a limit, the count is one atomic word, because only an exact count keeps the limit exactly.
+//! Without a limit, the count is spread over several cache lines, so that threads do not contend
+//! for one line.
 //!
 //! # Guarantees
 //!
@@ -16,9 +16,9 @@
 //!
 //! # Limits
 //!
-//! A budget never makes its caller wait until another thread gives units back. The caller gets
-//! `ENOSPC` at once, as in the kernel's tmpfs. A budget has no locks, and its atomic operations
-//! order no accesses to other memory.
+//! A budget never waits until another thread gives units back: the caller gets `ENOSPC` at once, as
+//! in the kernel's tmpfs. A budget has no locks, and its atomic operations order no accesses to
+//! other memory.
 //!
 //! Analogous to the block and inode counts of Linux's `struct shmem_sb_info`.
 //!
@@ -31,8 +31,8 @@ use std::fmt;
 
 /// A count of used units, with or without a limit.
 ///
-/// A caller takes units (bytes, blocks or inodes) from the budget for each object that it makes.
-/// When it removes the object, it gives the same number of units back, exactly once.
+/// For each object that it makes, a caller takes units (bytes, blocks or inodes). When it removes
+/// the object, it gives the same number of units back, exactly once.
 ///
 /// # Examples
 ///
@@ -79,8 +79,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes the amount `unit` as often as the limit allows, but at most `count` times. Returns how
-    /// many times it was taken.
+    /// Takes the amount `unit` as often as the limit allows, but at most `count` times. Returns the
+    /// number of times.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -98,9 +98,8 @@ impl Budget {
                     Some(used + granted * unit)
                 });
                 if granted < count {
-                    // ORDERING: Relaxed. The number of refusals is a statistic. A thread that was
-                    // refused sees at least its own increment when it calls `refusals`, and needs
-                    // no more.
+                    // ORDERING: Relaxed. The number of refusals is a statistic. A refused thread
+                    // sees at least its own increment in `refusals`.
                     refusals.fetch_add(1, Ordering::Relaxed);
                 }
                 granted
@@ -124,8 +123,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if `after` is above `before`, and the budget's limit does not allow the difference.
-    /// In that case the count of units in use does not change.
+    /// `ENOSPC` if the budget's limit does not allow the difference. Then nothing changes.
     ///
     /// # Examples
     ///
@@ -150,8 +148,7 @@ impl Budget {
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
-            // `sum` reads the shards of the counter one after the other. If other threads change
-            // shards during the call, the sum may be negative. Then return 0.
+            // If other threads change the counter during the call, the sum may be negative.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
@@ -161,10 +158,9 @@ impl Budget {
     /// Returns the number of refusals: how many calls got fewer units of the budget than they asked
     /// for.
     ///
-    /// Suppose that an operation takes units from several budgets and fails with `ENOSPC`. To find
-    /// the budget that refused, compare each budget's number of refusals before and after the
-    /// operation. If the two numbers are equal, that budget refused nothing. If they differ, it may
-    /// have refused another thread instead.
+    /// To find out which of several budgets has refused an operation with `ENOSPC`, compare each
+    /// budget's number before and after the operation. A budget with an equal number has refused
+    /// nothing. One with a higher number may have refused another thread.
     ///
     /// # Examples
     ///
@@ -248,9 +244,8 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// A model of two threads that each take 2 units of a budget of 3 with `take`. It checks that
-    /// exactly one thread gets its units. Returns how often the spawned thread was refused, and how
-    /// often it got its units.
+    /// A model of two threads that each take 2 units of a budget of 3. Exactly one of them must get
+    /// its units. Returns how often the spawned thread was refused, and how often it got its units.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));
@@ -273,9 +268,10 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// Control (a variant with the bug must fail): a `take` that checks the limit in one step and
-    /// counts the units in another. Between the two steps of one thread, the other thread may take
-    /// its units. Then both threads get their units, although the limit allows only one of them.
+    /// Mutation test (a variant with the bug must fail): a `take` that checks the limit in one step
+    /// and counts the units in another. Between the two steps of one thread, the other thread may
+    /// take its units. Then both threads get their units, although the limit allows only one of
+    /// them.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

@@ -1,7 +1,7 @@
 //! The system call in which another thread waits.
 //!
-//! A FUSE request for no change at all comes from chown(2) without an owner, and also from the
-//! first step of a write. Only the system call of the waiting thread tells them apart.
+//! A FUSE request for no change comes from chown(2) without an owner, and also from the first step
+//! of a write. Only the system call of the waiting thread tells them apart.
 //!
 //! Source: proc_pid_syscall(5).
 
@@ -20,8 +20,8 @@ const TRIES: u32 = 1000;
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
 /// Returns true if the thread with the ID `thread` waits inside chown(2), lchown(2), fchown(2) or
-/// fchownat(2). Returns `None` if its system call is unknown, for example because this process may
-/// not trace the thread. A thread on its way to sleep has no system call yet, so wait for it.
+/// fchownat(2). Waits a while if the thread does not sleep yet. Returns `None` if its system call
+/// is unknown, for example because this process may not trace the thread.
 pub fn waits_in_chown(thread: u32) -> Option<bool> {
     let path = format!("/proc/{thread}/syscall");
     for _ in 0..TRIES {

@@ -1,25 +1,26 @@
 //! A counter that threads change without sharing a cache line.
 //!
 //! Statistics and byte budgets change on every operation and are seldom read. One atomic word for
-//! all threads would move its cache line between cores at every change. That costs 20 to 30 ns on a
-//! virtual machine with two cores, and more with more cores.
+//! all threads would move its cache line between cores at every change. That costs 20 to 30 ns with
+//! two cores, and more with more cores.
 //!
 //! A [`ShardedCounter`] consists of shards with a cache line each. A thread adds to one shard, and
 //! `sum` reads all shards.
 //!
 //! # Guarantees
 //!
-//! - `sum` is exact if no thread is inside `add`, and if every `add` happens before the call of
-//!   `sum`. A join of the adding threads ensures that, or a lock that all threads take.
+//! - `sum` is exact if no thread is inside `add`, and every `add` happens before `sum`, as after a
+//!   join of the adding threads, or under a lock that all threads take.
 //! - While other threads add positive amounts only, `sum` returns a value between the counter's
-//!   values before and after the call. If they also add negative amounts, it may return a value
-//!   that the counter never had. A caller that must not see a negative sum clamps it.
+//!   values before and after the call.
+//! - If they also add negative amounts, `sum` may return a value that the counter never had, even a
+//!   negative one.
 //!
 //! # Limits
 //!
 //! The counter cannot serve as a reference count: while other threads add, a sum of zero means
-//! nothing. So no protocol depends on the counter, and model checkers need not see its words. It
-//! therefore uses the atomics of `std` in every build, and may be a `static`.
+//! nothing. So no protocol depends on it, and model checkers need not see its words. It uses the
+//! atomics of `std` in every build, and may be a `static`.
 //!
 //! Analogous to Linux's `struct percpu_counter`.
 //!

@@ -1,8 +1,8 @@
 //! The errno of an error of the standard library.
 //!
 //! `Errno` and `std::io::Error` both belong to other crates, so this crate cannot implement `From`
-//! between them. It has the function [`errno_of`](crate::errno_of) instead. The conversion in the
-//! other direction, `From<Errno> for std::io::Error`, is in `rustix`.
+//! between them. It has the function [`errno_of`](crate::errno_of) instead. `rustix` has
+//! `From<Errno> for std::io::Error`.
 
 use std::borrow::Borrow;
 use std::io::{Error, ErrorKind};
@@ -33,8 +33,8 @@ const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::WouldBlock, Errno::AGAIN),
 ];
 
-/// Returns the errno of `error`. It is the OS error number of `error`, if there is one. Otherwise
-/// it is the errno of the error's kind, or `EIO` for a kind without an errno.
+/// Returns the OS error number of `error`, or the errno of its kind, or `EIO` for a kind without an
+/// errno.
 ///
 /// # Examples
 /// ```
@@ -65,8 +65,7 @@ mod tests {
 
     #[test]
     fn number_of_an_error_comes_before_its_kind() {
-        // `EPERM` and `EACCES` have the same `io::ErrorKind`. So `errno_of` must use the OS error
-        // number, if there is one, and not the kind.
+        // Use the OS error number first: `EPERM` and `EACCES` have the same `io::ErrorKind`.
         assert_eq!(errno_of(Error::from(Errno::PERM)), Errno::PERM);
         assert_eq!(errno_of(Error::from(ErrorKind::PermissionDenied)), Errno::ACCESS);
     }

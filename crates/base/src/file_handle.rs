@@ -1,11 +1,10 @@
 //! File handles of the host, as safe calls.
 //!
 //! A handle names a file of a mounted file system for the file's whole life. It survives renames,
-//! and works even while no process has the file open. File servers identify files by handles and
-//! reopen them.
+//! and works even while no process has the file open.
 //!
-//! No maintained crate wraps the system calls name_to_handle_at(2) and open_by_handle_at(2). The
-//! other crates of this workspace forbid unsafe code, so the calls are here.
+//! No maintained crate wraps name_to_handle_at(2) and open_by_handle_at(2), and only this crate may
+//! have unsafe code for them.
 //!
 //! # Limits
 //!

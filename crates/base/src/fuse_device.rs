@@ -24,8 +24,8 @@ const CLONE: rustix::ioctl::Opcode = opcode::read::<u32>(229, 0);
 
 /// Opens `/dev/fuse` again, for the connection of the descriptor `mounted`.
 ///
-/// Each thread should have a descriptor of its own. Otherwise all threads contend for the reference
-/// count of one open file description.
+/// Each thread should have a descriptor of its own, so that threads do not contend for the
+/// reference count of one open file description.
 ///
 /// # Errors
 ///
@@ -108,8 +108,8 @@ pub fn close_backing_file(device: BorrowedFd<'_>, id: u32) -> Result<(), Errno> 
 
 /// Returns the number of possible processors. A FUSE ring has one queue for each of them.
 ///
-/// The result is a count, and not the highest processor number plus 1, because the numbers may have
-/// gaps. For example, with the processors 0, 2 and 3 the result is 3.
+/// This count may be below the highest processor number plus 1: with the processors 0, 2 and 3, it
+/// is 3.
 ///
 /// # Errors
 ///

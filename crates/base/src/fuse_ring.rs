@@ -1,7 +1,7 @@
 //! FUSE over io_uring. Requests arrive, and replies leave, in memory that was registered with the
 //! kernel.
 //!
-//! A server that reads `/dev/fuse` makes two system calls per request, and each call copies data.
+//! With reads of `/dev/fuse`, a server makes two system calls per request, and each copies data.
 //! With a ring, one system call sends all finished replies and waits for the next requests.
 //!
 //! # How it works
@@ -16,25 +16,23 @@
 //! [`FuseRing::wait`] also returns when another thread calls [`RingWaker::wake`], which writes to
 //! an eventfd(2). The ring has a multishot poll command on that eventfd.
 //!
-//! FORGET and INTERRUPT never come through a ring, so a thread must still read `/dev/fuse`.
+//! FORGET and INTERRUPT never come through a ring, so a thread must also read `/dev/fuse`.
 //!
 //! # Invariants
 //!
-//! - F.1: an entry has at most one command in the kernel. From the moment when the command is
-//!   queued until the server reads its completion, `owner` is `Kernel` or `Registering`.
-//! - F.2: the kernel reads and writes the memory of an entry only while its `owner` is `Kernel` or
-//!   `Registering`. The methods reach the memory only in the state `Taken`.
-//! - F.3: the memory is unmapped only if no entry has a command in the kernel. Closing a ring does
-//!   not end its commands at once: a kernel thread cancels them later. So if a ring is dropped
-//!   while it has such commands, the pages are freed, but the address range stays reserved for
-//!   ever.
+//! - F.1: an entry has at most one command in the kernel. From the time when the command is queued
+//!   until the server reads its completion, `owner` is `Kernel` or `Registering`.
+//! - F.2: the kernel accesses the memory of an entry only while its `owner` is `Kernel` or
+//!   `Registering`. The methods access it only in the state `Taken`.
+//! - F.3: the memory is unmapped only if no entry has a command in the kernel. After a ring is
+//!   closed, a kernel thread cancels its commands later. So if a ring is dropped while it has
+//!   commands, the pages are freed, but the address range stays reserved for ever.
 //!
 //! # Limits
 //!
-//! A ring must not be dropped before the FUSE connection ends. Otherwise the requests in the
-//! entries of this ring never get a reply. Later requests in the kernel's queues that this ring
-//! served get none either. Rings need Linux 6.14 or newer, with the parameter `enable_uring` of the
-//! kernel module `fuse` set.
+//! A ring must not be dropped before the FUSE connection ends. Otherwise the requests in its
+//! entries, and later requests in its queues, never get a reply. Rings need Linux 6.14 or newer,
+//! with the parameter `enable_uring` of the kernel module `fuse` set.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse-io-uring.rst`, `fs/fuse/dev_uring.c`,
 //! `include/uapi/linux/fuse.h`; io_uring_setup(2).
@@ -73,8 +71,8 @@ const OUT_HEADER_BYTES: usize = 16;
 /// The registered files of a ring.
 const DEVICE: Fixed = Fixed(0);
 const WAKE: Fixed = Fixed(1);
-/// Marks the completions of the poll command on the waker's eventfd(2). The user data of any other
-/// command is the index of an entry.
+/// The user data of the poll command on the waker's eventfd(2). The user data of any other command
+/// is the index of an entry.
 const WAKE_USER_DATA: u64 = u64::MAX;
 
 type Ring = IoUring<Entry128, cqueue::Entry>;
@@ -163,8 +161,7 @@ impl FuseRing {
     ///
     /// `device` is a FUSE device of a connection. The server must have answered the INIT request
     /// before the first `wait` or `register`. `payload_bytes` must be at least 8192, at least
-    /// `max_write` bytes, and at least the bytes of `max_pages` pages. `max_write` and `max_pages`
-    /// are fields of the INIT reply.
+    /// `max_write` bytes, and at least `max_pages` pages (both from the INIT reply).
     ///
     /// # Errors
     ///
@@ -224,9 +221,8 @@ impl FuseRing {
 
     /// Returns the error of the last entry that died.
     ///
-    /// The errors `ENOTCONN` and `ECONNABORTED` mean that the connection has ended. `EOPNOTSUPP`
-    /// means that the kernel does not allow rings, and `EINVAL` that it refused a queue or the
-    /// payload size.
+    /// `ENOTCONN` and `ECONNABORTED`: the connection has ended. `EOPNOTSUPP`: the kernel does not
+    /// allow rings. `EINVAL`: the kernel has refused a queue or the payload size.
     #[must_use]
     pub fn failure(&self) -> Option<Errno> {
         self.failure
@@ -236,14 +232,14 @@ impl FuseRing {
     /// Without this call the first [`wait`](Self::wait) registers them. All calls of `register` and
     /// `wait` must come from one thread.
     ///
-    /// Returns true if each queue of this ring has an entry. If the kernel has refused all entries
-    /// of a queue ([`failure`](Self::failure)), the kernel uses no ring at all.
+    /// Returns true if each queue of this ring has an entry. If a queue has none
+    /// ([`failure`](Self::failure)), the kernel uses no ring at all.
     ///
     /// # Errors
     ///
-    /// The errors of io_uring_enter(2). After an error, it is possible that the kernel does not
-    /// know some of the ring's entries. Then the kernel may hold back all requests until a later
-    /// `register` or `wait` has registered these entries.
+    /// The errors of io_uring_enter(2). After an error, the kernel may not know some of the
+    /// entries, and may hold back all requests until a later `register` or `wait` has registered
+    /// them.
     pub fn register(&mut self) -> Result<bool, Errno> {
         self.enable().map_err(crate::errno_of)?;
         while !self.ring.submission().is_empty() {
@@ -269,12 +265,11 @@ impl FuseRing {
         Ok(())
     }
 
-    /// Sends the queued replies to the kernel. Then waits for one of three events: a request
-    /// arrives, another thread calls [`RingWaker::wake`], or an entry of the ring fails. A failed
-    /// entry gets no more requests.
+    /// Sends the queued replies to the kernel. Then waits until a request arrives, another thread
+    /// calls [`RingWaker::wake`], or an entry fails. A failed entry gets no more requests.
     ///
-    /// The call does not wait if a request has already arrived, or if all entries of the ring have
-    /// failed. It may return early without a request, for example after a signal.
+    /// Returns at once if a request has arrived, or if all entries of the ring have failed. May
+    /// also return without a request, for example after a signal.
     ///
     /// # Errors
     ///
@@ -307,8 +302,8 @@ impl FuseRing {
     ///
     /// # Panics
     ///
-    /// Panics if `entry` comes from another ring. There is one exception: if the entry with the
-    /// same index of this ring is taken, the method returns the request of that entry.
+    /// Panics if `entry` comes from another ring, unless the entry with the same index of this ring
+    /// is taken. In that case, the method returns the request of this ring's entry.
     pub fn request(&mut self, entry: &EntryId) -> RingRequest<'_> {
         let index = self.taken(entry);
         // SAFETY: the ring's entry is in the state `Taken`, so the kernel does not access its
@@ -364,8 +359,8 @@ impl FuseRing {
             let Some(done) = self.ring.completion().next() else { return };
             if done.user_data() == WAKE_USER_DATA {
                 self.is_woken = true;
-                // A completion without the flag `MORE` means that the kernel has ended the poll,
-                // for example because the completion queue was full. So start the poll again.
+                // Without the flag `MORE`, the kernel has ended the poll, for example because the
+                // completion queue was full.
                 if !cqueue::more(done.flags()) {
                     self.push_poll();
                 }
@@ -401,8 +396,7 @@ impl FuseRing {
 
     fn push_poll(&mut self) {
         // A multishot poll completes once for each write to the eventfd, even if the eventfd is
-        // never read. So no code reads it, and its counter only grows. The counter cannot overflow,
-        // because that takes more writes than a machine can make.
+        // never read. So no code reads it, and its counter only grows. Its 64 bits cannot overflow.
         let poll = opcode::PollAdd::new(WAKE, libc::POLLIN as u32).multi(true).build();
         self.push(Entry128::from(poll.user_data(WAKE_USER_DATA)));
     }
@@ -442,14 +436,14 @@ impl FuseRing {
 /// Makes a ring that is disabled at first. A ring belongs to the thread that enables it, and not to
 /// the thread that made it.
 ///
-/// With the flag `DEFER_TASKRUN` the kernel writes requests into the ring's entries only while the
-/// ring's thread waits in the kernel. So the kernel never interrupts that thread.
+/// With `DEFER_TASKRUN` the kernel writes requests into the ring's entries only while the ring's
+/// thread waits in the kernel, and never interrupts that thread.
 ///
-/// Measured time of a lookup (two clients, two rings, a virtual machine with two processors): 18.5
-/// us with `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us without these two flags.
-/// Without rings, with reads of `/dev/fuse`, a lookup took 25.0 us.
+/// Measured time of a lookup (two clients, two rings, two processors): 18.5 us with
+/// `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us without both. Reads of `/dev/fuse`
+/// took 25.0 us.
 ///
-/// If the kernel knows no `DEFER_TASKRUN` or `SINGLE_ISSUER`, the ring is made without both flags.
+/// An older kernel gets a ring without `DEFER_TASKRUN` and `SINGLE_ISSUER`.
 fn set_up(commands: u32) -> io::Result<Ring> {
     let deferring = Ring::builder()
         .setup_r_disabled()
@@ -468,8 +462,8 @@ impl Drop for FuseRing {
     fn drop(&mut self) {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
-        // Before `enable` is called, the kernel does not read the commands in the ring. So the
-        // kernel does not know the memory of the ring's entries, and that memory can be unmapped.
+        // Before `enable`, the kernel reads no commands of the ring. So it does not know the memory
+        // of the entries, which can be unmapped.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }

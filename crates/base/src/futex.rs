@@ -1,18 +1,17 @@
 //! Functions with which a thread sleeps until another thread changes an atomic word. Other
 //! processes may map the memory of the word.
 //!
-//! The functions of [`crate::park`] keep their queue of sleepers in this process. For a word in
-//! memory that several processes map, the queue must be in the kernel. So this module uses
-//! futex(2), on the low 32 bits of the word.
+//! [`crate::park`] keeps its queue of sleepers in this process. For a word in memory that several
+//! processes map, the queue must be in the kernel. So this module uses futex(2), on the low 32 bits
+//! of the word.
 //!
-//! A wait always has a deadline. Without one, the kernel would restart the wait after a signal
+//! A wait always has a deadline. Without one, the kernel would resume the wait after a signal
 //! handler with `SA_RESTART`, but semop(2) must then return `EINTR`. Under a model checker a wait
-//! yields once and reports that it was woken.
+//! yields once and returns `Woken`.
 //!
 //! # Rules
 //!
-//! - A wait may return although no thread has woken the sleeper. So the caller must read the word
-//!   again.
+//! - A wait may end without a wake-up. So the caller must read the word again.
 //! - A thread that wakes sleepers must change the word first.
 //!
 //! Source: futex(2), signal(7) "Interruption of system calls".
@@ -33,8 +32,8 @@ pub enum Scope {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Another thread woke the waiting thread, or the word did not have the expected value when the
-    /// wait began. A spurious wake-up, which has no reason, is also reported as `Woken`.
+    /// Another thread woke the waiting thread, the word had another value at the start, or the
+    /// wake-up was spurious.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -80,9 +79,8 @@ mod imp {
     /// If the low half of `word` is `value`, sleeps until another thread wakes this thread or until
     /// `deadline`.
     pub fn wait(word: &AtomicU64, value: u32, deadline: Deadline, scope: Scope) -> Ended {
-        // Pass a timeout to the kernel even for the deadline `NEVER`. Without a timeout the kernel
-        // would resume the wait after a signal handler with `SA_RESTART`, but each handler must end
-        // the wait.
+        // The deadline `NEVER` is passed as a timeout, too. Without a timeout the kernel would
+        // resume the wait after a signal handler with `SA_RESTART`.
         let until = Timespec {
             tv_sec: (deadline.monotonic_ns / NS_PER_S).cast_signed(),
             tv_nsec: (deadline.monotonic_ns % NS_PER_S).cast_signed(),
@@ -138,7 +136,7 @@ mod imp {
     /// Yields once if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
         // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word
-        // again with the ordering of its protocol.
+        // again.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {
             thread::yield_now();
         }

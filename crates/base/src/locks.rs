@@ -1,24 +1,24 @@
 //! Parking locks: `Mutex`, `RwLock` and `Condvar`. They have the same interface in a normal build
 //! and under a model checker.
 //!
-//! In a normal build these are the locks of `parking_lot`. They spin briefly and then sleep, so
-//! threads that wait for a preempted lock holder use no processor time. They have no poisoning, so
-//! a panic of a lock holder does not turn every later call into an error.
+//! In a normal build these are the locks of `parking_lot`. They spin briefly and then sleep, so a
+//! wait for a preempted lock holder uses no processor time. They have no poisoning: after a panic
+//! of a lock holder, later calls go on.
 //!
-//! Under loom and shuttle the locks of this module are thin wrappers around the locks of the model
-//! checker. So a protocol is written only once.
+//! Under loom and shuttle the locks are thin wrappers around those of the model checker, so a
+//! protocol is written only once.
 //!
 //! # Fairness
 //!
 //! - `Mutex` is unfair for speed, but about every half millisecond it is handed to the longest
-//!   sleeper. No thread starves.
-//! - `RwLock` is task-fair: a reader that arrives while a writer waits queues behind the writer. A
-//!   thread must therefore never take the read side twice.
+//!   sleeper, so no thread starves.
+//! - `RwLock` is task-fair: a reader that arrives while a writer waits queues behind the writer. So
+//!   a thread must never take the read side twice.
 //!
 //! # Limits
 //!
-//! The wrappers around the model checkers' locks have only the calls that modelled code uses. They
-//! have no timed waits and no upgrade, and a guard stays on its thread.
+//! Under a model checker, the locks have only the calls that modelled code uses: no timed waits and
+//! no upgrade. A guard stays on its thread.
 //!
 //! Source: `parking_lot` 0.12 (`src/rwlock.rs` documents the policy); WTF::Lock.
 
@@ -41,8 +41,8 @@ mod modelled {
         result.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Returns the guard of a successful `try_lock` or similar call of a model checker's lock, even
-    /// if the lock is poisoned. Returns None if another thread holds the lock.
+    /// Returns the guard of a `try_lock` under a model checker, even if the lock is poisoned.
+    /// Returns `None` if another thread holds the lock.
     fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
         match result {
             Ok(guard) => Some(guard),

@@ -1,13 +1,11 @@
 //! A value on a cache line of its own.
 //!
 //! A word that one thread writes often must not share a cache line with a word that another thread
-//! uses. Some processors also fetch the neighbouring line with each line. So
-//! [`CachePadded`](crate::CachePadded) separates values by two lines. That is right for the few
-//! words that all threads share.
+//! uses. Some processors also fetch the neighbouring line. So [`CachePadded`](crate::CachePadded),
+//! for the few words that all threads share, separates values by two lines.
 //!
-//! An array of values needs only half that space, if each value is mostly used by one thread or
-//! seldom used at all. Examples are the shards of a counter or an allocator, and the stripes of a
-//! lock.
+//! [`OwnLine`] needs half that space. It suits arrays of values that are mostly used by one thread,
+//! or seldom used: the shards of a counter or an allocator, and the stripes of a lock.
 //!
 //! Source: Intel, "64 and IA-32 Architectures Optimization Reference Manual" (spatial prefetcher).
 

@@ -2,26 +2,25 @@
 //! instructions.
 //!
 //! A lock-free lookup compares a name, or the eight 16-bit tags in a line of a hash index, with
-//! words in shared memory. Then the lookup validates what it has read. For each word it executes a
-//! load, an exclusive or and an or. All three wait for the same cache line.
+//! words in shared memory. For each word it executes a load, an exclusive or and an or. All three
+//! wait for the same cache line.
 //!
-//! The instructions of two or three lookups in flight fill the processor's reorder buffer. Then the
-//! buffer, and not the memory, limits the speed. A 128-bit register, which holds two words, halves
+//! The instructions of two or three lookups in flight fill the processor's reorder buffer, which
+//! then limits the speed instead of the memory. A 128-bit register, which holds two words, halves
 //! the number of instructions.
 //!
 //! # Guarantees
 //!
 //! - W.1: each of the two words is loaded like [`AtomicU64::load`], with the ordering that the
-//!   loading method documents. The two words may be loaded at different instants. `half_of` returns
-//!   32 bits of a word, as if it had loaded the whole word with [`AtomicU64::load`].
+//!   loading method documents, but perhaps at different instants. `half_of` returns 32 bits of a
+//!   word that is loaded in this way.
 //!
 //! # Mechanism
 //!
-//! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one
-//! instruction of assembly, because the language has no atomic load of two words. A processor reads
-//! an aligned word of eight bytes whole, even if the word is half of a longer access. Intel
-//! promises this for aligned pairs on processors with AVX. Loads are not reordered with later loads
-//! or stores.
+//! On x86-64 a pair is an SSE2 register. Its load is one instruction of assembly, because the
+//! language has no atomic load of two words. A processor reads an aligned word of eight bytes
+//! whole, even if the word is half of a longer access. Intel promises this for aligned pairs on
+//! processors with AVX. Loads are not reordered with later loads or stores.
 //!
 //! On other processors, under Miri and under the model checkers, a pair is two words that are
 //! loaded one by one.
@@ -118,8 +117,7 @@ impl WordPair {
     }
 
     /// Compares each of the eight lanes (groups of 16 bits) of the two words with `lane`. Returns
-    /// the set of the lanes that are equal to `lane`. Lane 0 is the lowest 16 bits of the first
-    /// word.
+    /// the set of the equal lanes. Lane 0 is the lowest 16 bits of the first word.
     #[inline(always)]
     #[must_use]
     pub fn lanes_equal(self, lane: u16) -> Lanes {
@@ -131,8 +129,7 @@ impl WordPair {
 ///
 /// # Invariants
 ///
-/// Each lane has a number below 8. If lane i is in the set, bit 2 * i of the struct's `u32` is set.
-/// No other bit is set.
+/// If lane i (0 to 7) is in the set, bit 2 * i of the `u32` is set. No other bit is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes(u32);
 
@@ -165,9 +162,8 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns one 32-bit half of a word in `words`: the half with the same number as this lane.
-    /// The eight halves are numbered from 0, and the lower half of each word comes first. The half
-    /// is loaded with `Acquire`.
+    /// Returns one 32-bit half of a word in `words`, loaded with `Acquire`: the half with the
+    /// number of this lane. Halves are numbered from 0, the lower half of each word first.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
@@ -262,9 +258,9 @@ mod sse2 {
     pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
         let half;
         // SAFETY: the instruction loads four bytes of `words`, at the byte offset 2 * `twice`.
-        // `twice` is at most 14 (invariant of `Lane`), so these bytes are inside the array. They
-        // are one half of an aligned word. The processor reads an aligned word whole, so the
-        // instruction has the same effect as an atomic load of that word. As in `load_acquire`, the
+        // `twice` is at most 14 (invariant of `Lane`), so these bytes are inside the array, and are
+        // one half of an aligned word. The processor reads an aligned word whole, so the
+        // instruction has the effect of an atomic load of that word. As in `load_acquire`, the
         // processor does not move later accesses before the load.
         unsafe {
             asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
@@ -354,8 +350,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Keep only a few random bits of each group of 16 bits. Then random groups are often
-            // equal, so the comparisons are tested with equal groups too.
+            // Keep only a few random bits of each group of 16 bits, so that groups are often equal.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

@@ -1,12 +1,11 @@
 //! Sleeping on the address of an atomic word, within one process.
 //!
-//! A user-space thread that holds a lock can be preempted at any instruction, for a whole time
-//! slice. If a waiting thread spins during that time, it uses the processor that the lock holder
-//! needs (trap T30). So every wait of this workspace spins a bounded number of rounds and then
-//! sleeps in this module.
+//! The holder of a lock can be preempted for a whole time slice. A thread that spins during that
+//! time uses the processor that the holder needs (trap T30). So every wait of this workspace spins
+//! a bounded number of rounds and then sleeps in this module.
 //!
-//! A thread sleeps until another thread changes a word. As in futex(2), the queue of sleepers is
-//! found by the word's address and lives outside the word. No wake-up is lost:
+//! A thread sleeps until another thread changes a word. As in futex(2), the queue of sleepers lives
+//! outside the word, and is found by the word's address. No wake-up is lost:
 //! - [`wait`] checks the word once more under the lock of the queue, before it queues its thread.
 //! - A waker changes the word first and calls [`wake_all`] afterwards.
 //!
@@ -14,14 +13,14 @@
 //!
 //! # Rules
 //!
-//! - A wait may end without a reason. So the caller must read the word again, in a loop.
+//! - A wait may end without a wake-up. So the caller must read the word again, in a loop.
 //! - The waker must change the word before it wakes.
 //! - Each word has one purpose. For example, only `Lockref` wakes the words of a `Lockref`.
 //!
 //! # Rejected
 //!
-//! The condition of a wait is a mask and a value, and not a closure as in `parking_lot_core::park`.
-//! A closure would run user code under the lock of the queue.
+//! A closure as the condition of a wait, as in `parking_lot_core::park`. It would run user code
+//! under the lock of the queue. So the condition is a mask and a value.
 //!
 //! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
 #![cfg_attr(
@@ -38,12 +37,11 @@ use crate::primitives::atomic::{AtomicU64, Ordering};
 /// wakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sleeper {
-    /// The sleeper wants the lock, and takes it after it is woken. When it unlocks the lock later,
-    /// it wakes the other sleepers. So an `unlock` wakes only one `Locker`.
+    /// The sleeper takes the lock after it is woken, and wakes the other sleepers when it unlocks
+    /// the lock. So an `unlock` wakes only one `Locker`.
     Locker,
-    /// The sleeper only waits until the lock is free, and does not take it. So it never calls
-    /// `unlock`, which would wake the other sleepers. For this reason an `unlock` wakes every
-    /// `Passer`.
+    /// The sleeper only waits until the lock is free, and never calls `unlock`. So an `unlock`
+    /// wakes every `Passer`.
     Passer,
 }
 
@@ -58,23 +56,22 @@ pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Sleeps as [`wait`] does. `sleeper` tells [`unlock`] whether this thread will take the lock.
+/// Sleeps as [`wait`] does. `sleeper` says whether this thread will take the lock.
 pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
 /// Clears the bit `locked` of `word`. Wakes one [`Sleeper::Locker`], and every [`Sleeper::Passer`].
 ///
-/// `unlock` also clears the bit `waiters`, unless another thread of the kind `Locker` still sleeps
-/// on `word`. If the bit stays set, the next holder of the lock must call `unlock` as well.
+/// Also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If the bit stays
+/// set, the next holder of the lock must call `unlock` as well.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 
 /// Returns true while a sleeper must go on sleeping.
 fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
-    // ORDERING: Relaxed. The load only decides whether to sleep. After the wait, the caller reads
-    // the word again with the ordering of its protocol.
+    // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word again.
     word.load(Ordering::Relaxed) & mask == value
 }
 
@@ -134,9 +131,9 @@ mod imp {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
                 // ORDERING(lockref-unlock): Release. The next thread that takes the lock sees the
                 // writes that this thread made under the lock. parking_lot runs this closure under
-                // the mutex of the word's wait queue. A thread that wants to sleep checks the word
-                // under the same mutex. So it is in the wait queue before this store, or its check
-                // sees the cleared bits and it does not sleep.
+                // the mutex of the word's wait queue, and a thread that wants to sleep checks the
+                // word under the same mutex. So that thread is in the queue before this store, or
+                // sees the cleared bits and does not sleep.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });
@@ -159,7 +156,7 @@ mod imp {
 
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
         // ORDERING(lockref-unlock): Release. The next holder of the lock sees the writes of this
-        // holder. In a model a sleeper polls the word, so no wake-up is needed.
+        // holder. In a model, sleepers poll the word, so they need no wake-up.
         word.fetch_and(!(locked | waiters), Ordering::Release);
     }
 }
@@ -204,9 +201,9 @@ mod tests {
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. In this test two threads take turns in a loop. The
-                // load pairs with the `fetch_add` with which the other thread ends its turn. So
-                // this thread sees the stores that the other thread made during that turn.
+                // ORDERING(park-turn): Acquire. Two threads take turns in a loop. This load pairs
+                // with the `fetch_add` that ends the other thread's turn, so this thread sees the
+                // stores of that turn.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }

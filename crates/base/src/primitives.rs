@@ -2,22 +2,21 @@
 //!
 //! Every protocol of this workspace uses the atomics and threads of this module, so the same source
 //! runs in four ways:
-//! - On the machine, the names are those of `std`.
+//! - Normally, the names are those of `std`.
 //! - Under loom (`--cfg corewalk_loom`), a model runs every interleaving of two or three threads,
 //!   with every value that weak memory allows.
 //! - Under shuttle (`--cfg corewalk_shuttle`), larger programs run in random schedules.
-//! - With `--cfg corewalk_crash`, the code runs on the machine, and a thread can be stopped before
-//!   any store of a word (`crash`).
+//! - With `--cfg corewalk_crash`, a thread can be stopped before any store of a word (`crash`).
 //!
 //! No other file may name `std::sync::atomic` or `std::thread`, because a model checker does not
 //! see operations of these modules.
 //!
 //! This module also gives every thread its *shard*, a small number that spreads counters and free
-//! lists over cache lines. Each new thread draws the next number and keeps it for life. Two living
-//! threads share a shard only if more than [`SHARDS`] threads were started.
+//! lists over cache lines. Each new thread takes the next number and keeps it. Two living threads
+//! share a shard only if more than [`SHARDS`] threads were started.
 //!
-//! A shard is only a hint for placement: it gives no exclusive access. Sharded structures stay
-//! correct when all threads use one shard, as they do under the model checkers.
+//! A shard gives no exclusive access. Sharded structures stay correct when all threads use one
+//! shard, as they do under the model checkers.
 //!
 //! # Rules
 //!
@@ -97,9 +96,8 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 
 /// Number of shards; a power of two.
 ///
-/// A structure with one cache line for each of the 32 shards takes 2 KiB. More shards would help
-/// only if more than 32 threads ran at once. Under a model checker there are two shards, and every
-/// thread uses the first one.
+/// With 32 shards, a structure with one cache line per shard takes 2 KiB. Under a model checker
+/// there are two shards, and every thread uses the first one.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
 /// Returns true if a panic is unwinding this thread. The function also works under a model checker.
@@ -108,7 +106,7 @@ pub fn is_panicking() -> bool {
     std::thread::panicking()
 }
 
-/// Returns the shard of the calling thread, below [`SHARDS`]. A thread keeps its shard for life.
+/// Returns the shard of the calling thread, below [`SHARDS`].
 ///
 /// While a thread's thread-local storage is being destroyed, the thread gets shard 0.
 #[inline]
@@ -120,8 +118,7 @@ pub fn shard_index() -> usize {
     thread_local! {
         static SHARD: usize = {
             static NEXT: unmodelled::AtomicUsize = unmodelled::AtomicUsize::new(0);
-            // ORDERING: Relaxed. The numbers only spread threads over shards, and publish no other
-            // memory.
+            // ORDERING: Relaxed. The numbers only spread threads, and publish no other memory.
             NEXT.fetch_add(1, unmodelled::Ordering::Relaxed) % SHARDS
         };
     }

@@ -1,18 +1,15 @@
 //! A region of memory, divided into cache lines. Callers name a line by its number, and every
 //! number is checked against the size of the region.
 //!
-//! Processes that share a mapping cannot store pointers in it and cannot trust it, because another
-//! process may write anything at any time. So a region hands out only atomic words, in lines of
-//! eight, and takes only line numbers.
+//! Other processes may write anything into a shared mapping at any time, so it can hold no
+//! pointers. A region hands out only atomic words, in lines of eight, and takes only line numbers.
 //!
 //! A line number that is out of range means line 0, the *scratch* line, which no protocol relies
-//! on. A hostile line number then reads and writes garbage there, and fast paths need no error
-//! path.
+//! on. So a hostile line number reads and writes only garbage, and fast paths need no error path.
 //!
-//! A region is type-stable memory: each cache line always consists of atomic words, and the region
-//! never shrinks. Only the drop of the region unmaps it. So a caller may keep the number of a line
-//! and read the line at any later time. It must then check that the line still belongs to the same
-//! object.
+//! A region is type-stable memory: each cache line always consists of atomic words, and only
+//! dropping the region unmaps it. So a caller may keep the number of a line, and read the line at
+//! any later time. It must then check that the line still belongs to the same object.
 //!
 //! # Invariants
 //!
@@ -23,14 +20,12 @@
 //! # Limits
 //!
 //! A region does not record which of its cache lines are in use. Memory may be missing at the first
-//! access:
-//! - Private memory is mapped with `MAP_NORESERVE`, so a lack of memory shows only when a line is
-//!   first touched. Callers limit how many lines they use.
-//! - If another process truncates the mapped file, an access beyond the new end of the file raises
-//!   `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated.
-//! - If the file system of the mapped file is full, the first access to a line also raises
-//!   `SIGBUS`. So a caller reserves the lines of a file before their first use
-//!   ([`Region::reserve`]).
+//! access to a line:
+//! - Private memory is mapped with `MAP_NORESERVE`. Callers limit how many lines they use.
+//! - If another process truncates the mapped file, an access beyond the new end raises `SIGBUS`. A
+//!   memfd with `F_SEAL_SHRINK` cannot be truncated.
+//! - If the file system of the mapped file is full, the first access also raises `SIGBUS`. So a
+//!   caller reserves the lines of a file before their first use ([`Region::reserve`]).
 //!
 //! Source: mmap(2), madvise(2) `MADV_POPULATE_WRITE`; userspace-rcu's rule that type-stable memory
 //! needs no grace period.
@@ -79,8 +74,7 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
-        /// True if the file system of the mapped file may become full. A memfd has no such limit,
-        /// so for a memfd the field is false.
+        /// True if the file system of the mapped file may become full. False for a memfd.
         is_limited: bool,
     }
 
@@ -157,17 +151,16 @@ mod mapped {
             Ok(Self { base: base.cast(), lines, is_limited })
         }
 
-        /// Reserves memory for the cache lines whose numbers are in `lines`. After that, no access
-        /// to these lines by any process raises `SIGBUS`. Ignores numbers that are out of range.
+        /// Reserves memory for the cache lines in `lines`, so that no access to them by any process
+        /// raises `SIGBUS`. Ignores numbers that are out of range.
         ///
-        /// Private memory needs no reservation, and a file in a file system without a limit needs
-        /// none either. In these cases the method does nothing. It also does nothing on a kernel
-        /// before 5.14, which cannot reserve memory.
+        /// Does nothing for private memory, for a file in a file system without a limit, and on a
+        /// kernel before 5.14, which cannot reserve memory.
         ///
         /// # Errors
         ///
         /// `ENOSPC` if the file system is full; `ENOMEM` if the machine has no memory left. After
-        /// an error, some of the cache lines in `lines` may have reserved memory and others not.
+        /// an error, only some of the cache lines in `lines` may have reserved memory.
         ///
         /// # Examples
         ///
@@ -195,15 +188,15 @@ mod mapped {
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
                 // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
-                // `EFAULT` means that a write to a page of the mapped file would have raised
-                // `SIGBUS`. The reason is that the file system of this file is full.
+                // `EFAULT`: a write to the page would raise `SIGBUS`, because the file system is
+                // full.
                 Err(Errno::FAULT) => Err(Errno::NOSPC.into()),
                 Err(errno) => Err(errno.into()),
             }
         }
 
-        /// Returns the cache line with the number `index`. If `index` is out of range, returns line
-        /// 0, the scratch line, whose content no caller relies on.
+        /// Returns the cache line with the number `index`, or line 0, the scratch line, if `index`
+        /// is out of range.
         #[inline]
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
@@ -280,7 +273,7 @@ mod boxed {
             Ok(Self { lines: (0..lines).map(line).collect() })
         }
 
-        /// Returns an error, because Miri and the model checkers cannot map a file.
+        /// Fails: Miri and the model checkers cannot map a file.
         ///
         /// # Errors
         ///
@@ -289,8 +282,7 @@ mod boxed {
             Err(rustix::io::Errno::NOSYS.into())
         }
 
-        /// Does nothing. In this build the cache lines are a boxed slice, so their memory is
-        /// allocated from the start.
+        /// Does nothing: in this build the memory of the lines is allocated from the start.
         ///
         /// # Errors
         ///
@@ -299,8 +291,8 @@ mod boxed {
             Ok(())
         }
 
-        /// Returns the cache line with the number `index`. If `index` is out of range, returns line
-        /// 0, the scratch line, whose content no caller relies on.
+        /// Returns the cache line with the number `index`, or line 0, the scratch line, if `index`
+        /// is out of range.
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
             self.lines.get(index as usize).unwrap_or(&self.lines[0])

@@ -1,8 +1,8 @@
 //! Setters for structs that may get more fields.
 //!
-//! A struct that may get more fields is `#[non_exhaustive]`, so another crate cannot construct it
-//! with a literal. The other crate begins with a constructor and calls one setter per field. All
-//! setters have the same body, so a macro writes them.
+//! A struct that may get more fields is `#[non_exhaustive]`, so another crate begins with a
+//! constructor and calls one setter per field. All setters have the same body, so a macro writes
+//! them.
 
 /// Adds a method for each named field. The method returns the struct with that field set.
 ///

@@ -1,18 +1,18 @@
 //! The host kernel's own System V IPC, as safe calls.
 //!
 //! A benchmark compares user-space semaphores and messages with those of the kernel, in one
-//! program. No maintained crate wraps these system calls. The other crates of this workspace forbid
-//! unsafe code, so the calls are here.
+//! program. No maintained crate wraps these system calls, and only this crate may have unsafe code
+//! for them.
 //!
 //! Dropping a [`SemSet`] or [`MsgQueue`] removes the object, unless it came from `attach`. The
-//! object of a killed process stays in the kernel until it is removed explicitly. In an IPC
-//! namespace of its own ([`unshare_ipc`]), the kernel removes it when the last thread ends.
+//! object of a killed process stays in the kernel, unless it was in an IPC namespace of its own
+//! ([`unshare_ipc`]). The kernel removes such a namespace when its last thread ends.
 //!
 //! # Limits
 //!
-//! This module does only what measurements need. Objects have no IPC keys (each is `IPC_PRIVATE`),
-//! and only their owner may use them. There are only a few commands of semctl(2) and msgctl(2). The
-//! crate `corewalk-ipc` has all of these.
+//! This module does only what measurements need: objects without IPC keys (`IPC_PRIVATE`) for their
+//! owner alone, and a few commands of semctl(2) and msgctl(2). The crate `corewalk-ipc` has all of
+//! these.
 //!
 //! Source: semget(2), semop(2), semctl(2), msgop(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares these system calls as unsafe")]
@@ -238,13 +238,13 @@ impl MsgQueue {
         usize::try_from(got).map_err(|_| last_error())
     }
 
-    /// Returns true if the queue has no message. Has one side effect: if the first message has no
-    /// text, the call removes it and returns false.
+    /// Returns true if the queue has no message. Side effect: a first message without text is
+    /// removed, and the result is false.
     ///
     /// # Errors
     ///
-    /// The errors of msgrcv(2), except for `ENOMSG` (the queue is empty) and `E2BIG` (the first
-    /// message has a text). For these two, the method returns true and false.
+    /// The errors of msgrcv(2), except `ENOMSG` (the queue is empty) and `E2BIG` (the first message
+    /// has a text).
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();

@@ -1,13 +1,11 @@
 //! Counts the outcomes over all runs of a loom model.
 //!
-//! A model that passes without exploring any schedule proves nothing. Also, loom 0.7.2 skips
-//! schedules in which a spawned thread starts with a load of a word that it later overwrites. So
-//! every model of this workspace counts its outcomes and asserts that each expected one was
-//! reached.
+//! A model that explores no schedule proves nothing. Also, loom 0.7.2 skips schedules in which a
+//! spawned thread starts with a load of a word that it later overwrites. So every model of this
+//! workspace counts its outcomes, and asserts that each expected one was reached.
 //!
-//! The counts of outcomes are not part of the model. They persist from one run of the model to the
-//! next. When a model increments a count, loom sees no operation, so there are no additional
-//! schedules.
+//! The counts of outcomes are not part of the model: they persist from one run of the model to the
+//! next. loom sees no operation when a model increments one, so there are no additional schedules.
 //!
 //! Source: loom issues 166 and 392.
 
@@ -17,7 +15,6 @@ use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 /// value is added to the argument `preemptions`.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
-/// The size in words of the stack on which [`Tally::of_bounded`] runs a model.
 const STACK_WORDS: usize = 0x8000;
 
 /// Counts of how often a model reached each of its `N` outcomes.
@@ -37,8 +34,8 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Runs `model` as [`Tally::of`] does, but only in schedules with at most `preemptions`
-    /// preemptions. A preemption is a switch away from a thread that could continue. Use this
-    /// function for models with too many steps for [`Tally::of`].
+    /// preemptions (switches away from a thread that could continue). For models with too many
+    /// steps for [`Tally::of`].
     ///
     /// # Panics
     ///
@@ -56,8 +53,8 @@ impl<const N: usize> Tally<N> {
         let model = Arc::new(model);
         builder.check(move || {
             let (model, tally) = (Arc::clone(&model), tally.clone());
-            // loom gives the first thread of a model a stack of 4096 words, too small for a model
-            // of a whole cache. So run the model on a thread with a larger stack.
+            // The first thread of a loom model has a stack of 4096 words, too small for a model of
+            // a whole cache.
             let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
             let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
             if let Err(panic) = body.join() {

@@ -92,8 +92,8 @@ impl Mount {
         FuseRing::new(device.as_fd(), &[queue], depth, PAYLOAD_BYTES).expect("a ring")
     }
 
-    /// Starts a thread that reads, and ignores, the requests that do not come through rings. The
-    /// thread ends with the mount.
+    /// Starts a thread that reads and ignores the requests that do not come through rings. It ends
+    /// with the mount.
     fn read_device(&self, ended: &Sender<&'static str>) {
         let (device, ended) = (self.device.try_clone().expect("a descriptor"), ended.clone());
         let _reader = thread::spawn(move || {
@@ -132,8 +132,7 @@ fn answer(opcode: u32, payload: &mut [u8], len: usize) -> Result<usize, Errno> {
             let size: u64 = name.strip_prefix("yes-").ok_or(Errno::NOENT)?.parse().expect("N");
             payload[..ENTRY_BYTES + ATTR_BYTES].fill(0);
             payload[..8].copy_from_slice(&(size + 2).to_ne_bytes());
-            // Let the kernel cache the attributes for 100 s. Leave the entry timeout 0, so that the
-            // kernel looks the name up each time.
+            // The kernel caches the attributes for 100 s, but looks the name up each time.
             payload[24..32].copy_from_slice(&100_u64.to_ne_bytes());
             put_attr(&mut payload[ENTRY_BYTES..], size + 2, 0o100_644, size);
             Ok(ENTRY_BYTES + ATTR_BYTES)
@@ -157,7 +156,6 @@ fn put_u32(bytes: &mut [u8], at: usize, word: u32) {
     bytes[at..at + 4].copy_from_slice(&word.to_ne_bytes());
 }
 
-/// Serves a ring until the connection ends. Returns how many requests it answered.
 fn serve(ring: &mut FuseRing) -> usize {
     let mut answered = 0;
     while ring.live() > 0 {

@@ -50,12 +50,12 @@ impl Failure {
     }
 }
 
-/// Runs the closure `step`, and suppresses the messages of panics. Use this function for a `step`
-/// that catches panics and turns them into a result.
+/// Runs the closure `step` without messages of panics, for a `step` that turns panics into a
+/// result.
 ///
-/// If `step` panics and does not catch the panic, the result is a failure with the message and the
-/// code location of the panic. The panic hook belongs to the whole process. So while `step` runs,
-/// panics of other threads print no message either.
+/// If `step` panics, the result is a failure with the message and the code location of the panic.
+/// While `step` runs, panics of other threads print no message either, because the panic hook
+/// belongs to the process.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();

@@ -1,11 +1,11 @@
 //! `corewalk fsck`: checks a store that is not mounted.
 //!
-//! The exit statuses are those of fsck(8), even if the command line is invalid. The statuses of the
-//! other subcommands would mislead: in fsck(8), 1 means "errors corrected", and 2 means "the system
-//! should be rebooted".
+//! The exit statuses are those of fsck(8), even for an invalid command line. In fsck(8), the
+//! statuses 1 and 2 of the other subcommands mean "errors corrected" and "the system should be
+//! rebooted".
 //!
-//! If a process has the store open, the check waits up to 5 seconds, as a mount does. The process
-//! may be the server of a mount that was just unmounted, and may end soon.
+//! If a process has the store open, the check waits up to 5 seconds, as a mount does: a server
+//! whose mount was just unmounted ends soon.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -17,8 +17,7 @@ use crate::source::{Source, open_when_free};
 
 /// Exit status if the store has errors. They were not corrected.
 const ERRORS_LEFT: u8 = 4;
-/// Exit status for an operational error: the check itself failed, or its result could not be
-/// printed.
+/// Exit status if the check itself failed, or if its result could not be printed.
 const OPERATIONAL: u8 = 8;
 /// Exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 16;
@@ -63,7 +62,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if report.findings.is_empty() { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
 }
 
-/// Returns `failure` with exit status 8, which means an operational error in fsck(8).
 fn operational(failure: Failure) -> Failure {
     match failure {
         Failure::Failed(line) => Failure::Command(OPERATIONAL, line),

@@ -1,9 +1,9 @@
 //! `mount.corewalk`: the program as an external helper of mount(8), for lines of fstab(5).
 //!
-//! If the kernel does not know a file system type TYPE, mount(8) runs `/sbin/mount.TYPE SPEC DIR
-//! [-sfnv] [-o OPTIONS] [-t TYPE]`. To make this program the helper for the type `corewalk`, make
-//! `/sbin/mount.corewalk` a link to the program. Then `mount -t corewalk store:/srv/s /mnt`, or a
-//! line of fstab(5) with the type `corewalk`, does the same as `corewalk mount --daemon`.
+//! For a file system type TYPE that the kernel does not know, mount(8) runs `/sbin/mount.TYPE SPEC
+//! DIR [-sfnv] [-o OPTIONS] [-t TYPE]`. If `/sbin/mount.corewalk` is a link to this program, `mount
+//! -t corewalk store:/srv/s /mnt` does the same as `corewalk mount --daemon`. So does a line of
+//! fstab(5) with the type `corewalk`.
 //!
 //! Like mount(8), the helper prints only errors. With `-v` it also prints a line when the mount is
 //! ready. With `-f` it only checks the command line.
@@ -11,7 +11,7 @@
 //! # Exit status
 //!
 //! The exit statuses are those of mount(8): 1 for an invalid command line, and 32 if the mount
-//! failed. mount(8) passes the exit status of its helper on.
+//! failed.
 //!
 //! Source: mount(8) "External helpers" and "Exit status".
 
@@ -68,7 +68,6 @@ pub(crate) fn is_called() -> bool {
     Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
 }
 
-/// Mounts as the external helper of mount(8), reports a failure, and returns the exit status.
 pub(crate) fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -99,9 +98,8 @@ fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The background process has already printed its error. It has ended with an exit status of
-        // `corewalk mount`, so translate that status to the one that mount(8) has for the same
-        // failure.
+        // The background process has printed its error. Translate its exit status to the one that
+        // mount(8) has for the same failure.
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

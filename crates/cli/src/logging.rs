@@ -2,12 +2,11 @@
 //! the messages of panics.
 //!
 //! Logging never blocks the server. Each record is one line of at most `LINE_BYTES_MAX` bytes,
-//! without a backtrace. If standard error cannot take a line at once, the line is dropped.
-//! Otherwise a full pipe that no process reads would stop a mount.
+//! without a backtrace. If standard error cannot take a line at once, the line is dropped, because
+//! a full pipe that no process reads would stop a mount.
 //!
-//! Records of the crate `fuser` are dropped. `fuser` logs an error each time the kernel rejects a
-//! reply, which is normal after an interrupted call. All other errors that `fuser` logs are also
-//! returned to the server.
+//! Records of the crate `fuser` are dropped. It logs an error each time the kernel rejects a reply,
+//! which is normal after an interrupted call. It also returns all other errors to the server.
 
 use std::any::Any;
 use std::os::fd::AsFd;
@@ -25,7 +24,6 @@ struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Starts the log, and installs a panic hook that writes to the log.
 pub(crate) fn start() {
     if log::set_logger(&STDERR).is_ok() {
         log::set_max_level(LevelFilter::Warn);
@@ -52,8 +50,8 @@ impl Log for Stderr {
 /// Writes a line to `out`. Drops the line if `out` is closed or cannot take the line without
 /// blocking.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Protects the free space in the pipe behind standard error. A thread holds the mutex from
-    // poll(2) to write(2), so that no other thread fills the pipe in between.
+    // Held from poll(2) to write(2), so that no other thread fills the pipe behind standard error
+    // in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
@@ -68,7 +66,6 @@ fn write_line(out: &impl AsFd, text: &str) {
     }
 }
 
-/// Returns the text of a panic for the log: its message, and the place in the code.
 fn panic_text(location: Option<&Location<'_>>, payload: &(dyn Any + Send)) -> String {
     let message = payload.downcast_ref::<&str>().copied();
     let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
@@ -91,8 +88,8 @@ mod tests {
         all
     }
 
-    /// Trap X3: the message of a panic must not stop the server, even if the log is a full pipe.
-    /// The pipe is in blocking mode, like standard error, so a plain write would never return.
+    /// Trap X3: the message of a panic must not stop the server, even if the log is a full pipe in
+    /// blocking mode.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

@@ -9,8 +9,8 @@
 //! | `mount.corewalk` (a link to the program) | is called by mount(8) |
 //!
 //! Each subcommand is a module. This file parses the command line and reports a failure: one line
-//! on standard error and an exit status. The status is 1 if the command failed, and 2 if the
-//! command line is invalid. `fsck` and `mount.corewalk` have the statuses of fsck(8) and mount(8).
+//! on standard error, and exit status 1 (failed) or 2 (invalid command line). `fsck` and
+//! `mount.corewalk` have the statuses of fsck(8) and mount(8).
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +32,8 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// Stack size of the thread that runs the command, in bytes. The command does not run on the first
-/// thread, because the stack of that thread has the size of `ulimit -s`, which may be too small.
+/// Stack size of the thread that runs the command, in bytes. The stack of the first thread has the
+/// size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The end of the help of the program.
@@ -122,8 +122,8 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// Returns the first paragraph of an error message of clap as one line. Only this paragraph names
-/// the mistake. The rest of the message consists of hints and the usage.
+/// Returns the first paragraph of an error message of clap as one line. The rest of the message
+/// consists of hints and the usage.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

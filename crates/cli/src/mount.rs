@@ -1,17 +1,18 @@
 //! `corewalk mount`: serves a file system until it is unmounted.
 //!
-//! The command prints one line when the mount is ready. It ends when the mount is unmounted, for
-//! example by umount(8). On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. If SIGHUP was
-//! ignored at its start, as under nohup(1), the command ignores SIGHUP too. With `--daemon`, a
-//! second process serves the mount in the background; see [`daemon`].
+//! - The command prints one line when the mount is ready, and ends when the mount is unmounted, for
+//!   example by umount(8).
+//! - On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. If SIGHUP was ignored at its
+//!   start, as under nohup(1), it stays ignored.
+//! - With `--daemon`, a second process serves the mount in the background; see [`daemon`].
 //!
 //! # The end of a mount
-//! Normally the command leaves no mount behind, and it removes the mount point if it has created
-//! it. If the mount is in use when a signal comes, it is detached. Then its users cannot reach the
-//! server any more, and neither can users of a copy of the mount in another mount namespace.
+//! Normally the command leaves no mount behind, and removes a mount point that it has created. If
+//! the mount is in use when a signal comes, it is detached: its users lose the server, and so do
+//! users of a copy in another mount namespace.
 //!
-//! In two cases the mount stays without a server until `umount -l`: the command is killed, or a
-//! signal comes while another file system is mounted on top.
+//! In two cases the mount stays without a server until `umount -l`: the command was killed by
+//! SIGKILL, or a signal came while another file system was mounted on top.
 
 mod daemon;
 mod descriptors;
@@ -171,8 +172,6 @@ pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
     arguments.plan().map(drop)
 }
 
-/// Starts the server of a mount in the background. Returns the line that the server prints when the
-/// mount is ready.
 pub(crate) fn start(arguments: &Arguments) -> Result<Vec<u8>, Failure> {
     check(arguments)?;
     daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options)
@@ -193,8 +192,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     descriptors::raise_limit(&plan.mount)?;
     let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
     let path = &arguments.mountpoint;
-    // Install the signal handlers before mounting. Otherwise a signal during mount(2) would leave
-    // the mount behind.
+    // Otherwise a signal during mount(2) would leave the mount behind.
     let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
     let created = CreatedMountpoint::create(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
@@ -207,8 +205,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     if created.is_some() {
-        // Print only after the mount has succeeded. If the command fails, its error must be the
-        // only line.
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
@@ -220,8 +216,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Sync the store even after a lazy unmount, when programs may still have files of the mount
-    // open. Their later writes cannot reach the store, because the server has ended.
+    // Sync the store even after a lazy unmount: later writes of programs that still have files open
+    // cannot reach it.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     drop(created);
     synced.map_err(|error| {
@@ -231,8 +227,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     served.map_err(|error| Failure::of(path.display(), error))
 }
 
-/// Prints that the mount is ready. The line has the paths byte for byte as on the command line,
-/// even if they are not UTF-8.
+/// Prints that the mount is ready. The line has the bytes of the paths as on the command line, even
+/// if they are not UTF-8.
 fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
     let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
     let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
@@ -242,11 +238,10 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// A mount point that this command has created. Dropping the value removes the directory.
+/// A mount point that this command has created.
 ///
-/// The drop removes the directory through a descriptor of its parent. So it finds the directory
-/// even if directories above have been renamed. If the name then leads to another directory, the
-/// drop removes nothing.
+/// Dropping the value removes the directory through a descriptor of its parent, even if directories
+/// above it have been renamed. If the name leads to another directory, nothing is removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,

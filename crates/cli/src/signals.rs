@@ -1,11 +1,11 @@
 //! Signal dispositions of the whole program.
 //!
 //! A write beyond the file size limit (`ulimit -f`) raises SIGXFSZ, which ends a process by
-//! default. If the process survives the signal, the write fails with `EFBIG`, and a server returns
-//! that errno to its client. So the program installs a handler that does nothing.
+//! default. If the process handles the signal, the write fails with `EFBIG`, which a server can
+//! return to its client. So the program installs a handler that does nothing.
 //!
-//! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored after execve(2), so a command of
-//! `corewalk ipc exec` would not have the default disposition. A handler is reset by execve(2).
+//! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored after execve(2), so the command of
+//! `corewalk ipc exec` would inherit that. A handler is reset by execve(2).
 //!
 //! Source: setrlimit(2) (`RLIMIT_FSIZE`), signal(7).
 
@@ -14,10 +14,9 @@ use std::sync::Arc;
 use corewalk_base::signal_is_ignored;
 use signal_hook::consts::SIGXFSZ;
 
-/// Makes a write beyond `ulimit -f` fail with `EFBIG`. Without this, SIGXFSZ would end the process.
+/// Makes a write beyond `ulimit -f` fail with `EFBIG`, instead of ending the process by SIGXFSZ.
 ///
-/// If SIGXFSZ was ignored when this process started, it stays ignored, also in commands that this
-/// process runs.
+/// If SIGXFSZ was ignored at the start, it stays ignored, also in commands that this process runs.
 pub(crate) fn survive_file_size_limit() {
     if !signal_is_ignored(SIGXFSZ)
         && let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::default())

@@ -22,8 +22,8 @@ use crate::failure::{Failure, without_panic_messages};
 /// The start of a source that is a store.
 const STORE_PREFIX: &str = "store:";
 
-/// How long a mount waits for a store that another process has open. umount(8) may return before
-/// the server of the unmounted store has written its last commit.
+/// How long a mount waits for a store that is in use. umount(8) may return before the server has
+/// written its last commit.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between two attempts to open a store that another process has open.
 const BUSY_RETRY: Duration = Duration::from_millis(5);
@@ -50,8 +50,8 @@ impl Source {
     /// Parses the SOURCE argument.
     ///
     /// # Errors
-    /// A usage error ([`Failure::Usage`]) for an unknown source. [`Failure::Failed`] for a host
-    /// directory that does not exist.
+    /// [`Failure::Usage`] for an unknown source. [`Failure::Failed`] for a host directory that does
+    /// not exist.
     pub(crate) fn parse(word: &OsStr) -> Result<Source, Failure> {
         let bytes = word.as_bytes();
         if bytes == b"tmpfs" {
@@ -63,7 +63,7 @@ impl Source {
                 return Err(Failure::Usage(line.to_owned()));
             }
             // Make the path absolute, because the background process changes its working directory.
-            // Do not resolve symbolic links, because the store need not exist yet.
+            // Do not resolve symbolic links: the store need not exist yet.
             let path = Path::new(OsStr::from_bytes(path));
             let path =
                 std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
@@ -76,7 +76,6 @@ impl Source {
             )));
         }
         if bytes.contains(&b'/') {
-            // Make the path absolute, because the background process changes its working directory.
             let path = Path::new(word)
                 .canonicalize()
                 .map_err(|error| Failure::of(word.display(), error))?
@@ -98,15 +97,12 @@ impl Source {
         }
     }
 
-    /// Returns the default server options for a mount of this file system. They decide how long the
-    /// kernel may cache names and attributes.
+    /// Returns the default server options for a mount of this file system.
     pub(crate) fn server_options(self) -> Options {
         match self {
-            // All changes of a tmpfs or a store come through this mount, so the kernel may cache
-            // them for a long time.
+            // All changes come through this mount.
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
-            // Other programs may change the directory on the host, so the kernel may cache only for
-            // a short time.
+            // Other programs may change the directory on the host.
             Source::Host(_) => Options::shared(),
         }
     }

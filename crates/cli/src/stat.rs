@@ -112,7 +112,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Formats the counters of a mount: one line per counter, with name and value in two columns.
 fn table(counters: &Map<String, Value>) -> String {
     let width = counters.keys().map(String::len).max().unwrap_or(0);
     let numbers = counters.values().filter(|value| value.is_number());

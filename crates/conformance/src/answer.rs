@@ -1,8 +1,11 @@
 //! How a check judges the answers of a back end.
 //!
-//! A check returns early with a [`Stop`], if the back end lacks a feature or an answer is wrong.
-//! [`Answer::needs`] is for a call that a back end may leave unsupported. [`Answer::must`] is for a
-//! call that must succeed. [`Answer::must_fail`] is for a call that a correct back end refuses.
+//! - [`Answer::needs`] is for a call that a back end may leave unsupported. Then the check ends as
+//!   skipped.
+//! - [`Answer::must`] is for a call that must succeed.
+//! - [`Answer::must_fail`] is for a call that a correct back end refuses.
+//!
+//! An early end of a check is a [`Stop`].
 
 use std::fmt::Debug;
 
@@ -105,8 +108,7 @@ pub(crate) fn ensure_eq<T: PartialEq + Debug>(what: &str, found: T, wanted: T) -
     ensure(found == wanted, || format!("{what} is {found:?} instead of {wanted:?}"))
 }
 
-/// Fails the check, unless the two byte strings are equal. The failure message names the first byte
-/// that differs.
+/// Fails the check, unless the two byte strings are equal. Names the first byte that differs.
 pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
     if found == wanted {
         return Ok(());
@@ -121,8 +123,7 @@ pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
     }
 }
 
-/// Fails the check, unless the two lists of names are equal. The failure message names the first
-/// difference.
+/// Fails the check, unless the two lists of names are equal. Names the first difference.
 pub(crate) fn ensure_names(what: &str, found: &[String], wanted: &[String]) -> Checked {
     if found == wanted {
         return Ok(());

@@ -62,8 +62,6 @@ impl Bench {
         self.vfs.root()
     }
 
-    /// Returns the arguments for making a file with the permission bits `mode`. The owner is the
-    /// one in the suite's settings.
     pub(crate) fn new_file(&self, mode: u32) -> Make<'static> {
         Make::new(mode, self.owner.0, self.owner.1)
     }
@@ -77,12 +75,11 @@ impl Bench {
         self.vfs.make(&self.cred, dir, name(text), what).map(|(inode, _)| inode)
     }
 
-    /// Makes a directory. If the back end cannot make one, the check ends as skipped.
     pub(crate) fn dir(&self, parent: &InodeRef<'_>, text: &str) -> Checked<InodeRef<'_>> {
         self.make(parent, text, self.new_file(S_IFDIR | 0o755)).needs("make of a directory")
     }
 
-    /// Makes a regular file with this content. If the back end cannot make one, the check ends as
+    /// Makes a regular file with this content. A back end that cannot make one ends the check as
     /// skipped.
     pub(crate) fn file(
         &self,
@@ -144,7 +141,7 @@ impl Bench {
     }
 
     /// Fails the check, unless the name `text` in `dir` leads to a regular file with this content.
-    /// Evicts the cache first, so that the answer comes from the back end and not from the cache.
+    /// Evicts the cache first, so that the back end answers.
     pub(crate) fn has_content(&self, dir: &InodeRef<'_>, text: &str, wanted: &[u8]) -> Checked {
         self.cool();
         let file = self.find(dir, text)?;

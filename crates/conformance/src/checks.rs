@@ -1,8 +1,7 @@
 //! The checks, sorted by subject.
 //!
-//! A check is a function that makes the files it needs, calls the back end, and judges the answers.
-//! The checks at the start of the list `ALL` also run over a read-only back end, on the files that
-//! it already has.
+//! A check is a function that makes files, calls the back end, and judges the answers. The checks
+//! at the start of the list `ALL` also run over a read-only back end, on the files that it has.
 
 mod attributes;
 mod content;

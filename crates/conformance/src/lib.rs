@@ -1,11 +1,11 @@
-//! Test suites for file systems: [`Suite`] for back ends of corewalk, and [`Mounted`] for any file
-//! system that is mounted. The program `corewalk-conformance` runs the second one.
+//! Test suites for file systems: [`Suite`] for back ends of corewalk, and [`Mounted`] for any
+//! mounted file system. The program `corewalk-conformance` runs the second one.
 //!
 //! An author of a [`FileSystem`](corewalk::FileSystem) makes a [`Suite`] and runs it. The suite
 //! makes a fresh back end for each check. A check calls the back end through a
-//! [`Vfs`](corewalk::Vfs), as a server does, so it also tests back ends that find files by path.
-//! Before a call that the cache could answer, the check evicts all unused entries. A few checks
-//! call a back end directly, if it finds files by inode number.
+//! [`Vfs`](corewalk::Vfs), as a server does. Before a call that the cache could answer, the check
+//! evicts all unused entries. If a back end finds files by inode number, a few checks call it
+//! directly.
 //!
 //! [`Mounted`] makes system calls in a directory: pjdfstest, fsx and a storm. Both suites have the
 //! same storm.
@@ -16,14 +16,13 @@
 //! - A check is *skipped* if the back end answers `EROFS`, `EOPNOTSUPP` or `ENOSYS` to a call that
 //!   the check needs. Some checks also accept another answer for a missing feature, such as `EPERM`
 //!   for a hard link.
-//! - Everything else *fails*: a wrong answer, a panic of the back end, and a check that does not
-//!   end within the time limit.
+//! - A check *fails* after a wrong answer, after a panic of the back end, or if it does not end
+//!   within the time limit.
 //!
 //! # Limits
 //! - No process is killed, so durability after a crash is not tested.
-//! - All calls come from the suite. Changes by other programs are not tested.
-//! - The suite does not control how the threads of the check `storm` are scheduled. A seed repeats
-//!   the calls of each thread, but not the order of calls from different threads.
+//! - Changes by other programs are not tested.
+//! - A seed repeats the calls of each thread, but not the order of calls from different threads.
 //!
 //! # Examples
 //! ```

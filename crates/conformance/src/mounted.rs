@@ -6,10 +6,9 @@
 //!
 //! # The end of a hung server
 //! A call to a hung server cannot be interrupted in all states. So only the threads and programs of
-//! the checks access the file system. The thread that runs the checks waits for them, up to the
-//! time limit. A check that exceeds the limit fails, and its threads stay behind. To end their
-//! calls, kill the server, or write `1` to the file `abort` of its connection in
-//! `/sys/fs/fuse/connections`.
+//! the checks access the file system. A check that exceeds the time limit fails, and its threads
+//! stay behind. To end their calls, kill the server, or write `1` to the file `abort` of its
+//! connection in `/sys/fs/fuse/connections`.
 
 mod fsx;
 mod pjdfstest;
@@ -45,8 +44,8 @@ const WITH_PARTS: [&str; 2] = ["pjdfstest", "fsx"];
 /// `cargo install` into the folder for programs, which takes some minutes at the first time.
 ///
 /// `pjdfstest` needs root: without it, a third of its tests are skipped. The tests make calls as
-/// several users. So mount with `allow_other`, and with `dev` and `suid` if the file system has
-/// devices and set-user-ID programs.
+/// several users, so mount with `allow_other`. Also mount with `dev` and `suid`, if the file system
+/// has devices and set-user-ID programs.
 ///
 /// # Examples
 /// ```no_run
@@ -71,7 +70,7 @@ struct Task {
     program: PathBuf,
     /// A new directory on the file system.
     folder: PathBuf,
-    /// A new directory for the files of the check, not on the file system.
+    /// A directory for logs and other files of the check, outside of the tested file system.
     work: PathBuf,
     limit: Duration,
     settings: Settings,
@@ -83,13 +82,12 @@ struct Task {
 
 impl Mounted {
     /// Returns the suite for the directory `dir` of a mounted file system. `programs` is the folder
-    /// for programs and their logs, which must not be on that file system.
+    /// for programs and their logs. It must be on another file system.
     pub fn new(dir: impl Into<PathBuf>, programs: impl Into<PathBuf>) -> Mounted {
         Mounted { dir: dir.into(), programs: programs.into(), plan: Plan::new(), invalidate: None }
     }
 
-    /// Returns the name of each check with a sentence that describes it, in the order in which the
-    /// checks run.
+    /// Returns the name and the description of each check, in the order in which the checks run.
     ///
     /// `pjdfstest:WORD` names the tests of pjdfstest whose names contain the word. `fsx:mapped` and
     /// `fsx:unmapped` name the runs of fsx with memory mappings and without.
@@ -106,7 +104,7 @@ impl Mounted {
 
     /// Sets a function that drops the entry at a path from the caches of the kernel and of the
     /// server. The path begins at the directory of the suite. During the check `storm`, a thread
-    /// calls the function again and again, also for paths that do not exist.
+    /// calls the function again and again, even for paths that do not exist.
     #[must_use]
     pub fn with_invalidation(
         mut self,
@@ -116,14 +114,14 @@ impl Mounted {
         self
     }
 
-    /// Runs the checks, one after the other, and returns their outcomes. The logs of a check that
-    /// failed stay until the next run with the same folder for programs.
+    /// Runs the checks, one after the other, and returns their outcomes. The logs of a failed check
+    /// stay until the next run with the same folder for programs.
     ///
     /// # Panics
     /// If `only` or `except` names a check that does not exist.
     pub fn run(self) -> Report {
         let names = CHECKS.iter().map(|(name, _)| *name);
-        // While a run holds the locks of its logs, no other run removes them.
+        // While a run holds the locks in `locks`, no other run removes its logs.
         let mut locks = Vec::new();
         self.plan.run(names, &WITH_PARTS, |name| match name {
             "pjdfstest" => {
@@ -143,8 +141,7 @@ impl Mounted {
         })
     }
 
-    /// Runs a check that needs a program. Installs the program first. Adds the lock of its logs to
-    /// `locks`.
+    /// Installs and runs the program of a check. Adds the lock of its logs to `locks`.
     fn run_program(
         &self,
         name: &'static str,
@@ -167,7 +164,7 @@ impl Mounted {
         let (dir, limit, settings) = (self.dir.clone(), self.plan.time_limit, self.plan.settings);
         let (only, except) = (self.plan.only_parts(name), self.plan.except_parts(name));
         let logs = work.clone();
-        // The program gets the time limit. The check gets more, so that it can kill the program.
+        // The check gets more time than the program, so that it can kill the program.
         let check = move || {
             in_new_folder(&dir, |folder| {
                 let folder = folder.to_owned();
@@ -193,8 +190,7 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Makes a new directory in `dir`. Its name is short, because the paths of sockets below it have a
-/// limit.
+/// Makes a new directory in `dir`, with a short name because the paths of sockets have a limit.
 fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     let mut number = 0;
     loop {
@@ -207,8 +203,8 @@ fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
 }
 
 /// Makes a directory in the folder for programs, for the logs of a check. Removes the logs of runs
-/// that have ended. A run holds a lock in the directory. The process id would not tell whether a
-/// run has ended, since runs in several pid namespaces may use the folder.
+/// that have ended, which no longer hold a lock in their directory. (Process ids would be
+/// ambiguous, since several pid namespaces may use the folder.)
 fn new_work_folder(programs: &Path) -> io::Result<(PathBuf, File)> {
     let locked = |path: PathBuf| {
         let file = File::create(path)?;

@@ -1,8 +1,8 @@
 //! The plan of a run: which checks run, with which settings, and for how long.
 //!
-//! Each check runs on a thread of its own. So the run notices a check that never ends, reports it,
-//! and goes on. The run does not end the thread of such a check, and does not drop its values. A
-//! check that panics ends its thread, and the run reports the message of the panic.
+//! Each check runs on a thread of its own, so that the run can report a check that never ends, and
+//! go on. It does not end the thread of such a check. The panic of a check ends its thread, and the
+//! report has the message.
 
 use std::any::Any;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -15,11 +15,10 @@ use crate::report::{Outcome, Report};
 
 /// The calls of a storm, unless `with_operations` sets another number.
 const OPERATIONS: u64 = 20_000;
-/// The default number of threads of a storm. Each of its five roles, such as writer and reader, has
-/// one thread. The sixth thread is a second publisher.
+/// The default number of threads of a storm: one for each of its five roles, and a second
+/// publisher.
 const THREADS: usize = 6;
-/// The default time limit of one check. Even with a back end on a slow disk, no check takes that
-/// long.
+/// The default time limit of one check.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// The settings that checks use.
@@ -31,8 +30,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns a random number generator, seeded by the seed of the run and by `stream`. Different
-    /// values of `stream` give different sequences.
+    /// Returns a random number generator, seeded by the seed of the run and by `stream`.
     pub(crate) fn rng(&self, stream: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
@@ -59,8 +57,8 @@ impl Plan {
         }
     }
 
-    /// Returns the parts of `check` that [`only`](Self::only) names: the text behind `CHECK:`. If
-    /// there are none, the whole check runs.
+    /// Returns the parts of `check` that [`only`](Self::only) names (`CHECK:PART`). If there are
+    /// none, the whole check runs.
     pub(crate) fn only_parts(&self, check: &str) -> Vec<String> {
         self.only.iter().filter_map(|name| part(name, check)).map(str::to_owned).collect()
     }
@@ -73,7 +71,7 @@ impl Plan {
     }
 
     /// Runs the checks `all`, one after the other, and returns their outcomes. `run` runs the check
-    /// with this name. The checks of `with_parts` may be named with a part, as in `CHECK:PART`.
+    /// with a given name. A check in `with_parts` may be named with a part: `CHECK:PART`.
     ///
     /// # Panics
     /// If `only` or `except` names a check that does not exist, or `run` panics.
@@ -119,8 +117,8 @@ pub(crate) fn run_within(
 ) -> (Outcome, String) {
     let (sender, ended) = channel::<()>();
     let work = move || {
-        // The closure owns the sender of a channel. When it ends, even by a panic, the sender is
-        // dropped. Then the receiver gets an error, which tells the run that the check has ended.
+        // The end of this closure, even by a panic, drops the sender. Then the receiver gets an
+        // error, which tells the run that the check has ended.
         let _sender = sender;
         check()
     };
@@ -146,7 +144,7 @@ pub(crate) fn message(payload: &(dyn Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// Defines the settings that `Suite` and `Mounted` have in common. Both have a field `plan`.
+/// Defines the settings that `Suite` and `Mounted` have in common.
 macro_rules! plan_setters {
     () => {
         /// Sets the approximate number of calls that the check `storm` makes. The default is

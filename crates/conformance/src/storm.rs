@@ -1,9 +1,9 @@
 //! The storm: several threads change the files of one directory, while the directories above it are
 //! renamed.
 //!
-//! The content of a file tells the file's name and version. So a thread notices if its call has
-//! reached another file, lost a file or returned old bytes. When all threads have ended, the tree
-//! must have exactly the files that the threads have kept, with their content.
+//! The content of a file tells the file's name and version. So a thread notices if a call has
+//! reached another file, lost a file or returned old bytes. At the end, the tree must have exactly
+//! the files that the threads have kept.
 //!
 //! | role | each turn |
 //! |---|---|
@@ -13,11 +13,11 @@
 //! | writer | writes, cuts and reads a file of its own |
 //! | reader | reads published versions and files that stay, and lists the directory |
 //!
-//! Each thread changes only names of its own. So each call has exactly one right answer. The
-//! threads end after a fixed number of calls, and not after a fixed time.
+//! Each thread changes only names of its own, so each call has exactly one right answer. The
+//! threads end after a fixed number of calls.
 //!
-//! A storm runs on a [`Tree`]. One implementation calls a back end through a `Vfs` (the check
-//! `storm` of a `Suite`). The other one makes system calls in a directory (`Mounted`).
+//! A storm runs on a [`Tree`]: through a `Vfs` over a back end (the check `storm` of a `Suite`), or
+//! by system calls in a directory (`Mounted`).
 //!
 //! Trap X1: a back end that finds files by path uses a path that a rename has made invalid.
 
@@ -43,15 +43,15 @@ pub(crate) const WORK_DIR: &str = "a/d/e";
 const ROLES: usize = 5;
 /// The number of files that no thread changes. Each listing must have all of them.
 const FIXED: u64 = 32;
-/// For each of this many calls of the storm, each thread makes at least one turn. So a thread whose
-/// calls are slow does its part, too.
+/// Each thread makes at least one turn per this number of calls of the storm, so that slow threads
+/// do their part.
 const CALLS_PER_TURN: u64 = 200;
 /// Minimum number of turns of each thread.
 const TURNS_MIN: u64 = 4;
 /// The entries of a page of the last listing.
 const LIST_PAGE: usize = 128;
-/// The failure message of a thread that has ended only because another thread failed. The check
-/// does not report this message, since the message of the other thread tells the cause.
+/// The failure message of a thread that was stopped because another thread has failed. It is not
+/// reported, since the message of the other thread tells the cause.
 const STOPPED: &str = "another thread has stopped the storm";
 
 /// A tree with the directories [`DIRS`], and the calls that a storm makes on it.
@@ -84,8 +84,8 @@ pub(crate) trait Tree: Sync {
     /// Gives the file `name` the second name `new`.
     fn link(&self, name: &str, new: &str) -> Result<(), Errno>;
 
-    /// Returns the names in the directory, read in pages of at most `page` entries if the caller
-    /// can choose that.
+    /// Returns the names in the directory, read in pages of at most `page` entries if the tree can
+    /// choose that.
     fn list(&self, page: usize) -> Checked<Vec<String>>;
 
     /// Evicts unused entries from the cache, if there is a way to do that.
@@ -125,7 +125,7 @@ struct Storm<'t, T> {
     /// `NoReplace` if the file system has that mode, else `Replace`.
     to_free_name: RenameMode,
     calls: AtomicU64,
-    /// The number of threads that have not made their least number of turns.
+    /// The number of threads that have made fewer than [`TURNS_MIN`] turns.
     unfinished: AtomicU64,
     is_stopped: AtomicBool,
     /// The last version that each publisher has published. 0 means none.
@@ -146,7 +146,7 @@ fn is_without_links(error: Errno) -> bool {
 pub(crate) fn run(tree: &impl Tree, settings: Settings) -> Checked {
     let threads = settings.threads.max(ROLES);
     let storm = Storm::new(tree, settings, threads)?;
-    // Let all threads start together. Otherwise, with a fast back end, the first thread would end
+    // All threads start together. Otherwise, with a fast back end, the first thread would end
     // before the last one starts.
     let start = Barrier::new(threads);
     let outcomes: Vec<Checked<Kept>> = thread::scope(|scope| {
@@ -220,9 +220,8 @@ impl<'t, T: Tree> Storm<'t, T> {
         })
     }
 
-    /// Runs one thread of this stress test until all threads together have made enough calls, and
-    /// each of them has made enough turns. Returns the files of this thread that must exist at the
-    /// end.
+    /// Runs one thread of the storm until all threads together have made enough calls, and each of
+    /// them has had enough turns. Returns the files of this thread that must exist at the end.
     fn work(&self, number: usize) -> Checked<Kept> {
         let mut worker = Worker::new(self, number);
         let turns_min = (self.settings.operations / CALLS_PER_TURN).max(TURNS_MIN);
@@ -235,8 +234,7 @@ impl<'t, T: Tree> Storm<'t, T> {
             worker.turn(turn).map_err(place)?;
             turn += 1;
             if turn == turns_min {
-                // ORDERING: Relaxed. The count only tells threads when to end. No other memory is
-                // published with it.
+                // ORDERING: Relaxed. The count only tells threads when to end.
                 self.unfinished.fetch_sub(1, Ordering::Relaxed);
             }
         }
@@ -245,16 +243,14 @@ impl<'t, T: Tree> Storm<'t, T> {
 
     /// Counts `calls` more calls. Returns false once there were enough.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. The counts only tell threads when to end. No other memory is published
-        // with them.
+        // ORDERING: Relaxed. The counts only tell threads when to end.
         let before = self.calls.fetch_add(calls, Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         before < self.settings.operations || self.unfinished.load(Ordering::Relaxed) > 0
     }
 
     fn stop(&self) {
-        // ORDERING: Relaxed. The flag only tells threads to end. No other memory is published with
-        // it.
+        // ORDERING: Relaxed. A stop flag.
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
@@ -263,8 +259,7 @@ impl<'t, T: Tree> Storm<'t, T> {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// Checks, after all threads of the stress test have ended, that the tree has the files that
-    /// must exist, and no others.
+    /// Checks, at the end of the storm, that the tree has the files that must exist, and no others.
     fn check_end(&self, kept: &Kept) -> Checked {
         let tree = self.tree;
         tree.cool();

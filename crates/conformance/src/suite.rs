@@ -32,13 +32,12 @@ pub struct Suite<'a> {
 
 impl<'a> Suite<'a> {
     /// Returns the suite for the back ends that `make` returns. Each call of `make` must return a
-    /// fresh back end, which no other check uses. Only a read-only back end may already have files.
+    /// fresh back end, which no other check uses, and which has no files unless it is read-only.
     pub fn new(make: impl FnMut() -> Arc<dyn FileSystem> + 'a) -> Suite<'a> {
         Suite { make: Box::new(make), plan: Plan::new(), owner: (0, 0) }
     }
 
-    /// Returns the name of each check with a sentence that describes it, in the order in which the
-    /// checks run.
+    /// Returns the name and the description of each check, in the order in which the checks run.
     ///
     /// # Examples
     /// ```
@@ -50,8 +49,8 @@ impl<'a> Suite<'a> {
 
     plan_setters!();
 
-    /// Sets the owner of the files that the checks make, root by default. A back end that stores
-    /// files as an ordinary user can make files only for that user.
+    /// Sets the owner of the files that the checks make, root by default. A back end of an ordinary
+    /// user may be able to make files only for that user.
     #[must_use]
     pub fn with_owner(mut self, uid: u32, gid: u32) -> Suite<'a> {
         self.owner = (uid, gid);

@@ -5,9 +5,9 @@
 //! cargo run -p corewalk-fuse --example archive -- /tmp/docs.tar /tmp/archive
 //! ```
 //!
-//! The program reads all headers of the archive once, at the start. A later read of a file reads
-//! the archive at the offset of the file. If several members of the archive have the same name, the
-//! last of them is shown. A hard link is shown as a separate file.
+//! The program reads all headers of the archive once, at the start, and the content of a file when
+//! it is read. If several members have the same name, the last of them is shown. A hard link is
+//! shown as a separate file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ struct Member {
 
 pub(crate) struct Tar {
     archive: File,
-    /// The members, sorted by directory and then by name. So those of one directory are adjacent.
+    /// The members, sorted by directory and then by name: those of one directory are adjacent.
     members: BTreeMap<(PathBuf, OsString), Member>,
 }
 
@@ -42,7 +42,6 @@ fn directory() -> Member {
     Member { attr: Attr::dir(0), content: 0, target: PathBuf::new() }
 }
 
-/// Splits a path into its directory and its last name. The last name of the root is empty.
 fn split(path: &Path) -> (PathBuf, OsString) {
     let dir = path.parent().unwrap_or(Path::new(""));
     (dir.to_owned(), path.file_name().unwrap_or_default().to_owned())
@@ -94,7 +93,6 @@ impl Tar {
         Ok(())
     }
 
-    /// Adds a member to the index, and each directory above it for which there is no member.
     fn insert(&mut self, path: &Path, member: Member) {
         for dir in path.ancestors().skip(1) {
             self.members.entry(split(dir)).or_insert_with(directory);

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 const CAPACITY: u64 = 1 << 30;
 /// The attributes and the content of a file. The content of a symbolic link is its target.
 type File = (Attr, Vec<u8>);
-/// All files, sorted by path. So the files below a directory follow directly after it.
+/// All files, sorted by path: the files below a directory follow directly after it.
 type Files = BTreeMap<PathBuf, File>;
 
 pub(crate) struct Memory(Mutex<Files>);
@@ -49,7 +49,6 @@ fn change<'f>(files: &'f mut Files, path: &Path, set: &SetAttr) -> Result<&'f mu
     Ok(file)
 }
 
-/// Sets the times of the parent directory of `path`, because its names have changed.
 fn touch_parent(files: &mut Files, path: &Path) -> Result<(), Errno> {
     let parent = path.parent().ok_or(Errno::NOENT)?;
     change(files, parent, &SetAttr::default().with_mtime(SetTime::Now)).map(drop)

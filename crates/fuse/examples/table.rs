@@ -32,7 +32,6 @@ impl Shown {
         Ok(Shown { from, table })
     }
 
-    /// Returns the path on the host of the node with the number `ino`.
     fn path(&self, ino: INodeNo) -> io::Result<PathBuf> {
         let path = self.table.path(ino.0)?;
         Ok(self.from.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path))))

@@ -78,7 +78,6 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches a directory and all directories below it, except those that cannot be read.
     fn add(&mut self, directory: &Path) {
         let no_changes = WatchFlags::ACCESS | WatchFlags::OPEN | WatchFlags::CLOSE;
         let flags = (WatchFlags::ALL_EVENTS - no_changes) | WatchFlags::ONLYDIR;
@@ -96,8 +95,7 @@ impl Watch {
 
     /// Reports changes to the kernel until reading them fails.
     pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
-        // Make one reader before the loop. Its buffer may hold several events, and a new reader
-        // would lose them.
+        // Use one reader for all events: its buffer may hold several events.
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let inotify = self.inotify.try_clone().map_err(errno_of)?;
         let mut reader = Reader::new(inotify, &mut buffer);

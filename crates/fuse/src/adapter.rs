@@ -1,9 +1,8 @@
 //! A [`Server`] as a [`fuser::Filesystem`].
 //!
 //! fuser reads and parses requests, and calls one method for each of them. The adapter translates
-//! the arguments to the types of the server, and the server's answers to fuser's replies. The
-//! adapter itself decides only two things: which features it requests from the kernel, and which
-//! requests it tells the kernel not to send.
+//! the arguments and the answers. It decides only which features it requests from the kernel, and
+//! which requests the kernel need not send.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
@@ -14,12 +13,12 @@
 //!   file system.
 //!
 //! # The set-user-ID and set-group-ID bits of a changed file
-//! - If the kernel checks permissions, it clears the set-user-ID bit. It clears the set-group-ID
-//!   bit only if the group may execute the file. In an open that truncates, it clears neither bit.
-//! - If the server checks permissions, the adapter requests that the kernel leaves both bits to the
-//!   server (`FUSE_HANDLE_KILLPRIV`).
-//! - In both cases the server decides about the set-group-ID bit of a file that the group may not
-//!   execute (`Server::change`).
+//! - If the kernel checks permissions, it clears set-user-ID. It clears set-group-ID only if the
+//!   group may execute the file. In an open that truncates, it clears neither bit.
+//! - If the server checks permissions, the adapter leaves both bits to the server
+//!   (`FUSE_HANDLE_KILLPRIV`).
+//! - In both cases the server decides about set-group-ID of a file that the group may not execute
+//!   (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
@@ -75,8 +74,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The answer to it contains these flags, which tell
-    /// the kernel whether it may keep its cached pages of the file.
+    /// The kernel sends a request for each open. The flags in the answer say whether the kernel may
+    /// keep its cached pages of the file.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -121,7 +120,8 @@ impl Adapter {
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // fuser does not pass on the flags of the requests that this feature needs.
+        // With `FUSE_HANDLE_KILLPRIV_V2`, requests have further flags, which fuser does not pass to
+        // its file systems.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(chosen);

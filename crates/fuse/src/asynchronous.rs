@@ -2,8 +2,8 @@
 //!
 //! The methods of an [`AsyncFileSystem`] are futures, which run on the runtime of the program. A
 //! thread that reads requests never waits for the back end. It answers a request from the cache, or
-//! makes a future that serves the request, and reads the next request. The thread on which the
-//! future ends sends the answer. So a thousand requests that wait need no thread.
+//! starts a future that serves the request and sends the answer. So a thousand requests that wait
+//! need no thread.
 //!
 //! # How it works
 //! - The cache is an [`InodeTable`](corewalk::InodeTable), which never calls a back end. The user

@@ -1,9 +1,8 @@
 //! Credentials for a request.
 //!
 //! A request carries `fsuid`, `fsgid` and a process number, but no supplementary groups and no
-//! capabilities. If the kernel checks permissions, the server does not need groups or capabilities.
-//! If the server checks permissions, it reads them from `/proc/PID/status`, on the thread that
-//! serves the request. The process that sent the request waits for the answer, so it still exists.
+//! capabilities. If the server checks permissions, it reads both from `/proc/PID/status`, on the
+//! thread that serves the request. The process still exists, because it waits for the answer.
 //!
 //! # Which capabilities count
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
@@ -72,10 +71,10 @@ pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     nobody.with_groups(status.groups).with_caps(caps)
 }
 
-/// Returns the current credentials of `caller`, as [`resolve`] does, but only if `/proc` certainly
-/// shows those of the request. Returns `None` for a caller outside of `ours`, and if the file
-/// system user ID differs. For example, overlayfs makes requests with the credentials of its mount,
-/// and not with those of the calling process.
+/// Returns the current credentials of `caller`, as [`resolve`] does, but only if `/proc` shows the
+/// credentials of the request. Returns `None` for a caller outside the user namespace `ours`, or
+/// with another file system user ID. An example is overlayfs, which sends requests with the
+/// credentials of its mount.
 pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Option<Cred> {
     let status = Status::of(&format!("/proc/{}/status", caller.pid)).ok()?;
     let is_exact = status.fsuid == Some(caller.uid) && is_in(caller, ours);
@@ -88,7 +87,6 @@ fn is_in(caller: Caller, ours: Option<UserNamespace>) -> bool {
 }
 
 impl UserNamespace {
-    /// Returns the user namespace of the server process, or `None` if it cannot be determined.
     pub(crate) fn ours() -> Option<UserNamespace> {
         UserNamespace::of(std::process::id())
     }

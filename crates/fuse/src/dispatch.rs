@@ -8,15 +8,13 @@
 //! # Requests that may run later
 //! - fsync(2), if the back end says that it waits.
 //! - A request that waits for a lock of a file (`lock_waits`).
-//! - A request that fails with `ENOSPC`. unlink(2) returns as soon as the kernel has queued the
-//!   forget that frees the removed file. The server may not have handled that forget when the next
-//!   write arrives. So a program that removes one file to make space for another could get
-//!   `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a pause
-//!   before each time.
+//! - A request that fails with `ENOSPC`. unlink(2) returns before the server has handled the forget
+//!   that frees the removed file. So a program that removes one file to make space for another
+//!   could get `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a
+//!   pause before each time.
 //!
-//! A request that the server queues, and runs later, does not change the order of system calls. The
-//! thread that made the system call waits for the answer. So the system calls of one thread keep
-//! their order.
+//! Requests that run later do not change the order of system calls, because the calling thread
+//! waits for the answer.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
@@ -100,8 +98,8 @@ struct Requests {
     opens_are_free: bool,
     /// True if the kernel may keep its cached pages and listings when a file is opened.
     keeps_cache: bool,
-    /// The requests that run. Empty if calls of the back end do not wait, because no back end then
-    /// asks whether its client was killed.
+    /// The running requests, for back ends that ask whether a client was killed. Empty if calls of
+    /// the back end do not wait.
     interrupts: Arc<Interrupts>,
     passthrough: Option<Passthrough>,
 }
@@ -112,7 +110,7 @@ struct Running<'a> {
     unique: u64,
 }
 
-/// A request whose back end can ask whether the client was killed.
+/// A request whose back end can ask whether its client was killed.
 #[derive(Debug)]
 struct Killable {
     pid: u32,
@@ -180,7 +178,6 @@ impl Dispatch for Dispatcher {
         }
     }
 
-    /// Serves a request on an offload thread, or lets it wait for its lock.
     fn serve_later(&self, message: OwnedMessage, reply: Reply) {
         if message.get().header.opcode == Opcode::SETLKW {
             return self.lock_waits.wait(message, reply, &self.requests);
@@ -196,8 +193,8 @@ impl Dispatch for Dispatcher {
     }
 }
 
-/// Returns true if the request, if it succeeds, may drop a lock that another owner waits for. A
-/// write lock of fcntl(2) becomes a read lock without an unlock.
+/// Returns true if the request can drop a lock that another owner waits for. A request that turns a
+/// write lock of fcntl(2) into a read lock counts too.
 fn may_unlock(message: &Message<'_>) -> bool {
     match message.header.opcode {
         Opcode::SETLK | Opcode::SETLKW => {
@@ -231,8 +228,7 @@ fn needs_space(opcode: Opcode) -> bool {
 
 impl Requests {
     /// Returns what a request says about set-user-ID and set-group-ID. `flag` is the bit of `flags`
-    /// that asks the server to clear them, which counts only if the kernel leaves this to the
-    /// server.
+    /// that asks the server to clear them.
     fn set_id(&self, flags: u32, flag: u32) -> SetId {
         match self.server.has_kill_flags() {
             false => SetId::Unsaid,
@@ -275,16 +271,16 @@ impl Requests {
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })
     }
 
-    /// Returns the request that the back end sees. If calls of the back end may wait, an interrupt
-    /// can cancel the request until the second value is dropped.
+    /// Returns the request for the back end. If calls of the back end may wait, an interrupt can
+    /// cancel the request until the returned [`Running`] is dropped.
     fn begin(&self, message: &Message<'_>) -> (Request, Option<Running<'_>>) {
         let header = message.header;
         let request = Request::new(header.caller);
         let is_killable = match header.opcode {
-            // This request is in the index already, and its signals end the wait.
+            // `lock_waits` has already entered this request.
             Opcode::SETLKW => false,
-            // The kernel does not send these requests again, so they must run even if the client is
-            // killed, as it is when its end closes the file.
+            // The kernel sends these requests only once. They must run even if a killed client has
+            // caused them.
             Opcode::FLUSH | Opcode::RELEASE | Opcode::RELEASEDIR => false,
             _ => self.server.waits(),
         };

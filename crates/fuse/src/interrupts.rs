@@ -1,8 +1,7 @@
 //! Interrupts: which requests a signal cancels.
 //!
-//! The kernel tells a server that a signal has come to the thread that waits for an answer. It does
-//! so once per request, and does not tell which signal. Which signals cancel a request depends on
-//! the request:
+//! When a signal comes to the thread that waits for an answer, the kernel tells the server. It does
+//! so once per request, and does not name the signal. The request decides which signals cancel it:
 //! - A request that waits for a lock: any signal, as fcntl(2) and flock(2) demand.
 //! - A request that closes a file: none.
 //! - Any other request: only a signal that kills the thread, as with Linux's NFS client. A signal
@@ -11,8 +10,8 @@
 //! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
 //! pending for each of its threads.
 //!
-//! If another signal comes first, the kernel does not report the one that kills. So a thread checks
-//! the requests that were interrupted by another signal, until they have ended.
+//! The kernel reports only the first signal to a client. So a thread checks whether a later signal
+//! kills the client, until the interrupted request has ended.
 //!
 //! # Early interrupts
 //! An interrupt may arrive on one thread before another thread has entered its request into the
@@ -49,8 +48,8 @@ pub(crate) trait Interruptible: Send + Sync {
     /// Returns the signals that cancel the request.
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// Returns true if the request has got its answer. A request that is dropped with its answer
-    /// need not tell.
+    /// Returns true if the request has got its answer. A request may always return false, if the
+    /// index drops it when it is answered.
     fn is_answered(&self) -> bool {
         false
     }
@@ -62,8 +61,8 @@ pub(crate) trait Interruptible: Send + Sync {
 /// The signals that cancel a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelledBy {
-    /// None. The request closes a file. It must run even if its client is killed, because the
-    /// kernel does not send another one.
+    /// No signal. A request that closes a file must run even if its client is killed, because the
+    /// kernel sends it only once.
     Nothing,
     /// A signal that kills the thread.
     Kill,
@@ -82,8 +81,8 @@ pub(crate) struct Interrupts {
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
-    /// The numbers of interrupted requests that were not in the index, the newest last. Such a
-    /// request has ended, or it has not been entered yet.
+    /// The numbers of interrupted requests that were not in the index, the newest last: requests
+    /// that have ended, or that were not entered yet.
     early: VecDeque<u64>,
 }
 
@@ -93,8 +92,8 @@ impl Interrupts {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Enters a request. Returns true if an interrupt of the request has come before. Then the
-    /// caller calls [`Interrupts::signalled`] as soon as the request can be cancelled.
+    /// Enters a request. If it returns true, an interrupt has come before the request. The caller
+    /// must then call [`Interrupts::signalled`] as soon as the request can be cancelled.
     #[must_use]
     pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
         let mut shard = self.shard(unique).lock();
@@ -129,8 +128,8 @@ impl Interrupts {
                 self.signalled(&request)
             }
             None => {
-                // The kernel sends no second message. So remember the number, in case the request
-                // is entered later.
+                // The request is not in the index yet. The kernel sends no second message, so
+                // remember the number.
                 if shard.early.len() == EARLY_MAX {
                     shard.early.pop_front();
                 }
@@ -140,8 +139,8 @@ impl Interrupts {
         }
     }
 
-    /// Cancels a request to whose thread a signal has come, if the signal cancels it. Returns true
-    /// if it does. If a later signal may cancel the request, watches for that signal.
+    /// Handles a signal that has come to the thread of a request. Returns true if the signal
+    /// cancels the request. If not, watches for a later signal that may cancel it.
     pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
         let is_cancelled = match request.cancelled_by() {
             CancelledBy::Nothing => return false,
@@ -162,7 +161,6 @@ impl fmt::Debug for Interrupts {
     }
 }
 
-/// The requests that were interrupted by a signal that does not kill.
 #[derive(Default)]
 struct Interrupted {
     /// Protected by its own mutex, which is held alone.

@@ -4,8 +4,8 @@
 //! has handed out each number, and later returns many of these counts with one forget request. A
 //! server must keep the same counts, even if requests run in parallel. corewalk's cache does that.
 //!
-//! This crate adds the rest: the rules of the protocol, credentials, cookies of directories,
-//! mounting and unmounting.
+//! This crate adds the rules of the protocol, credentials, cookies of directories, mounting and
+//! unmounting.
 //!
 //! # How it works
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
@@ -78,12 +78,10 @@ mod wire;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Runs the program in the guide `by-path.md`, for back ends that find files by path, as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/by-path.md")]
 struct ByPathGuide;
 
-/// Runs the programs in the guide for authors of file systems as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using/writing.md")]
 struct WritingGuide;

@@ -1,13 +1,13 @@
 //! The owners of locks of fcntl(2), by the open files through which they took their locks.
 //!
-//! The kernel tells a server that a process closes a file, by a flush with the owner's number. Then
-//! the locks of that owner end. For two kinds of locks no such flush comes:
+//! When a process closes a file, the kernel sends a flush with the owner's number, which ends the
+//! locks of that owner. For two kinds of locks no such flush comes:
 //! - a lock of an open file description (`F_OFD_SETLK`), whose owner is the open file itself;
 //! - a lock that a thread got while another thread of its process closed the descriptor.
 //!
-//! Both must end at the latest when the open file is released. So the server remembers the owners
-//! of each open file until then. It does not for the handle 0, which all files of a back end
-//! without handles share.
+//! The server ends locks of both kinds when the open file is released. So until the release, it
+//! remembers the lock owners of each open file. Exception: the handle 0, which all files of a back
+//! end without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
 
@@ -20,7 +20,8 @@ use foldhash::fast::RandomState;
 /// The owners of locks.
 #[derive(Debug, Default)]
 pub(crate) struct LockOwners {
-    /// The pairs of each node with locks. Protected by its own mutex, which is held alone.
+    /// For each node with locks: the open files through which they were taken, and their owners.
+    /// Protected by its own mutex, which is held alone.
     by_node: Mutex<HashMap<u64, Vec<Pair>, RandomState>>,
 }
 
@@ -52,8 +53,6 @@ impl LockOwners {
         }
     }
 
-    /// Returns the owners whose locks end because the open file `handle` is released, and forgets
-    /// them.
     pub(crate) fn released(&self, node: u64, handle: u64) -> Vec<u64> {
         let mut by_node = self.by_node.lock();
         let Some(owners) = by_node.get_mut(&node) else { return Vec::new() };

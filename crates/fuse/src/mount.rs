@@ -1,9 +1,10 @@
 //! Mounting a file system on a directory, serving it, and unmounting it.
 //!
-//! [`Mount::new`] mounts, starts the threads, and returns when the mount works. [`Mount::wait`]
-//! returns when the mount has ended. [`serve`] does all this in one call, and unmounts when a
-//! signal comes. A mount ends in three ways: the `Mount` is dropped; a thread calls
-//! [`Mountpoint::unmount`]; a user calls umount(8).
+//! - [`Mount::new`] mounts, starts the threads, and returns when the mount works.
+//! - [`Mount::wait`] returns when the mount has ended.
+//! - [`serve`] does both, and unmounts when a signal comes.
+//! - A mount ends when the `Mount` is dropped, when a thread calls [`Mountpoint::unmount`], or when
+//!   a user calls umount(8).
 //!
 //! [`Mountpoint`] unmounts only its own mount, even if another mount is on top of it, or the mount
 //! was moved.
@@ -18,8 +19,8 @@
 //! it. Programs that use the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads that serve requests end when the FUSE connection ends. The shrinker thread is joined
-//! after them.
+//! The threads that serve requests end with the FUSE connection. The shrinker thread ends after
+//! them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
@@ -157,9 +158,9 @@ impl<S> Mount<S> {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // `ECONNABORTED` has two causes. If a detached mount ends, a few threads may read this
-        // error, and the mount is gone. If the connection was aborted, all threads read it, and the
-        // mount still exists.
+        // `ECONNABORTED` has two causes:
+        // - A detached mount has ended. A few threads may read this error, and the mount is gone.
+        // - The connection was aborted. All threads read this error, and the mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
@@ -209,9 +210,9 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // The mount at `path` has the numbers in `identity`. No other mount has them while the FUSE
-        // connection of this `Mountpoint` exists. After the end of the connection, a later mount
-        // may have got them. It differs from ours: it has a server, and ours has none.
+        // `path` leads to a mount with the numbers of this mount. Another mount can have got them
+        // only after our FUSE connection has ended. That mount would have a server, and ours has
+        // none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -274,8 +275,7 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl<S> Drop for Mount<S> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // `wait` has taken the session, and has unmounted. Dropping the field `shrinker` ends
-            // the shrinker thread.
+            // `wait` has taken the session and has unmounted.
             return;
         };
         match self.point.unmount() {

@@ -2,8 +2,8 @@
 //! changed them.
 //!
 //! A back end must not call the functions of this module while it serves a request. To drop a name,
-//! the kernel locks the directory. The process that has made the request may hold that lock until
-//! it gets the answer. So the thread that serves the request would wait for its own answer.
+//! the kernel locks the directory. The client of the request may hold that lock until it gets the
+//! answer. So the server would wait for its own answer.
 //!
 //! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache in its
 //! budget.
@@ -59,12 +59,11 @@ impl KernelCache {
         self.server.nodes_of(parent).into_iter().try_for_each(|node| self.drop_entry(node, name))
     }
 
-    /// Drops the cached answer for `name` in the directory with the node number `parent`.
     fn drop_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
         match self.server.invalidate_name(parent, name) {
             // A removed directory has no names.
             Ok(()) | Err(Errno::NOENT) => {}
-            // The kernel holds no lookup of the directory, so it cannot have cached a name in it.
+            // The server has no lookup of the directory, so the kernel has cached no name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -109,8 +108,8 @@ impl KernelCache {
     /// name.
     ///
     /// `path` is relative to the root of the mount, as in [`KernelCache::invalidate_entry_at`]. The
-    /// call looks the path up, so it may ask the back end. For an
-    /// [`AsyncFileSystem`](crate::AsyncFileSystem), the call looks only into the cache.
+    /// lookup of the path may call the back end. For an
+    /// [`AsyncFileSystem`](crate::AsyncFileSystem), it uses only the cache.
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.
@@ -137,7 +136,7 @@ impl KernelCache {
     fn drop_inode(&self, node: u64) -> Result<(), Errno> {
         match self.server.invalidate_attributes(node) {
             Ok(()) => {}
-            // The kernel holds no lookup of the inode, so it cannot have cached anything of it.
+            // The server has no lookup of the inode, so the kernel has cached nothing of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -165,13 +164,13 @@ impl Notifier {
     }
 
     /// Makes the kernel drop its cached attributes of a node. A thread that serves requests may
-    /// call this method, because the kernel does not lock the inode for it.
+    /// call this method, because the kernel takes no lock of the inode.
     pub(crate) fn drop_attributes(&self, node: u64) {
         self.drop_inode(node, Pages::Keep);
     }
 
     /// Makes the kernel drop its cached attributes of a node, and with `Pages::Drop` also its
-    /// pages. In that case, a thread that serves requests must not call this method, because the
+    /// pages. With `Pages::Drop`, a thread that serves requests must not call this method: the
     /// kernel may first have to write pages.
     pub(crate) fn drop_inode(&self, node: u64, pages: Pages) {
         let Some(device) = self.device.upgrade() else { return };

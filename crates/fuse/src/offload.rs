@@ -4,13 +4,12 @@
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
 //! different processors each time. Then the request takes up to three times as long.
 //!
-//! But a reading thread that waits for a disk reads no requests. So it passes a request that waits
-//! for a disk to an offload thread, which also sends the answer. Other requests run on the reading
+//! A reading thread that waits for a disk reads no requests. So it passes a request that waits for
+//! a disk to an offload thread, which also sends the answer. Other requests run on the reading
 //! thread, even if the back end waits ([`FileSystem::waits`](corewalk::FileSystem::waits)).
 //!
 //! If all threads of the pool are busy, the pool starts another one, up to a limit. At the limit,
-//! requests wait in a queue. Threads stay until the pool is dropped. The system calls of one client
-//! thread keep their order, because that thread waits in each call for its answer.
+//! requests wait in a queue. Threads stay until the pool is dropped.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 
@@ -32,16 +31,14 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors on which the offload threads run. They are those of the thread that has made
-    /// the pool. The thread that adds a job starts an offload thread, and may be bound to fewer
-    /// processors.
+    /// The processors of the thread that has made the pool. Otherwise an offload thread would
+    /// inherit the processors of the thread that starts it, which may be fewer.
     cpus: Option<CpuSet>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
-/// The state that the offload threads share with their pool, the `Offload` value.
 #[derive(Default)]
 struct Shared {
     /// The queue of jobs. Protected by its own mutex, which is unlocked while a job runs.
@@ -124,13 +121,12 @@ impl Shared {
         }
     }
 
-    /// Runs the queued jobs one after the other. The queue is unlocked while a job runs.
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Ignore a panic of a job: the panic hook has already printed the message. Jobs of
-                // the dispatcher do not panic. If a job of the adapter panics, fuser's reply is
-                // dropped, which answers `EIO`.
+                // Ignore a panic, whose message the panic hook has printed. Jobs of the dispatcher
+                // do not panic. If a job of the adapter panics, the destructor of fuser's reply
+                // answers `EIO`.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -201,7 +197,6 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // Wait until the pool's thread has finished the job and is idle again.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

@@ -1,23 +1,23 @@
 //! The options of a server: for how long the kernel may cache answers, and which features are used.
 //!
 //! For how long the kernel may cache names, attributes and pages depends on which programs change
-//! the files. [`Options::exclusive`] is for a back end that is changed only through this mount. The
-//! kernel keeps names and attributes for a day, and keeps pages when a file is opened. If the back
-//! end does not need open requests, the kernel sends none. [`Options::shared`] is for every other
-//! back end. The kernel keeps names and attributes for a second, and drops pages when a file is
-//! opened.
+//! the files:
+//! - [`Options::exclusive`] is for a back end that is changed only through this mount. The kernel
+//!   keeps names and attributes for a day, and keeps pages when a file is opened. If the back end
+//!   needs no open requests, the kernel sends none.
+//! - [`Options::shared`] is for every other back end. The kernel keeps names and attributes for a
+//!   second, and drops pages when a file is opened.
 //!
 //! # Permission checks
-//! With [`Permissions::Kernel`], the default, the kernel checks permissions and ACLs. A request
-//! then carries an owner for new files, and the server checks no permission. With
-//! [`Permissions::Server`] the server checks each request against the credentials of the caller. In
-//! that case the kernel must not cache answers, since it would give the answer for one user to all
-//! others. So [`Options::check`] refuses `Permissions::Server` together with a timeout above 0.
+//! With [`Permissions::Kernel`], the default, the kernel checks permissions and ACLs, and the
+//! server checks nothing. With [`Permissions::Server`], the server checks each request against the
+//! credentials of the caller. The kernel must then not cache answers, since it would give the
+//! answer for one user to all others. So [`Options::check`] refuses `Permissions::Server` together
+//! with a timeout above 0.
 //!
 //! # Why writes are not collected by default
-//! With [`WriteCache::Back`] the kernel collects small writes and changes of times before it sends
-//! them, which is fast. But if the store is full, write(2) succeeds. Only fsync(2) reports the
-//! error, and a program that does not call fsync(2) may never learn of it.
+//! With [`WriteCache::Back`] the kernel collects small writes and changes of times, which is fast.
+//! But if the store is full, write(2) succeeds, and only fsync(2) reports the error.
 //!
 //! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
 

@@ -1,17 +1,18 @@
 //! Passthrough: the kernel reads and writes a file of the host itself, without the server.
 //!
-//! A back end names the file of the host that holds the content of an open file
-//! ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). The server registers that
-//! file with the kernel, which gives it a number, and answers the open with this number. From then
-//! on, read(2), write(2) and mmap(2) go to the file of the host. All other requests still come to
-//! the server.
+//! - A back end names the file of the host that holds the content of an open file
+//!   ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)).
+//! - The server registers that file with the kernel, which assigns a number. The answer to the open
+//!   contains this number.
+//! - From then on, read(2), write(2) and mmap(2) go to the file of the host. All other requests
+//!   still come to the server.
 //!
 //! The kernel demands that all opens of one inode agree: either all have the same registered file,
 //! or none has one. So the server decides at the first open of an inode, and keeps the decision
-//! until the last open has ended. The kernel ends its use of an open file before it sends the
-//! release, so the server never ends a decision too early.
+//! until the last release. The kernel sends the release only when it no longer uses the open file.
 //!
-//! Only root may register files. If the kernel refuses the first one, the mount goes on without.
+//! Only root may register files. If the kernel refuses the first file, the mount continues without
+//! passthrough.
 //!
 //! # Files that are not passed through
 //! - A file whose first open has `O_APPEND`. If a program clears that flag later, with fcntl(2),
@@ -45,7 +46,7 @@ pub(crate) type BackingId = NonZero<u32>;
 pub(crate) struct Passthrough {
     /// The inodes that are open, by their node numbers. Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
-    /// Notified when a decision was made. Opens of the same inode wait on it, with the mutex of
+    /// Notified when a decision was made. Further opens of the inode wait on it, with the mutex of
     /// `open`.
     decided: Condvar,
     /// True after the kernel has refused a file for a reason that holds for all files.
@@ -64,8 +65,8 @@ enum Decision {
     },
 }
 
-/// A decision that is pending. The drop makes it, so that other opens do not wait for ever after a
-/// panic of the back end.
+/// A pending decision. Its destructor completes it even if the back end panics, so that other opens
+/// do not wait for ever.
 struct Deciding<'a> {
     passthrough: &'a Passthrough,
     node: u64,
@@ -100,7 +101,7 @@ impl Passthrough {
             self.decided.wait(&mut open);
         }
         drop(open);
-        // The back end may wait here, so other inodes must not wait for this one.
+        // `register` may wait for the back end, so `open` is unlocked: opens of other inodes go on.
         let mut deciding = Deciding { passthrough: self, node, id: None };
         if !OFlags::from_bits_retain(flags).contains(OFlags::APPEND) {
             deciding.id = self.register(server, node, handle);
@@ -134,8 +135,8 @@ impl Passthrough {
         match server.device()?.open_backing_file(&file) {
             Ok(id) => Some(id),
             Err(error) => {
-                // Neither changes for another file of the host: this process may not register
-                // files, or the host's file system lies over another one.
+                // Both errors hold for every file: this process may not register files (`EPERM`),
+                // or the host's file system lies over another one (`ELOOP`).
                 if matches!(error, Errno::PERM | Errno::LOOP) {
                     // ORDERING: Relaxed. See above.
                     self.is_refused.store(true, Ordering::Relaxed);

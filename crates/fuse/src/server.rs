@@ -6,15 +6,15 @@
 //! call it.
 //!
 //! # Node numbers
-//! In the protocol the root has the node number 1. The node number of any other inode is the inode
-//! number of the back end. There is one exception: the server swaps 1 with the inode number that
-//! the root has in the back end. So no two inodes have one node number, whatever numbers the back
-//! end uses. The kernel reads number 0 as "no such name", so an inode with that number is refused.
+//! - The root has the node number 1, as the protocol demands.
+//! - Any other inode has the number of the back end, with one exception. If the back end's number
+//!   of the root is not 1, the server swaps this number with 1. So no two inodes have one node
+//!   number.
+//! - The kernel reads number 0 as "no such name", so the server refuses an inode with that number.
 //!
 //! # Counting
 //! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
-//! [`Server::forget`] for it. The kernel keeps the lookup of a delivered entry even if the calling
-//! process has died meanwhile. When the connection ends, all lookups end with it. A forget names a
+//! [`Server::forget`] for it. When the connection ends, all lookups end with it. A forget names a
 //! node number and no name. So a late forget cannot drop another file that has got the name
 //! meanwhile (traps P1 and P2).
 //!
@@ -68,11 +68,10 @@ pub(crate) const ROOT_NODE: u64 = 1;
 
 /// The node number that a listing with attributes reports for an entry whose lookup failed.
 ///
-/// The server gives an entry whose lookup failed node number 0, which means no node. But fuser
-/// sends one number for both the node and the directory entry, and the C library skips directory
-/// entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0, so that the
-/// kernel never uses this node. Before the kernel uses the name, it looks the name up and gets the
-/// error.
+/// For an entry whose lookup failed, the server returns node number 0, which means no node. But
+/// fuser sends one number for both the node and the directory entry, and the C library skips
+/// directory entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0:
+/// the kernel looks the name up before it uses it, and gets the error.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.
@@ -144,8 +143,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns a [`Change`] that sets the attributes in `set`. The change is not made through an
-    /// open file.
+    /// Returns a [`Change`] that sets the attributes in `set`, without an open file.
     pub fn new(set: SetAttr) -> Change {
         Change { set, ..Change::default() }
     }
@@ -169,7 +167,7 @@ impl Server {
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
-        // A request that waits for a lock can be interrupted, even if no other call waits.
+        // With locks, requests may wait even if no call of the back end waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
@@ -315,7 +313,7 @@ impl Server {
     }
 
     /// Takes back `n` lookups of `node`, which the kernel no longer holds. If the server has
-    /// counted fewer lookups for `node`, it changes nothing, but counts and logs the wrong forget.
+    /// counted fewer, it changes nothing except that it counts and logs a wrong forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
@@ -387,7 +385,7 @@ impl Server {
             true => self.missing_for_chown(caller, &inode)?,
             false => Caps::empty(),
         };
-        // Ask before the change, after which the cache does not know the answer.
+        // Ask before the change, which removes the answer from the cache.
         let has_capability = is_chown && self.may_keep_capability(&inode)?;
         let attr = self.change(caller, &inode, set_id, |cred| {
             // The kernel has checked the permission when the file was opened.
@@ -417,29 +415,26 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of `node` like the method `inode`, but does not increment the
-    /// counter of requests. Use it for the second node of a request with two nodes, such as a
-    /// rename to another directory.
+    /// Returns the counted inode of `node`, like `inode`, but does not count a request. Used for
+    /// the second node of a request, such as the new parent in a rename.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed the owner and the mode. Drop the cached attributes,
-            // so that the server's permission check gets both from the back end again.
+            // Other programs may have changed the owner and the mode, on which the permission check
+            // of the server depends.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// Returns a counted reference to the inode of a node, as the method `inode` does. If other
-    /// programs may change the inode's owner and mode, the next use of the owner or the mode asks
-    /// the back end again.
+    /// Returns the counted inode of a node, like `inode`. If other programs may change owner and
+    /// mode, their next use asks the back end again.
     ///
-    /// Some requests call this method even if the kernel checks permissions, because their effect
-    /// depends on the owner or the mode. For example, a new file inherits the group of its
-    /// directory, and a write clears some bits of the mode. All other requests need owner and mode
-    /// only for the permission check. If the kernel has made that check, they use `inode` instead,
-    /// which saves a `stat` of the back end.
+    /// Requests call this method if their effect depends on the owner or the mode. For example, a
+    /// new file inherits the group of its directory, and a write clears some bits of the mode.
+    /// Other requests need both only for the permission check. If the kernel makes that check,
+    /// `inode` saves a `stat` of the back end.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -482,8 +477,8 @@ impl Server {
         Ok(name)
     }
 
-    /// Counts one lookup of `inode` for the kernel. The lookup replaces the reference: it keeps the
-    /// inode in the cache. Returns the entry for the answer to the request.
+    /// Counts one lookup of `inode` for the kernel, and returns the entry for the answer. The count
+    /// replaces the reference `inode`: it keeps the inode in the cache.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {

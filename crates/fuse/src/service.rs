@@ -46,7 +46,6 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
     /// `ENOENT`; `ENOTDIR`; the errors of the back end.
     fn resolve(&self, path: &mut dyn Iterator<Item = Name<'_>>) -> Result<u64, Errno>;
 
-    /// Returns the node numbers of the inodes that have the back end's number `ino`.
     fn nodes_of(&self, ino: u64) -> Vec<u64>;
 
     /// Drops `name` in the directory with the node number `parent` from the cache.
@@ -81,7 +80,7 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
     /// Returns the length in bytes of the longest data of a request or an answer.
     fn payload_bytes(&self) -> usize;
 
-    /// Serves a request. The body of the answer is written into `buffer`.
+    /// Serves a request. Writes the body of the answer into `buffer`.
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
 
     /// Begins to serve a request for which `serve` has returned [`Outcome::Later`], and returns

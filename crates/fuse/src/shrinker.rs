@@ -5,9 +5,9 @@
 //! then, the cache cannot evict the inode. The kernel forgets inodes when memory is short, but it
 //! does not know the budget of the cache.
 //!
-//! So the shrinker watches the budget. While the cache is over its budget, the shrinker works in
+//! The shrinker watches the budget. While the cache is over its budget, the shrinker works in
 //! rounds. In each round it evicts unused entries, and requests the kernel to forget others. When
-//! the forgets of those others have arrived, the shrinker evicts them too.
+//! the kernel has forgotten these, the shrinker evicts them too.
 //!
 //! While the cache is within its budget, the shrinker makes the back end do deferred work once per
 //! second.
@@ -21,9 +21,8 @@
 //! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops those
 //!   that are not in use, even directories.
 //! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
-//!   the inode is in use. That does no harm to a file, but a process would lose the path of its
-//!   working directory. So the shrinker names only files. The kernel forgets directories when its
-//!   memory is short.
+//!   the inode is in use. A process would then lose the path of its working directory. So the
+//!   shrinker names only files.
 //!
 //! # Memory that the budget does not bound
 //! - Open files, working directories, and the directories above them.
@@ -55,19 +54,19 @@ const ROUND: Duration = Duration::from_millis(1);
 /// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
 /// Maximum number of attempts to evict an entry that the kernel was requested to forget. Each round
-/// makes one attempt. It fails while the entry is in use.
+/// makes one attempt, which fails while the entry is in use.
 const TRIES_MAX: u32 = 16;
-/// Maximum number of successive rounds without an eviction. Each round without an eviction doubles
-/// the pause. After one more such round, the shrinker rests for the time `REST`.
+/// Maximum number of successive rounds without an eviction. Each of them doubles the pause. After
+/// one more, the shrinker rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
-/// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. After so
-/// many rounds, all entries that the kernel was requested to forget are probably in use.
+/// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. By then,
+/// the remaining entries are probably in use.
 const REST: Duration = Duration::from_millis(200);
 /// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
 /// tables.
 const ENTRY_BYTES: u64 = 128;
-/// A cache over its budget shrinks to 1 / `SPARE_SHARE` below the budget. So it does not exceed the
-/// budget again at once.
+/// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget, so that the cache does
+/// not exceed its budget again at once.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.
@@ -94,8 +93,8 @@ struct ShrinkThread {
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// Becomes true when the cache exceeds its budget. Becomes false when the cache has shrunk to
-    /// less than its budget: the spare part is the budget divided by `SPARE_SHARE`.
+    /// True from the time the cache exceeds its budget until it has shrunk to 1 / `SPARE_SHARE`
+    /// below the budget.
     is_shrinking: bool,
 }
 
@@ -163,9 +162,8 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten, and other unused entries. If that frees fewer
-    /// than `missing` entries, requests the kernel to forget enough of the entries that it holds.
-    /// Returns the number of evicted entries.
+    /// Evicts entries that the kernel has forgotten, and other unused entries, and returns their
+    /// number. If they are fewer than `missing`, requests the kernel to forget further entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -217,9 +215,9 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for the time `pause`. Returns false if the shrinker thread must end. A message
-/// `Wake::OverBudget` ends a pause of length `TICK` early. It does not end a shorter pause, since
-/// the shrinker then already knows that the cache is over its budget.
+/// Waits for the time `pause`. Returns false if the shrinker thread must end. `Wake::OverBudget`
+/// ends only a pause of length `TICK` early. During a shorter pause the shrinker knows already that
+/// the cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {

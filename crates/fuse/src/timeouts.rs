@@ -13,7 +13,7 @@ pub(crate) struct Timeouts {
     pub(crate) entry: Duration,
     pub(crate) attr: Duration,
     /// True if the answer of the back end may replace these timeouts. False if the server checks
-    /// permissions: the kernel must then not cache anything.
+    /// permissions, because the kernel must then cache nothing.
     can_be_set: bool,
 }
 

@@ -10,9 +10,9 @@
 //! - The crate fuser: its [`Session`](fuser::Session) calls the [`Adapter`](crate::Adapter).
 //!
 //! # The threads
-//! [`start`] negotiates with the kernel and starts the threads. One thread waits for all others, so
-//! its end is the end of the connection. Each thread ends when its next read fails with `ENODEV`,
-//! because the mount is gone, or with `ECONNABORTED`, because the connection was aborted.
+//! [`start`] negotiates with the kernel and starts the threads. Each thread ends when its read
+//! fails: with `ENODEV` after an unmount, or with `ECONNABORTED` after an abort. One thread waits
+//! for all others, so its end is the end of the connection.
 
 mod crew;
 mod device;
@@ -56,8 +56,8 @@ pub enum Transport {
     /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits));
     /// - a mount with more threads than processors.
     ///
-    /// The reason: any idle thread can read the next request from `/dev/fuse`. Over io_uring, only
-    /// the threads of one processor can take a request.
+    /// Reason: any idle thread can read the next request from `/dev/fuse`, but a request in a ring
+    /// waits for the threads of one processor.
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not
@@ -87,9 +87,8 @@ impl Transport {
     }
 }
 
-/// The size of the part of a message buffer for the header, the fixed arguments and the names, in
-/// bytes. The buffer also has space for data. A long target of a new symbolic link extends into
-/// that space.
+/// The space for the header, the fixed arguments and the names in a message buffer, in bytes. The
+/// space for data follows. A long target of a new symbolic link extends into it.
 const MESSAGE_BYTES: usize = 4096;
 /// The length of the buffer for a `FUSE_INIT` request, in bytes. It is larger than today's request,
 /// for later versions of the protocol.

@@ -1,10 +1,9 @@
 //! The messages of the FUSE protocol, version 7.45.
 //!
 //! A request has three parts: a header of 40 bytes, the fixed arguments of its operation, and the
-//! rest, which contains names and data. [`Message`] holds these parts. A `FUSE` device delivers all
-//! three in one buffer, and io_uring delivers each in a buffer of its own. An [`Args`] reads the
-//! arguments one after the other. It checks every length, so a malformed message gives an error and
-//! never a panic.
+//! rest, which contains names and data ([`Message`]). A FUSE device delivers all three in one
+//! buffer, and io_uring delivers each in a buffer of its own. [`Args`] reads the arguments. It
+//! checks every length, so a malformed message gives an error and never a panic.
 //!
 //! An answer has a header of 16 bytes and a body, which a [`Body`] writes into a buffer.
 //!
@@ -132,7 +131,6 @@ impl<'a> Message<'a> {
         Args { fixed: self.fixed, rest: self.rest }
     }
 
-    /// Returns a copy of the request that does not borrow the buffer of the transport.
     pub(crate) fn to_owned(self) -> OwnedMessage {
         OwnedMessage {
             header: self.header,
@@ -186,7 +184,6 @@ impl<'a> Args<'a> {
         Ok(data)
     }
 
-    /// Returns the pairs in a batch forget, each with a node number and a number of lookups.
     pub(crate) fn forgets(&self, count: u32) -> impl Iterator<Item = (u64, u64)> + use<'a> {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
         let (pairs, _) = self.rest.as_chunks::<16>();
@@ -198,7 +195,6 @@ impl<'a> Args<'a> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns a message with the header of a request, and with `args`.
     pub(crate) fn message(opcode: Opcode, extensions: u16, args: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let len = (IN_HEADER_BYTES + args.len()) as u32;

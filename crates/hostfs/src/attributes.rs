@@ -1,18 +1,16 @@
 //! Reading attributes with statx(2), and changing them with chmod, chown, truncate and utimensat.
 //!
-//! A call that changes several attributes changes them one after the other. If a change fails, the
-//! call restores the owner and the mode that it has already changed. A truncation cannot be undone,
-//! so the size is changed only after owner and mode. The times are set last, since a truncation
-//! changes them.
+//! A call changes several attributes one after the other. If a change fails, the call restores the
+//! owner and the mode. A truncation cannot be undone, so it comes after owner and mode. The times
+//! are set last, since a truncation changes them.
 //!
 //! # When ACLs are read
-//! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
-//! reading all other attributes. So `HostFs` reads it only in lookups, creations and changes. The
-//! reason: the cache checks permissions with the attributes from these calls.
+//! Neither statx(2) nor the mode shows whether a file has an ACL, and reading it takes longer than
+//! reading all other attributes. So `HostFs` reads it only in lookups, creations and changes, whose
+//! attributes the cache uses for permission checks.
 //!
-//! Attributes from any other call say that the file may have an ACL. If the cache checks a
-//! permission with such attributes, it first reads the ACL itself. So the check is still right, but
-//! slower.
+//! Attributes from any other call say that the file may have an ACL. Before the cache checks a
+//! permission with such attributes, it reads the ACL itself.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -61,8 +59,7 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes that a result of statx(2) contains. The generation in these
-    /// attributes is 0.
+    /// Returns the attributes in a result of statx(2), with generation 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         Attr::new(status.stx_ino, u32::from(status.stx_mode))
@@ -92,13 +89,13 @@ impl HostFs {
             None => None,
         };
         if let Err(error) = change(node, fd, &before, set, writable) {
-            // Restore the old owner and mode. If restoring fails, another program has changed the
-            // file meanwhile, so that error is ignored.
+            // Ignore errors: if restoring the owner or the mode fails, another program has changed
+            // the file.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
             }
-            // Restore the mode after chown(2) too, since that call may have cleared mode bits.
+            // Also restore the mode after chown(2), which may have cleared bits of it.
             if (changes_owner || set.mode.is_some()) && node.kind() != FileKind::Symlink {
                 let _ = chmod(fd, u32::from(before.stx_mode));
             }
@@ -107,10 +104,9 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// Returns a descriptor with which the file can be truncated. If a client has the file open for
-    /// writing, this is the descriptor of that open file. A file with mode 0400 needs this: a
-    /// client that has created it and has it open may truncate it, but a second open for writing
-    /// would fail.
+    /// Returns a descriptor with which the file can be truncated: if a client has the file open for
+    /// writing, the descriptor of that open file. A client may truncate a file of mode 0400 that it
+    /// has created and still has open, but could not open it again for writing.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);
@@ -134,9 +130,8 @@ fn change(
         && node.kind() != FileKind::Symlink
     {
         let changed = chmod(fd, mode);
-        // chmod(2) fails for a caller that may write to the file but does not own it. Ignore that
-        // failure if the new mode only clears set-user-ID and set-group-ID, because the truncation
-        // below clears these bits too.
+        // chmod(2) fails for a caller that does not own the file. Ignore that if the new mode only
+        // clears set-user-ID and set-group-ID, because the truncation below clears these bits too.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {

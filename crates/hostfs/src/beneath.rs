@@ -1,17 +1,16 @@
 //! Resolves a path beneath the root directory, even while other programs change the tree.
 //!
-//! A path comes from the dentry cache, and contains no `.`, no `..` and no symbolic link. If a
-//! component on the host is a symbolic link, leads up, or leads to another file system, the path is
-//! refused. The file at the last component is opened: a directory for reading, or any file with
-//! `O_PATH`.
+//! A path comes from the dentry cache, and contains no `.`, no `..` and no symbolic link. It is
+//! refused if a component on the host is a symbolic link, leads up, or leads to another file
+//! system. The last component is opened: a directory for reading, or any file with `O_PATH`.
 //!
-//! openat2(2) checks these rules in the kernel. But it does not exist before Linux 5.6, and a
-//! filter of system calls may forbid it. Without openat2(2), each component is opened with
-//! `O_NOFOLLOW` from the directory before it. This way does not notice the root of another mount.
+//! openat2(2) checks these rules in the kernel. Without it (before Linux 5.6, or behind a filter of
+//! system calls), each component is opened with `O_NOFOLLOW` from the directory before it. This way
+//! does not notice the root of another mount.
 //!
-//! A path longer than `PATH_MAX` is resolved in pieces. After one piece is resolved, another
-//! program may move the directory in which the next piece starts, even out of the root. So the
-//! caller checks by inode number that it got the right file.
+//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces, another program may
+//! move the directory that was reached, even out of the root. So the caller checks the inode number
+//! of the file.
 //!
 //! Source: openat2(2). CVE-2015-2925 shows the effect of a rename on `..`.
 

@@ -10,14 +10,13 @@
 //! A descriptor keeps its inode alive, so the host does not reuse the inode number. An orphan is an
 //! inode without names that the dentry cache still uses.
 //!
-//! The clock may evict the descriptor of an orphan. If no client has the orphan open, the host may
-//! then give its number to a new file. `forget` gets only an inode number, so it cannot distinguish
-//! these two files. If the new file has lost its last name, too, the `forget` of the orphan drops
-//! the descriptor of the new file.
+//! The clock may evict the descriptor of an orphan that no client has open. The host may then give
+//! its number to a new file, which may become an orphan, too. `forget` gets only an inode number,
+//! so the `forget` of the first orphan then drops the descriptor of the second one.
 //!
 //! # Locks
-//! One mutex protects all kinds of descriptors, since a lookup searches several kinds. While the
-//! mutex is held, no other lock is taken, and no descriptor is opened or closed.
+//! One mutex protects all kinds of descriptors. While it is held, no other lock is taken, and no
+//! descriptor is opened or closed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -64,9 +63,8 @@ pub(crate) struct Descriptors {
     /// All kept descriptors. Protected by its own mutex. No descriptor is opened or closed while
     /// the mutex is held.
     kept: Mutex<Kept>,
-    /// Maximum number of open files, including files that were just created and will be opened
-    /// next. Calls that run in parallel may together exceed this number, since each call checks the
-    /// number before it opens its file.
+    /// Maximum number of open files, including fresh ones. Parallel calls may together exceed it,
+    /// since each call checks it before it opens its file.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -87,8 +85,8 @@ struct Open {
     fd: SharedFd,
 }
 
-/// Descriptors by inode number, at most `max`. The clock algorithm evicts them: its hand skips each
-/// slot that was used since the hand last passed it, and evicts the first unused one.
+/// Descriptors by inode number, at most `max`. A use marks a slot. The hand of the clock algorithm
+/// clears marks, and evicts the first slot without one.
 struct Recent {
     max: usize,
     hand: usize,
@@ -142,8 +140,8 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept for an inode. Called when
-    /// the inode has a name after all, because its removal failed or a link to it was made.
+    /// Drops the orphan's descriptor of an inode that has a name after all: its removal has failed,
+    /// or a link to it was made.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
@@ -172,18 +170,17 @@ impl Descriptors {
         drop(replaced);
     }
 
-    /// Removes and returns the descriptor of a fresh file (created, but not yet opened by the
-    /// client). Returns `None` unless the descriptor was opened with `access`.
+    /// Removes and returns the descriptor of a file that was created, but not yet opened by the
+    /// client. Returns `None` unless the descriptor was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // Another client may open the new file before the client that created it, and with another
-        // access mode. The descriptor of the fresh file is of no use to such an open.
+        // Another client may open the new file first, with another access mode.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Checks that the limit on open files allows one more open file. `lock_files` is the number of
-    /// further open files, which carry locks.
+    /// Checks that one more file may be opened. `lock_files` is the number of open files that carry
+    /// locks.
     ///
     /// # Errors
     /// `ENFILE` if the server has as many open files as the limit allows. `EMFILE` would wrongly
@@ -196,8 +193,7 @@ impl Descriptors {
 
     /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
-        // ORDERING: Relaxed. The handles only have to differ from each other, which the atomic
-        // addition ensures.
+        // ORDERING: Relaxed. The handles only have to differ, which the atomic addition ensures.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let open = Open { access, fd: Arc::new(fd) };
         self.kept.lock().open.insert((ino, handle), open);
@@ -259,8 +255,8 @@ impl Recent {
         Some(evicted.fd)
     }
 
-    /// Returns the index of the slot to evict: the first one, from the clock hand on, that was not
-    /// used since the hand last passed that slot.
+    /// Returns the index of the slot to evict: the first one from the clock hand on without a mark.
+    /// Clears the marks that it passes.
     fn next_unused(&mut self) -> usize {
         loop {
             let at = self.hand % self.slots.len();
@@ -305,8 +301,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // The two `get` calls above have marked the descriptors of inodes 1 and 3 as used. The
-        // clock algorithm clears both marks before it evicts one of these two descriptors.
+        // Both `get` calls have marked their descriptors as used. The clock algorithm clears the
+        // marks before it evicts one of them.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

@@ -8,8 +8,8 @@
 //! descriptor.
 //!
 //! A rename or removal of a directory does not update this cache. So the caller checks the inode
-//! number of each file that it finds in the directory. If that number is wrong, the caller drops
-//! the directory's entry from this cache. So an outdated entry only costs time.
+//! number of each file that it finds in the directory. If it is wrong, the caller drops the
+//! directory from this cache.
 //!
 //! # Locks
 //! One mutex protects the cache. No other lock is taken under it.
@@ -23,7 +23,6 @@ use foldhash::fast::RandomState;
 /// them.
 const DIRECTORIES_MAX: usize = 256;
 
-/// The cached inode numbers of directories. The key is the path that led to the directory.
 #[derive(Default)]
 pub(crate) struct DirectoryPaths {
     /// Protected by its own mutex.

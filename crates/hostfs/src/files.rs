@@ -1,15 +1,13 @@
 //! Operations on content: open files, reading, writing, allocation, holes.
 //!
-//! Each open file has its own descriptor, which is opened with the access mode of the client. If a
-//! read or write has no handle (handle 0), or a handle with the wrong access mode, it opens the
-//! file for the duration of the call. For example, a writeback cache may write through a read-only
-//! handle.
+//! Each open file has its own descriptor, with the access mode of the client. A read or write
+//! without a suitable handle opens the file for the duration of the call. Example: a writeback
+//! cache may write through a read-only handle.
 //!
 //! # Appending
-//! No descriptor is opened with `O_APPEND`. The kernel of a client may also use such a descriptor
-//! to write back pages, which go to fixed offsets and not to the end. Instead, an append is a
-//! separate call. It writes at the current end of the file on the host, even if another program has
-//! moved the end.
+//! No descriptor is opened with `O_APPEND`, because the client's kernel may also use it to write
+//! back pages at fixed offsets. Instead, an append is a separate call, which writes at the current
+//! end of the file on the host.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,8 +23,8 @@ use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, reopen};
 
 impl HostFs {
-    /// Opens a regular file and returns its handle. Returns handle 0 for files of other types,
-    /// which need no open file on the host.
+    /// Opens a regular file and returns its handle. Other files need no open file on the host, and
+    /// get handle 0.
     pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
@@ -40,8 +38,8 @@ impl HostFs {
             }
         };
         if OFlags::from_bits_retain(flags).contains(OFlags::DIRECT) {
-            // The kernel opens a file that is passed through with this flag, too, and reports any
-            // error as `EIO`. So report first that the host does not have the flag (`EINVAL`).
+            // For a passed-through file, the kernel would report the missing `O_DIRECT` as `EIO`.
+            // Find out here, so that the open fails with `EINVAL`.
             let own = fcntl_getfl(&file)?;
             fcntl_setfl(&file, own | OFlags::DIRECT)?;
             fcntl_setfl(&file, own)?;
@@ -49,16 +47,14 @@ impl HostFs {
         Ok(Opened::new(self.descriptors.add_open(node.ino(), access, file)))
     }
 
-    /// Opens the regular file behind `fd`, with `O_NOATIME` if the options say so.
     pub(crate) fn reopen_file(&self, fd: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
         self.retry_full(|| {
             open_with_atime(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
         })
     }
 
-    /// Runs `call` with the descriptor of the open file that `node.handle()` names. If there is no
-    /// such open file, or its access mode does not permit `call`, opens the file again and runs
-    /// `call` with the new descriptor.
+    /// Runs `call` with the descriptor of the open file `node.handle()`. If there is none, or its
+    /// access mode does not permit `call`, opens the file again for this call.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -169,8 +165,8 @@ impl HostFs {
         self.with_file(node, OFlags::RDONLY, |file| ioctl_setflags(file, flags))
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) moves the
-    /// descriptor's file offset. That does no harm, since no other call uses the file offset.
+    /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) may move the
+    /// descriptor's file offset, because no other call uses it.
     pub(crate) fn find_data(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let from = match what {
             Seek::Data => SeekFrom::Data(offset),
@@ -180,9 +176,8 @@ impl HostFs {
     }
 }
 
-/// Writes all bytes, if necessary with several calls of `put`. Returns the number of written bytes.
-/// That number is smaller than `bytes.len()` if one of the calls fails after an earlier one has
-/// succeeded.
+/// Writes all bytes, if necessary with several calls of `put`. Returns the number of written bytes,
+/// which is smaller than `bytes.len()` only if a call fails after an earlier one has succeeded.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -206,8 +201,8 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// Appends to the file with pwritev2(2). If the host does not support `RWF_APPEND`, writes at
-/// `offset`, which was the end of the file when the client sent the call.
+/// Appends to the file with pwritev2(2). Without `RWF_APPEND`, writes at `offset`, the end of the
+/// file that the client has sent.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),

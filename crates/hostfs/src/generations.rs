@@ -1,21 +1,22 @@
-//! Generations, which distinguish an inode from an earlier one with the same number. Without them a
-//! stale handle could reach the later inode (trap P11).
+//! Generations, which distinguish an inode from an earlier inode with the same number. Without them
+//! a stale handle could reach the later inode (trap P11).
 //!
-//! Host file systems reuse the number of a removed inode at once. The two inodes differ in their
-//! time of creation, so that time, in microseconds, is the generation.
+//! Host file systems reuse the number of a removed inode at once. The old and the new inode differ
+//! in their time of creation. So that time, in microseconds, is the generation.
 //!
-//! But the clock of a file system may tick only every few milliseconds. If a file is created,
-//! removed and created again within a tick, both inodes may have the same number and the same time.
-//! So this module records the removal of each inode that is at most a second old. If a new inode
-//! has the number and the time of a recorded one, a count in the low bits of its generation is
-//! incremented. There are few such counts, so they are kept until the server ends.
+//! The clock of a file system may tick only every few milliseconds, so two inodes with the same
+//! number may have the same time:
+//! - The module records the removal of each inode that is at most a second old.
+//! - If a new inode has the number and the time of a recorded one, a count in the low bits of its
+//!   generation is incremented.
+//! - There are few such counts, so they are kept until the server ends.
 //!
-//! This module serves only host file systems without file handles; `handles` serves the others. A
-//! file system without file handles may record no times of creation either. Then the generation is
-//! only the count, which starts at 0 again when the server restarts. So a handle from before a
-//! restart may match another file, and an NFS export of the mount is not safe.
+//! This module serves only host file systems without file handles. Some of them record no times of
+//! creation. The generation is then only the count, which starts at 0 again when the server
+//! restarts. So a handle from before a restart may match another file, and an NFS export of the
+//! mount is not safe.
 //!
-//! Removals and creations by other programs on the host are not recorded.
+//! The module does not see removals and creations by other programs on the host.
 //!
 //! Source: statx(2); trap P11.
 
@@ -26,20 +27,17 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// Number of low bits of a generation that hold the count. The count tells inodes with the same
-/// number and the same time of creation apart.
+/// Number of low bits of a generation that hold the count of inodes with the same number and time.
 const COUNT_BITS: u32 = 12;
-/// Maximum number of recorded inodes that were removed within [`YOUNG_US`] of their creation. When
-/// the maximum is reached, the records of inodes that are now older than [`YOUNG_US`] are dropped.
-/// If no record is that old, all records are dropped.
+/// Maximum number of recorded inodes. At the maximum, the records of inodes that are now older than
+/// [`YOUNG_US`] are dropped, or all records if none is that old.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// Inodes below this age, in microseconds, are young. If a young inode is removed, a new inode with
-/// the same number may get the same time of creation. After an inode that was not young it cannot,
-/// since the clock of every host file system ticks more often than once per `YOUNG_US`.
+/// Inodes below this age, in microseconds, are young. Only after a young inode is removed, a new
+/// inode with its number may get the same time of creation: every clock ticks at least once per
+/// `YOUNG_US`.
 const YOUNG_US: u64 = 1_000_000;
 
-/// Counts, for each inode number, how often the host reuses it within one tick of the host file
-/// system's clock.
+/// Distinguishes inodes that have the same number and the same time of creation.
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
@@ -53,11 +51,10 @@ pub(crate) struct Generations {
 #[derive(Default)]
 struct Known {
     /// The inodes that were removed while they were young. The key is the inode number. The value
-    /// is the time of creation and the number of earlier inodes with the same number and the same
-    /// time.
+    /// is the time of creation, and the number of earlier inodes with the same number and time.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The inodes whose number and time of creation an earlier inode had, too. The key is the inode
-    /// number and the time of creation. The value is the number of these earlier inodes.
+    /// Inodes with the same number and time of creation as an earlier inode. The key is this number
+    /// and time. The value is the number of earlier inodes.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
@@ -65,18 +62,16 @@ impl Generations {
     /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. `note_birth` sets `has_counts` before another thread knows the new
-        // inode. The synchronization that passes an inode to this thread orders the store for this
-        // inode before this load. The store for another inode may be missed: only the count of this
-        // inode is read.
+        // ORDERING: Relaxed. `note_birth` stores `has_counts` before it publishes the inode, and
+        // that publication orders the store for this inode before this load. A store for another
+        // inode may be missed, since only the count of this inode is read.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
             None
         };
         let generation = (birth << COUNT_BITS) | count.unwrap_or(0);
-        // The kernel keeps only the lower 32 bits of a generation. So mix the upper bits into the
-        // lower ones.
+        // Mix the upper bits into the lower 32 bits, because the client's kernel keeps only these.
         generation ^ generation >> 32
     }
 
@@ -105,8 +100,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. No other thread knows the new inode yet. The synchronization that
-            // later publishes the inode orders this store before the load in `of`.
+            // ORDERING: Relaxed. The later publication of the inode orders this store before the
+            // load in `of`.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

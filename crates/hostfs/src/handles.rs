@@ -2,18 +2,17 @@
 //! same inode number, and finds a file by its number.
 //!
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
-//! contains the inode number and a generation of the host, in a layout that depends on the file
-//! system.
+//! contains the inode number and a generation, in a layout that depends on the file system.
 //!
-//! [`Handles`] knows four layouts. In a known layout it can read the generation from a handle. It
-//! can also build the handle of a file from the inode number and the generation, so it need not
-//! store the handles. In any other layout, a hash of the handle serves as the generation.
+//! [`Handles`] knows four layouts. With them it reads the generation from a handle, and builds a
+//! handle from the inode number and the generation, so it need not store handles. In any other
+//! layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
 //! An inode number may belong to a file outside of the root directory, on the same file system.
 //! - For a directory, `HostFs` follows the parents up to the root directory.
-//! - Any other file has a path only if the host kernel has its name in its dentry cache. That path
-//!   is resolved beneath the root directory.
+//! - For any other file, `HostFs` asks the host kernel for a path, and resolves that path beneath
+//!   the root directory. The kernel has one only if it has the file's name in its dentry cache.
 //! - A file without such a path is used only if the root directory is the root of the whole file
 //!   system. Otherwise the call fails with `ESTALE`.
 //!
@@ -43,8 +42,8 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of attempts to read the status and the handle of the file with a given name. The
-/// two are read by two system calls, and another program may replace the file in between.
+/// Maximum number of attempts to read the status and the handle of a name. Between the two system
+/// calls, another program may replace the file.
 const TRIES_MAX: u32 = 16;
 /// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -59,8 +58,8 @@ pub(crate) struct Handles {
     /// True if the root directory is the root of the whole host file system. If so, every file that
     /// has a handle is beneath the root.
     is_whole: bool,
-    /// Files that `attr_by_number` has found and that have no name in corewalk's dentry cache. Maps
-    /// the inode number to the host's generation of the file. Protected by its own mutex.
+    /// The files without a name in corewalk's dentry cache that `attr_by_number` has found: the
+    /// host's generation by inode number. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
@@ -115,8 +114,8 @@ impl Layout {
     /// Returns the file handle of inode `ino`. Returns `None` if `generation` is `None` and the
     /// host file system checks the generation in a handle.
     ///
-    /// Ext4-like file systems and btrfs do not check a generation of 0. So a handle with generation
-    /// 0 opens the inode whatever its generation is.
+    /// Ext4-like file systems and btrfs do not check generation 0, so such a handle opens the inode
+    /// with any generation.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -150,17 +149,16 @@ impl Handles {
             Some(layout) => {
                 (layout.number(handle) == ino).then(|| word(handle, layout.generation_at()))
             }
-            // The layout of the handle is unknown, so a hash of the handle is the generation. The
-            // handles of two inodes with the same number have the same hash with a probability of 1
-            // in 2^32.
+            // The layout of the handle is unknown, so use a hash of the handle. For two inodes with
+            // the same number, the hashes are equal with a probability of 1 in 2^32.
             None => Some(handle.bytes().iter().fold(handle.kind() as u32, |hash, &byte| {
                 (hash.rotate_left(8) ^ u32::from(byte)).wrapping_mul(0x9e37_79b1)
             })),
         }
     }
 
-    /// Drops the record in `nameless` that `attr_by_number` has made for inode `ino`. Called when
-    /// the dentry cache has evicted the inode.
+    /// Drops the record of inode `ino` in `nameless`, because the dentry cache has evicted the
+    /// inode.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
@@ -170,9 +168,8 @@ impl HostFs {
     /// Returns the attributes, as from statx(2), and the generation of the file `name` in the
     /// directory `dir`. If `name` is empty, returns those of `dir` itself.
     ///
-    /// The returned generation has 64 bits. The lower 32 bits are the host's generation, since the
-    /// kernel of a client keeps only these. The upper 32 bits come from the file's time of
-    /// creation.
+    /// The lower 32 bits of the generation are those of the host, since the client's kernel keeps
+    /// only the lower half. The upper 32 bits come from the file's time of creation.
     pub(crate) fn status_and_generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -187,8 +184,8 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
-    /// Returns the generation of the file `name`. `status` is a status of that file that the caller
-    /// has read earlier. Returns `None` if the name belongs to another file now.
+    /// Returns the generation of the file `name`, of which the caller has read `status` before.
+    /// Returns `None` if the name belongs to another file now.
     pub(crate) fn generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -208,8 +205,8 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file `name`, whose status is `status`, is the inode of `node`. Returns
-    /// false for a later inode with the same number.
+    /// Returns true if the file `name` is the inode of `node`, and not a later inode with the same
+    /// number. `status` is the file's status.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -254,9 +251,8 @@ impl HostFs {
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode after another program on the host has renamed the inode or
-    /// a directory above it. Returns `None` if the inode cannot be opened by its number, or is not
-    /// beneath the root directory.
+    /// Returns a descriptor of an inode that another program has moved. Returns `None` if the inode
+    /// cannot be opened by its number, or is not beneath the root directory.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.

@@ -1,16 +1,15 @@
 //! The file system `HostFs`, and how a call gets a descriptor of the inode that it works on.
 //!
-//! Almost every call starts with [`HostFs::at`], which returns a descriptor of an inode. It tries,
+//! [`HostFs::at`], with which almost every call starts, returns a descriptor of an inode. It tries,
 //! in this order:
 //! 1. a kept descriptor, if the inode was used recently, was unlinked while in use, or is open;
 //! 2. the path of the inode in the dentry cache, resolved beneath the root directory;
 //! 3. other paths of the inode in the dentry cache;
 //! 4. the file handle of the inode.
 //!
-//! The file at a path is checked by inode number and generation. A rename through this server waits
-//! until the call returns, so it cannot change the path (rule F.6 of `FileSystem`). So if the path
-//! leads to another inode, another program has changed the tree on the host. If no way leads to the
-//! inode, the call fails with `ESTALE`.
+//! The file at a path must have the right inode number and generation. If it does not, another
+//! program has changed the tree: a rename through this server waits until the call returns (rule
+//! F.6 of `FileSystem`). If no way leads to the inode, the call fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -115,15 +114,14 @@ pub struct HostFs {
     pub(crate) generations: Generations,
     /// The file handles of the host file system. `None` if that file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Tells whether the attributes in the host kernel may be out of date, as on a network file
-    /// system.
+    /// True for a network file system, whose attributes in the host kernel may be out of date.
     reach: Reach,
     /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
     has_locks: bool,
     pub(crate) locks: Locks,
-    /// The user ID and the group ID of this process, which the host gives to new files.
+    /// The user ID and the group ID of this process, which new files on the host get.
     pub(crate) owner: (u32, u32),
 }
 
@@ -133,7 +131,7 @@ pub struct HostFs {
 enum Reach {
     /// The host file system is local, so the attributes in the host kernel are always up to date.
     Local,
-    /// It does, so the attributes in the kernel may be old.
+    /// Another machine or a process may have changed the attributes.
     Remote,
 }
 
@@ -194,24 +192,24 @@ impl HostFs {
     /// is an `O_RDONLY` descriptor, otherwise an `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode. (A
-    /// call never uses a wrong file, see guarantee H.1.) `ENFILE` if the process has no descriptor
+    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode (see
+    /// guarantee H.1: a call never uses a wrong file). `ENFILE` if the process has no descriptor
     /// left.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name in the dentry cache. If a concurrent call has removed the name,
-        // that call kept a descriptor of the inode first. So look for a kept descriptor again.
+        // The inode has no name in the dentry cache. A concurrent removal may just have kept a
+        // descriptor, so look for one again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // Another program may have removed the first name of the inode on the host, or given that
-        // name to another file. So try the other names of the inode.
+        // Another program may have removed or reused the first name, so try the other names of the
+        // inode.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
@@ -223,8 +221,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Opens an inode by its number, for an inode without a name in the dentry cache. That succeeds
-    /// only if `attr_by_number` has found the inode before.
+    /// Opens an inode without a name in the dentry cache by its number. Fails unless
+    /// `attr_by_number` has found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -273,12 +271,12 @@ impl HostFs {
         open(OFlags::PATH)
     }
 
-    /// Runs `open`. If the process has no descriptor left, closes the descriptors of recently used
-    /// inodes, and runs `open` again.
+    /// Runs `open`. If the process has no descriptor left, closes the reusable descriptors, and
+    /// runs `open` again.
     ///
     /// # Errors
-    /// `ENFILE` instead of `EMFILE`, since this process has reached its limit, and not the process
-    /// of the client.
+    /// `ENFILE` instead of `EMFILE`, since the limit is that of this process, and not that of the
+    /// client's process.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -289,10 +287,9 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes of an inode. The returned `has_acl` may be true for an inode without
-    /// an ACL. If `HostFs` has kept no descriptor of the inode, this method reads the attributes by
-    /// name. That needs only a descriptor of the directory, which then serves all files in the
-    /// directory.
+    /// Returns the attributes of an inode, by a kept descriptor or by name. Reading by name needs
+    /// only a descriptor of the directory, which serves all its files. `has_acl` may be true for an
+    /// inode without an ACL.
     ///
     /// # Errors
     /// The errors of [`HostFs::at`] and [`HostFs::status`].
@@ -308,9 +305,8 @@ impl HostFs {
         self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Reads the attributes of an inode by its name and a descriptor of its directory. Uses the
-    /// first path that the dentry cache has for the inode. Returns `None` if the host has no file
-    /// or another file at this path.
+    /// Reads the attributes of an inode by its first path in the dentry cache, through a descriptor
+    /// of the directory. Returns `None` if the host has no file or another file at this path.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -331,9 +327,9 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory to which `path` leads now or led earlier. If `path`
-    /// led there only earlier, it may be the wrong directory. So the caller must check the inode
-    /// number of each file that it finds in the directory.
+    /// Returns a descriptor of the directory to which `path` leads now or led earlier. It may be
+    /// the wrong directory, so the caller must check the inode number of each file that it finds
+    /// there.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -349,9 +345,8 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// If another file system is mounted on `name`, this call fails at once and never waits for
-    /// that file system. This process may itself serve that file system, and would then wait for
-    /// itself. The kernel knows the device number of a mount without asking its file system.
+    /// If another file system is mounted on `name`, this call fails at once, and does not wait for
+    /// that file system. This process may itself serve it, and would wait for itself.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.
@@ -395,9 +390,8 @@ pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
-/// Returns the path in `/proc` that leads to the file behind a descriptor. The path serves system
-/// calls that take no `O_PATH` descriptor. Through the path, a system call works on the file
-/// itself, even if that file is a symbolic link.
+/// Returns the path in `/proc` of the file behind a descriptor, for system calls that take no
+/// `O_PATH` descriptor. The path leads to the file itself, even to a symbolic link.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -490,15 +484,15 @@ impl FileSystem for HostFs {
         true
     }
 
-    /// Returns true, unless reads must not set the access time: the kernel opens the host's file
+    /// Returns false if reads must not set the access time: the kernel would open the host's file
     /// again without `O_NOATIME`.
     fn has_backing_files(&self) -> bool {
         self.atime.others != Atime::Never
     }
 
-    /// Opens the file again for reading. The kernel uses only its place on the host. The client's
-    /// own descriptor may be open for writing, and would stay so as long as another client has the
-    /// file open. Until then, the host would not run the file as a program (`ETXTBSY`).
+    /// Opens the file again for reading: the kernel only needs to know the file. The client's
+    /// descriptor would not do. While a descriptor for writing is registered, the host does not run
+    /// the file as a program (`ETXTBSY`).
     fn backing_file(&self, node: Node<'_>) -> Option<SharedFd> {
         let open = self.descriptors.get_open(node.ino(), node.handle())?;
         Some(SharedFd::new(self.reopen_file(&*open, OFlags::RDONLY).ok()?))
@@ -508,9 +502,8 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), node.handle());
     }
 
-    /// Returns false: the host finds most files in its caches, and a wait for a disk is short. If
-    /// the directory is on a network file system, calls do wait, so the mount needs more threads
-    /// than processors.
+    /// Returns false: the host finds most files in its caches, and a wait for a disk is short. On a
+    /// network file system, calls do wait, so the mount needs more threads than processors.
     fn waits(&self) -> bool {
         false
     }
@@ -655,8 +648,7 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // Drop the descriptors of the directories, so that the calls below find each directory by
-        // its path.
+        // Without descriptors of the directories, the calls below find each directory by its path.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));

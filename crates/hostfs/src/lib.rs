@@ -1,16 +1,16 @@
 //! A host directory as a corewalk [`FileSystem`](corewalk::FileSystem).
 //!
 //! A passthrough server usually keeps one descriptor for every inode that its client has looked up.
-//! So it runs out of descriptors (`EMFILE`) when a user runs `find` (trap P10). [`HostFs`] works by
-//! path instead. A call gets a path of its inode from the dentry cache, resolves it beneath the
-//! root, and checks the inode. `HostFs` keeps only the descriptors of recently used inodes.
+//! So it runs out of descriptors (`EMFILE`) when a user runs `find` (trap P10). [`HostFs`] keeps
+//! only the descriptors of recently used inodes. A call gets a path of its inode from the dentry
+//! cache, resolves it beneath the root, and checks the inode.
 //!
 //! # How it works
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
-//! - `descriptors` keeps descriptors of three kinds of inodes: recently used ones, open files, and
-//!   files that were unlinked while in use. A call with a kept descriptor needs no path.
-//! - Any other call uses a path from the cache, which stays valid until the call returns (rule F.6
-//!   of `FileSystem`): a rename of a directory in the path waits for the call.
+//! - `descriptors` keeps descriptors of recently used inodes, of open files, and of files that were
+//!   unlinked while in use. A call with a kept descriptor needs no path.
+//! - Any other call uses a path from the cache, which stays valid until the call returns: a rename
+//!   of a directory in the path waits for the call (rule F.6 of `FileSystem`).
 //! - `directory_paths` maps paths to open directories, to read attributes of their files by name.
 //! - `handles` uses the host's file handles to find a file by its number, and to notice that a
 //!   number was reused (trap P11). Without file handles, `generations` notices that.
@@ -19,19 +19,19 @@
 //! # Guarantees
 //! - H.1: a call never uses a wrong file. A path is used only if it leads to an inode with the
 //!   wanted number and generation. Otherwise the call fails with `ESTALE`.
-//! - H.2: the file system keeps at most `reusable` + `orphans` descriptors, one per open file, and
-//!   one per file and owner of fcntl(2) locks. A running call uses a few more. So `ulimit -n 256`
-//!   suffices. All these leave `reserved` descriptors to running calls. Otherwise an open fails
-//!   with `ENFILE`, a lock fails with `ENOLCK`, and no other call fails (trap X10).
+//! - H.2: `HostFs` keeps at most `reusable` + `orphans` descriptors, one per open file, and one per
+//!   file and owner of fcntl(2) locks. `ulimit -n 256` suffices. At the limit an open fails with
+//!   `ENFILE`, and a lock with `ENOLCK`. No other call fails (trap X10).
 //! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits
-//! - A call that would enter another file system fails with `EXDEV`, and never waits for that one.
-//!   So the mount point of this server may be inside the directory that the server exports.
+//! - A call that would enter another file system fails with `EXDEV`, and does not wait for that
+//!   file system. So the mount point of this server may be inside the directory that the server
+//!   exports.
 //! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate). A
 //!   removal first checks which file has the name, and does not notice a later replacement.
-//! - `HostFs` keeps descriptors of at most `orphans` files that were unlinked while in use. If
-//!   there are more, a call on such a file fails with `ESTALE`, unless a client has the file open.
+//! - `HostFs` keeps descriptors of at most `orphans` files that were unlinked while in use. Calls
+//!   on further such files fail with `ESTALE`, unless a client has the file open.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.
 //!
 //! Source: openat2(2), open(2), proc(5); trap P10: libkrun issue 505, fuse-backend-rs issue 130.

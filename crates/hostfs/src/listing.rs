@@ -11,8 +11,8 @@
 //! - Offset 2^63 - 1, the end of a directory in ext4 and btrfs, since the FUSE server adds 2 to
 //!   each cookie.
 //!
-//! The cookies of both are just below 2^63 - 1, where no host file system has offsets (the hashes
-//! of ext4 end at 2^63 - 2^32 - 1).
+//! For these two offsets, the cookies are values just below 2^63 - 1 that no host file system uses
+//! (the hashes of ext4 end at 2^63 - 2^32 - 1).
 //!
 //! Source: getdents64(2). Traps T48 and P13 are listings that skip or repeat entries while other
 //! calls change the directory.

@@ -3,11 +3,11 @@
 //! A lock of flock(2) belongs to an open file, so it is taken on the descriptor of that open file.
 //!
 //! A lock of fcntl(2) belongs to a process of the client. On the host it becomes a lock of an open
-//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode. So its
-//! locks conflict with those of other owners, and of other programs on the host. When that open
-//! file is closed, the host drops all locks of the owner.
+//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode, so its
+//! locks conflict with those of other owners and of programs on the host. The host drops all locks
+//! of an owner when that open file is closed.
 //!
-//! fcntl(2) with `F_GETLK` tells no process for such a lock, so [`FileLock::pid`] is 0.
+//! For a lock of an open file description, `F_GETLK` names no process, so [`FileLock::pid`] is 0.
 //!
 //! Source: fcntl(2), flock(2).
 
@@ -33,7 +33,7 @@ type Key = (u64, u64);
 /// The open files that carry the locks of fcntl(2).
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Protected by its own mutex, which is held alone. A call of the host runs without it.
+    /// Protected by its own mutex, which is not held during a call of the host.
     files: Mutex<HashMap<Key, Arc<OwnedFd>, RandomState>>,
 }
 
@@ -44,8 +44,7 @@ impl HostFs {
         node: Node<'_>,
         lock: &FileLock,
     ) -> Result<Option<FileLock>, Errno> {
-        // A lock of the owner itself must not be found. An owner without locks needs no open file
-        // of its own.
+        // To look for the locks of other owners, any open file of the inode will do.
         let file = match self.locks.get((node.ino(), lock.owner)) {
             Some(file) => file,
             None => Arc::new(self.reopen_file(&*self.at(node)?, OFlags::RDONLY)?),
@@ -86,7 +85,8 @@ impl HostFs {
         match fcntl(&*file, FcntlArg::F_OFD_SETLK(&host_lock(lock))) {
             Ok(_) => Ok(()),
             Err(nix::Error::EACCES) => Err(Errno::AGAIN),
-            // The owner's first lock was a read lock through a descriptor for reading only.
+            // The first lock of the owner was a read lock, so the owner's file is open for reading
+            // only.
             Err(nix::Error::EBADF) => Err(Errno::NOLCK),
             Err(error) => Err(errno(error)),
         }
@@ -100,8 +100,7 @@ impl HostFs {
         is_flock: bool,
     ) -> Result<(), Errno> {
         if !is_flock {
-            // The drop of the last reference closes the open file, and the host drops the owner's
-            // locks.
+            // Dropping the last reference closes the open file, which ends the owner's locks.
             drop(self.locks.files.lock().remove(&(node.ino(), owner)));
             return Ok(());
         }
@@ -111,15 +110,15 @@ impl HostFs {
         }
     }
 
-    /// Returns `ENFILE` if the process has as many open files as clients may have. The files that
-    /// carry locks count too.
+    /// Returns `ENFILE` if the process has as many open files as clients may have, including the
+    /// files that carry locks.
     pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let lock_files = self.locks.files.lock().len();
         self.descriptors.check_open_limit(lock_files)
     }
 
-    /// Returns the open file that carries the locks of `owner` on an inode. The first lock opens
-    /// it. The host demands that the file is open for reading or for writing, as `kind` says.
+    /// Returns the open file that carries the locks of `owner` on an inode, and opens it for the
+    /// first lock. The host demands a file that is open for reading or for writing, as `kind` says.
     fn lock_file(&self, node: Node<'_>, owner: u64, kind: LockKind) -> Result<Arc<OwnedFd>, Errno> {
         let key = (node.ino(), owner);
         if let Some(file) = self.locks.get(key) {
@@ -131,8 +130,9 @@ impl HostFs {
         let is_read_only = |file: &SharedFd| {
             rustix::fs::fcntl_getfl(file).is_ok_and(|flags| access_of(flags.bits()).is_empty())
         };
-        // The host does not run a program whose file is open for writing. So a client that reads
-        // gets a file that is open for reading. Any other client may take locks of both kinds.
+        // A client that only reads gets a file that is open only for reading, because the host does
+        // not run a program that is open for writing. Any other client gets a file for locks of
+        // both kinds.
         let file = if kind == LockKind::Read && open.as_ref().is_some_and(is_read_only) {
             self.reopen_file(&*at, OFlags::RDONLY)?
         } else {
@@ -145,7 +145,6 @@ impl HostFs {
             }
         };
         Ok(match self.locks.files.lock().entry(key) {
-            // Another call for this owner has opened the file meanwhile, and may have locked it.
             Entry::Occupied(entry) => Arc::clone(entry.get()),
             Entry::Vacant(entry) => Arc::clone(entry.insert(Arc::new(file))),
         })

@@ -1,22 +1,21 @@
 //! Operations on names: lookup, creation, link, removal and rename.
 //!
-//! A new file is created with permissions for its owner only. Then it gets its owner, its ACLs and
-//! its mode. If one of these steps fails, the file is removed again. Programs on the host can see
-//! the file before the last step. Calls through the dentry cache cannot, because the creation holds
-//! the in-lookup lock of the name.
+//! - A new file is created with permissions for its owner only. Then it gets its owner, its ACLs
+//!   and its mode. If one of these steps fails, the file is removed again.
+//! - Programs on the host can see the file between these steps. Calls through the dentry cache
+//!   cannot, because the creation holds the in-lookup lock of the name.
 //!
-//! Exception: a file without an ACL that belongs to the server's own user and group is created with
-//! its final mode. The mode is checked afterwards, because the host may have changed it.
+//! Exception: a file without an ACL that belongs to the server's own user and group gets its final
+//! mode at once. The mode is checked afterwards, because the host may have changed it.
 //!
 //! Before an inode loses its last name, a descriptor of the inode is kept. So calls can use the
 //! inode until the cache forgets it.
 //!
-//! Another program may have replaced the file that a removal should remove. So just before a
-//! removal, the inode number of the file with this name is checked, and most such replacements are
-//! noticed.
+//! Another program may replace a file just before it is removed. So a removal first checks the
+//! inode number of the file, which notices most replacements.
 //!
-//! A rename first asks the host not to replace a file (`RENAME_NOREPLACE`). Only if the new name
-//! exists, the rename looks up the file with that name, and then replaces it.
+//! A rename first uses `RENAME_NOREPLACE`. Only if the new name exists, it looks up the file with
+//! that name, and then replaces it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -186,9 +185,9 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The rename with flags has failed. Either the new name exists (`EEXIST`), or the host
-            // cannot rename with flags. For the second case, the file system returns `EINVAL`, or
-            // the kernel returns `ENOSYS`. So rename without flags below.
+            // The rename has failed: the new name exists (`EEXIST`), or the file system (`EINVAL`)
+            // or the kernel (`ENOSYS`) does not know the flags. Below, the rename is repeated
+            // without flags.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -201,8 +200,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status and a descriptor of the file `name`, which is about to be removed. The
-    /// descriptor is `None` if the process has no descriptor left.
+    /// Returns the status of the file `name`, which is about to be removed, and a descriptor of it
+    /// if the process has one left.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -266,9 +265,7 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, calls open(2) with `flags`, and returns the descriptor. If the client
-/// creates the file in order to open it, the descriptor has the access mode that the client wants.
-/// Otherwise it is read-only.
+/// For a regular file, calls open(2) with `flags`, and returns the descriptor.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

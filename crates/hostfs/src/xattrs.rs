@@ -1,9 +1,8 @@
 //! Extended attributes and ACLs, which the host stores.
 //!
 //! The system calls for extended attributes take no `O_PATH` descriptor. So this module passes them
-//! the path of the descriptor under `/proc`. That path leads to the file behind the descriptor,
-//! even if the file is a symbolic link. Resolving the path takes several times as long as the rest
-//! of the call.
+//! the path of the descriptor under `/proc`, which leads to the file itself, even to a symbolic
+//! link. Resolving this path takes several times as long as the rest of the call.
 //!
 //! For a directory, `HostFs` often has a readable descriptor. Then a read of an attribute calls
 //! fgetxattr(2) and needs no path.
@@ -79,8 +78,6 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file `name` in a directory has an access ACL. The file must not be a
-    /// symbolic link.
     pub(crate) fn name_has_acl(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Result<bool, Errno> {
         let path = [magic(dir).as_bytes(), b"/", name.as_bytes()].concat();
         // Read only the size of the value.

@@ -4,12 +4,12 @@
 //! Under `--cfg corewalk_crash` every protocol uses this word as its `AtomicU64`.
 //!
 //! [`run`] limits the number of stores of the calling thread. Before the first store over the
-//! limit, the thread unwinds. From then on until `run` returns, none of the thread's stores takes
-//! effect. Destructors therefore change nothing, as if the process had been killed. Other threads
-//! run on. A failed compare-exchange is not counted as a store.
+//! limit, the thread unwinds. Until `run` returns, none of its stores takes effect, so destructors
+//! change nothing, as if the process had been killed. Other threads go on. A failed
+//! compare-exchange is no store.
 //!
-//! A process is killed between two instructions, and other processes see its earlier stores. A test
-//! that stops before each store in turn therefore covers every state that a kill can leave.
+//! A process is killed between two instructions, and other processes see its earlier stores. So a
+//! test that stops before each store in turn covers every state that a kill can leave.
 //!
 //! Source: the crash points in the tests of `ext4` and `SQLite`, which use the same idea.
 
@@ -133,8 +133,8 @@ impl AtomicU64 {
         self.compare_exchange(current, new, success, failure)
     }
 
-    /// Works like `fetch_update` of the standard library's `AtomicU64`. Each attempt is one of the
-    /// stores that [`run`] counts.
+    /// Like [`std::sync::atomic::AtomicU64::fetch_update`]. Each attempt is a store that [`run`]
+    /// counts.
     #[inline]
     pub fn fetch_update(
         &self,

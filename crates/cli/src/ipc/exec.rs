@@ -1,18 +1,17 @@
 //! `corewalk ipc exec`: runs a command in a namespace.
 //!
 //! The command loads the preload library, which finds the namespace by environment variables. The
-//! command also inherits descriptors of the namespace's file and of the folder of segments.
-//! Programs that the command starts inherit all of this. `exec` waits for the command, and then
-//! ends with the exit status of the command.
+//! command, and each program that it starts, also inherits descriptors of the namespace's file and
+//! of the folder of segments. `exec` waits for the command, and ends with its exit status.
 //!
-//! If a process sends a signal to `exec`, `exec` passes the signal on to the command. It does not
-//! pass on a signal of the terminal, because the kernel sends that signal to the command as well.
+//! `exec` passes signals of other processes on to the command. It does not pass on signals of the
+//! terminal, because the kernel sends them to the command as well.
 //!
 //! # Exit status
 //!
-//! `exec` has the status of the command. It is 126 if the command cannot be run in a namespace, and
-//! 127 if the command does not exist. If `exec` itself fails, it is 1 or 2, as in other
-//! subcommands. If a signal kills the command, `exec` dies of the same signal.
+//! `exec` has the exit status of the command, or dies of the same signal. The status is 126 if the
+//! command cannot be run in a namespace, and 127 if the command does not exist. If `exec` itself
+//! fails, it is 1 or 2, as in other subcommands.
 //!
 //! Source: env(1), timeout(1).
 
@@ -78,8 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // If `exec` itself runs in a namespace, its environment has variables that describe this outer
-    // namespace. Remove them, because the command runs in another one.
+    // If `exec` itself runs in a namespace, these variables describe that outer namespace.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
@@ -120,16 +118,16 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the end of the command. While it waits, `supervise` passes signals on to the command,
-/// and cleans up after killed processes of the namespace.
+/// Waits for the end of the command. Meanwhile, passes signals on to it, and cleans up after killed
+/// processes of the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Send signals to the command through a pidfd. After the command has ended, its pid may belong
-    // to another process.
+    // Send signals through a pidfd: after the end of the command, its pid may belong to another
+    // process.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -144,28 +142,25 @@ fn supervise(
     }
 }
 
-/// Starts a thread that passes signals on to `process`. It passes on only signals that other
-/// processes have sent to `exec`, and not those of the terminal.
+/// Starts a thread that passes signals of other processes on to `process`, but not those of the
+/// terminal.
 fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
     thread::spawn(move || {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // An error means that the command of `exec` has ended. Ignore the error:
-                // `supervise` gets the command's exit status.
+                // Ignore an error: the command has ended, and `supervise` gets its exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Ends `exec` in the same way as the command has ended: with the same exit status, or by the same
-/// signal.
+/// Ends `exec` as the command has ended: with the same exit status, or by the same signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // The command was killed by `signal`. `emulate_default_handler` lets the same signal end
-        // this process. It returns only if the signal does not end a process by default. In that
-        // case, end with an exit status instead.
+        // The command was killed by `signal`, so end this process by the same signal.
+        // `emulate_default_handler` returns only if the signal does not end a process by default.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

@@ -23,8 +23,7 @@ pub(super) enum Form {
 pub(super) fn table(kind: Kind, form: Form, objects: &[Object]) -> String {
     let (title, names) = head(kind, form);
     let rows: Vec<Vec<String>> = objects.iter().map(|object| row(object, kind, form)).collect();
-    // The table with process ids (`ipcs -p`) lists no semaphore sets: each semaphore of a set has
-    // its own process id.
+    // The table with process ids (`ipcs -p`) lists no semaphore sets.
     let rows = if names.is_empty() { &[][..] } else { &rows };
     format!("\n------ {title} --------\n{}", columns(names, rows))
 }
@@ -101,8 +100,8 @@ fn row(object: &Object, kind: Kind, form: Form) -> Vec<String> {
     row
 }
 
-/// Formats rows in columns that are at least ten letters wide, with a blank between them, as
-/// ipcs(1) does. A longer cell widens its column.
+/// Formats rows in columns, as ipcs(1) does. A column is at least ten letters wide, and as wide as
+/// its longest cell.
 pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(String::len);
@@ -241,7 +240,7 @@ pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     })
 }
 
-/// Formats seconds since 1970 as a date and a time in UTC. 0 becomes "Not set".
+/// Formats seconds since 1970 as a date and a time in UTC, and 0 as "Not set".
 fn time(seconds: u64) -> String {
     if seconds == 0 {
         return "Not set".to_owned();
@@ -254,8 +253,7 @@ fn time(seconds: u64) -> String {
 
 /// Returns the year, the month and the day of the date that is `days` days after 1970-01-01.
 ///
-/// Years that start in March make the calculation simpler, because a leap day is then always the
-/// last day of its year.
+/// The calculation counts years from March, so that a leap day is the last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     // Count from 0000-03-01.

@@ -160,8 +160,7 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Any user may create a file in `/dev/shm` that has the name of this user's namespace. So
-        // skip the files of other users.
+        // Skip files of other users: any user may create a file with this name in `/dev/shm`.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });
@@ -189,7 +188,7 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }
 
-/// Escapes control characters in a name as `ls -b` does. Otherwise the name could span several rows
+/// Escapes control characters in a name, as `ls -b` does, so that the name cannot span several rows
 /// or control the terminal.
 fn escaped(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());

@@ -15,7 +15,6 @@ impl Kind {
     /// All kinds, in the order of ipcs(1).
     pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
-    /// Returns the short name of a kind of objects, for JSON output and `rm --all`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Msg => "msg",
@@ -24,7 +23,6 @@ impl Kind {
         }
     }
 
-    /// Returns the term that ipcs(1) uses for an object of this kind, for example "message queue".
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Msg => "message queue",
@@ -155,8 +153,8 @@ pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }
 
-/// Looks an id up in `/etc/passwd` or `/etc/group`. In both files, the first field of a line is the
-/// name and the third is the id.
+/// Looks an id up in `/etc/passwd` or `/etc/group`: the third field of a line. Returns the first
+/// field, the name.
 fn name_in(path: &str, id: u32) -> String {
     let lines = std::fs::read_to_string(path).unwrap_or_default();
     let found = lines.lines().find_map(|line| {

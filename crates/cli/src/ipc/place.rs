@@ -6,30 +6,29 @@
 //! | PATH, with a slash | PATH | until `rm --purge` |
 //! | none | a memfd | until the last process that has it ends |
 //!
-//! The file of a namespace must belong to the user; see `open_file`. The command that `exec` runs
-//! inherits a descriptor of the file. So a program that may not open the file, for example after
-//! setuid(2), still reaches the namespace.
+//! The file of a namespace must belong to the user; see `open_file`. The command inherits a
+//! descriptor of the file. So a program that may not open the file, for example after setuid(2),
+//! still reaches the namespace.
 //!
 //! # Shared memory
 //!
-//! The memory of each segment is a file in the folder `segments`, which is in an *outer folder*.
-//! The path of the outer folder is that of the namespace's file with `.shm` at the end. A namespace
-//! without a name has an outer folder in `/dev/shm`, which is removed after the command.
+//! The memory of each segment is a file in the folder `segments` of an *outer folder*. The path of
+//! the outer folder is that of the namespace's file with `.shm` at the end. A namespace without a
+//! name has an outer folder in `/dev/shm`, which is removed after the command.
 //!
 //! The outer folder has the permissions of the namespace's file, so a user who may read the file
-//! may enter the folder.
+//! may enter it.
 //!
-//! All users may write in the folder `segments`, but only users who may enter the outer folder
-//! around it reach it by its path. The program that `exec` runs inherits a descriptor of
-//! `segments`. So even after it has changed its user, it can make segments, and attach segments
-//! whose permissions allow it.
+//! All users may write in the folder `segments`, but only those who may enter the outer folder
+//! reach it by its path. The program that `exec` runs inherits a descriptor of `segments`. So it
+//! can make and attach segments even after it has changed its user.
 //!
 //! For a namespace without a name, `exec` locks the outer folder (flock(2)) while it runs. If
-//! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the same user
-//! removes the folder, unless it is locked or a process has attached a segment in it.
+//! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the user removes
+//! it, unless a process has attached a segment in it.
 //!
-//! The pid of the killed `exec` would not show that it has ended, because pid namespaces may share
-//! `/dev/shm`.
+//! The lock on the outer folder shows whether `exec` was killed. Its pid would not, because pid
+//! namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -62,8 +61,8 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. The descriptors that `corewalk ipc exec` gives to its command get
-/// high numbers below this limit.
+/// The usual limit on open files. The descriptors for the command of `corewalk ipc exec` get high
+/// numbers below it.
 const NUMBERS: u64 = 1024;
 
 /// The directory with the outer folders of namespaces without a name.
@@ -86,15 +85,16 @@ const NAME_MAX: usize = 200;
 /// Opens the file of a namespace at `path`. Creates the file if `flags` contain `CREATE`. `word` is
 /// the name or path of the namespace on the command line.
 ///
-/// The file of a namespace must belong to the user, because its owner can read and change the whole
-/// namespace. Root may use a file of any user by its path, but not by a name. Any user may create a
-/// file of any name in `/dev/shm`, so a name could lead root to another user's file.
+/// - The file of a namespace must belong to the user, because its owner can read and change the
+///   whole namespace.
+/// - Root may use a file of any user by its path, but not by a name. Any user may create a file of
+///   any name in `/dev/shm`, so a name could lead root to another user's file.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // Try to open the file without `CREATE` first. With `CREATE` and the sysctl
-        // `fs.protected_regular`, open(2) fails with `EACCES` if the file belongs to another user.
-        // The error `OtherUser` tells the user more.
+        // First try without `CREATE`. With `CREATE` and the sysctl `fs.protected_regular`, open(2)
+        // fails with `EACCES` for a file of another user. The error `OtherUser` tells the user
+        // more.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -124,8 +124,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // Refuse the names `.` and `..`. The user may mean a directory, but as names they would stand
-    // for files in `/dev/shm`.
+    // Refuse `.` and `..`: the user means a directory, but as names they would stand for files in
+    // `/dev/shm`.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -139,7 +139,7 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
 /// namespace or the path of its file.
 ///
 /// If `word` is a name, the file may have any content. If `word` is a path, the file must be a
-/// namespace. That namespace may be damaged, truncated, or from before the last boot.
+/// namespace, which may be damaged, truncated, or from before the last boot.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -153,8 +153,8 @@ pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns the message for `error`, which occurred when the namespace's file was opened. If the
-/// file is missing, the message says that there is no such namespace.
+/// Returns the message for an error of opening the namespace's file. A missing file means that
+/// there is no such namespace.
 fn absent_or(path: &Path, error: &OpenError) -> Failure {
     match error {
         OpenError::Os(Errno::NOENT) => Failure::of(path.display(), "there is no such namespace"),
@@ -165,31 +165,28 @@ fn absent_or(path: &Path, error: &OpenError) -> Failure {
 /// A namespace, and what a process needs to find it.
 pub(super) struct Place {
     pub(super) namespace: Namespace,
-    /// The path of the namespace's file. For a memfd it is a path in `/proc/PID/fd`.
+    /// The path of the namespace's file. If the file is a memfd, the path is in `/proc/PID/fd`.
     pub(super) path: PathBuf,
     /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The open file of the namespace. If the file is a memfd, the field `path` is the path of this
-    /// descriptor in `/proc`.
+    /// The open file of the namespace.
     file: OwnedFd,
-    /// The folder in `/dev/shm` for the segments of a namespace without a name. Dropping this value
-    /// removes the folder.
+    /// The outer folder of a namespace without a name. Dropping this value removes the folder.
     folder: Option<Folder>,
 }
 
-/// A locked folder in `/dev/shm` that contains the segments of a namespace without a name.
+/// A locked outer folder in `/dev/shm`, for the segments of a namespace without a name.
 ///
-/// The drop of a `Folder` removes the folder, unless a process has attached a segment in it. In
-/// that case the folder stays until the last detach. After that, [`Folder::make`] of a later `exec`
-/// removes it.
+/// Dropping a `Folder` removes the folder, unless a process has attached a segment in it. After the
+/// last detach, [`Folder::make`] of a later `exec` removes it.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
 }
 
 impl Folder {
-    /// Creates a folder in `/dev/shm` for the segments of a namespace without a name. Also removes
-    /// the folders that killed `exec` processes have left there.
+    /// Creates the outer folder of a namespace without a name. Also removes the folders that killed
+    /// `exec` processes have left in `/dev/shm`.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -200,14 +197,13 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // The folder exists already, so try another name. A process with the same pid, but
-                // in another pid namespace, may have created the folder.
+                // The name is in use, for example by a process with the same pid in another pid
+                // namespace. Try another name.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Between the creation of the folder and its lock, another `exec` may lock or remove
-            // the folder, because it takes the folder for one that a killed process has left. In
-            // that case create a folder with another name.
+            // Before this process has locked its new folder, another `exec` may have taken it for
+            // one that a killed process has left. Then create a folder with another name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -230,8 +226,8 @@ impl Drop for Folder {
     }
 }
 
-/// Opens and locks the folder at `path`. Returns None if another process has locked the folder, or
-/// has removed or replaced the folder before it was locked.
+/// Opens and locks the folder at `path`. Returns None if another process has locked it, or has
+/// removed or replaced it before the lock.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -251,8 +247,8 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Opens the existing namespace `word`, which is a name or a path. If `word` is None, opens the
-    /// namespace that this process runs in.
+    /// Opens the existing namespace `word`, a name or a path. If `word` is None, opens the
+    /// namespace in which this process runs.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
         let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
@@ -265,13 +261,12 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // If `word` is None, `path` comes from the environment, and is the path of the
-            // namespace in which this process runs.
+            // With `word` None, `path` comes from the environment: the namespace in which this
+            // process runs.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // If the namespace's file is a memfd, its path is in `/proc`. Then no folder for segments
-        // can be next to it.
+        // A memfd has a path in `/proc`, next to which there is no outer folder.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -280,15 +275,15 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Duplicates the descriptor of the namespace's file for a command to inherit. Also returns the
-    /// text that tells the preload library the number of the new descriptor. Returns None if the
-    /// process can open no more descriptors.
+    /// Duplicates the descriptor of the namespace's file for the command of `exec`. Also returns
+    /// its number as text for the preload library. Returns None if the process can open no more
+    /// descriptors.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
 
-    /// Opens the folder that contains the segments' files, with a descriptor that the command of
-    /// `exec` inherits. Returns the same two values as [`Place::hand_on`].
+    /// Opens the folder of segments with a descriptor that the command inherits. Returns the same
+    /// two values as [`Place::hand_on`].
     pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
@@ -307,8 +302,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// Creates a namespace in a memfd, with its segments in `folder`. If `folder` is None, the
-    /// namespace has no shared memory, and programs use segments of the kernel.
+    /// Creates a namespace in a memfd, with its segments in `folder`. If `folder` is None, programs
+    /// use shared memory of the kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -322,9 +317,8 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the outer folder, whose permissions decide which users may enter it. Then makes the
-    /// folder `segments` in it, which holds a file for each segment. Folders that already exist are
-    /// kept.
+    /// Makes the outer folder, and in it the folder `segments`, unless they exist. The permissions
+    /// of the outer folder decide which users may enter it.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -366,12 +360,10 @@ impl Place {
     }
 }
 
-/// Duplicates the descriptor `file` for a command to inherit. Also returns the text that tells the
-/// preload library the number of the new descriptor. Returns None if the process can open no more
-/// descriptors.
+/// Duplicates the descriptor `file` for the command of `exec`. Also returns its number as text for
+/// the preload library. Returns None if the process can open no more descriptors.
 ///
-/// The new descriptor gets a high number, because programs expect low numbers for the descriptors
-/// that they open themselves.
+/// Use a high number: programs expect low numbers for the descriptors that they open themselves.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -382,9 +374,9 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that `outer`, the outer folder of the segments, belongs to the owner of the namespace.
-/// Also checks that only users who may read the namespace's file may enter `outer`, because each
-/// user who may enter it can reach all segments.
+/// Checks that the outer folder `outer` belongs to the owner of the namespace. Also checks that
+/// only users who may read the namespace's file may enter `outer`, because they can reach all
+/// segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -410,8 +402,7 @@ fn make_segments(outer: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Do not follow a symbolic link at the path of the folder of segments: any user who may enter
-    // the folder `outer` may have made one.
+    // Do not follow a symbolic link: any user who may enter `outer` may have made one.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -438,9 +429,8 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns the name of the outer folder of a namespace without a name. `pid` is the pid of the
-/// `exec` that makes the folder. If pid namespaces share `/dev/shm`, several processes with this
-/// pid may make a folder. `number` tells their folders apart.
+/// Returns the name of the outer folder of a namespace without a name. `pid` is the pid of `exec`,
+/// and `number` distinguishes folders for the same pid in several pid namespaces.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -459,8 +449,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the folders for segments that killed `exec` processes of this user have left in
-/// `/dev/shm`. Such a folder is not locked, and no process has attached a segment in it.
+/// Removes the outer folders that killed `exec` processes of this user have left in `/dev/shm`:
+/// those that are not locked, and in which no process has attached a segment.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -474,9 +464,9 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Hold the lock on the outer folder until the folder is removed. Without the lock, another
-        // process could remove this folder first. Then a new `corewalk ipc exec` could make a
-        // folder of the same name, and this function would remove the new folder.
+        // Hold the lock until the folder is removed. Otherwise another process could remove this
+        // folder first, and a new `exec` could make one of the same name, which would be removed
+        // here.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -484,7 +474,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has attached a segment whose memory is below the folder `outer`.
+/// Returns true if a process has attached a segment in the outer folder `outer`.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -500,7 +490,7 @@ fn is_attached(outer: &Path) -> bool {
 ///
 /// # Errors
 ///
-/// The error of removing `outer`, for example because it contains other files.
+/// The error of removing `outer`, for example because it still contains files.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -513,8 +503,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error of the removal of `folder`, which is inside `outer`. If `folder` stays,
-    // `outer` is not empty, so its removal fails, and that error is returned.
+    // Ignore an error: if `folder` stays, the removal of `outer` fails and returns its error.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -555,12 +544,12 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // Make five folders. The pids in the names of the first four are too high for any process.
-        // Pid 1 in the name of the fifth always exists, but the removal must not depend on the pid.
+        // The first four pids are too high for any process. Pid 1 always exists, but the removal
+        // must not depend on the pid.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // Make a file called `letter` in the second folder. The removal deletes only files with the
-        // names that `exec` gives them. So it must keep `letter`, and with it the second folder.
+        // `exec` gives no file the name `letter`, so the removal must keep this file, and with it
+        // the folder.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

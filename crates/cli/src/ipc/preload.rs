@@ -1,8 +1,7 @@
 //! Finds the preload library.
 //!
-//! cargo builds the library into the directory of the program, or into the directory `deps` in it.
-//! A package installs the library into `../lib/corewalk`. With `--preload`, a user can name another
-//! build of the library.
+//! cargo builds the library into the directory of the program, or into `deps` in it. A package
+//! installs it into `../lib/corewalk`. `--preload` names another build.
 //!
 //! Source: ld.so(8), `LD_PRELOAD`.
 
@@ -32,8 +31,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // Check that the file is a library. If it is not, the dynamic loader only prints a warning that
-    // it cannot load the file, and the program uses the kernel's IPC objects.
+    // If the file is no library, the dynamic loader only prints a warning, and the program uses the
+    // kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
@@ -63,7 +62,6 @@ fn beside_program() -> Result<PathBuf, Failure> {
     found.ok_or_else(|| Failure::of(FILE, "not found beside the program; see --preload"))
 }
 
-/// Returns the new value of `LD_PRELOAD`: the library, and then the previous value.
 pub(super) fn value(path: &Path, before: Option<&OsStr>) -> OsString {
     let mut value = path.as_os_str().to_owned();
     if let Some(before) = before.filter(|before| !before.is_empty()) {

@@ -1,7 +1,7 @@
 //! Finds the command of `exec`, and checks that the dynamic loader will load a preload library for
 //! it.
 //!
-//! `exec` refuses three kinds of programs, because they would silently use the kernel's objects:
+//! `exec` refuses three kinds of programs, which would silently use the kernel's objects:
 //! - A static program has no dynamic loader.
 //! - For a program with set-user-ID, set-group-ID or file capabilities, the loader ignores the
 //!   environment.
@@ -28,13 +28,12 @@ const DEPTH_MAX: u32 = 4;
 /// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// Maximum length of the path of a dynamic loader, in bytes. Only this many bytes of a longer path
-/// are read.
+/// Maximum length of the path of a dynamic loader, in bytes.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// The mode bits for set-group-ID and for execution by the group. Set-group-ID gives a privilege
-/// only if the group may execute the file.
+/// Set-group-ID and execution by the group. Set-group-ID gives a privilege only if the group may
+/// execute the file.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -140,8 +139,7 @@ pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
     let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
-    // A position-independent executable has the same ELF type as a library. It is recognised by the
-    // path of a dynamic loader, which a library does not have.
+    // A position-independent executable has the same ELF type, but names a dynamic loader.
     Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
 }
 
@@ -158,8 +156,8 @@ fn half(start: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([start[at], start[at + 1]])
 }
 
-/// Returns the place of the dynamic loader's path in an ELF file: its offset and its length.
-/// Returns None if the file names no loader.
+/// Returns the offset and the length of the dynamic loader's path in an ELF file, or None if the
+/// file names no loader.
 fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
     let (entry_bytes, entries) = (half(start, 54), half(start, 56));
@@ -175,8 +173,8 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// Returns true if the file is the dynamic loader itself. The loader is a static program, but as a
-/// command it obeys `LD_PRELOAD`. So it is accepted.
+/// Returns true if the file is the dynamic loader itself, which is accepted: it is a static
+/// program, but obeys `LD_PRELOAD`.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
@@ -239,8 +237,7 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // Checks that a file with a truncated ELF header or in another format is accepted.
-        // execve(2) reports the error for such a file.
+        // For such a file, execve(2) reports the error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

@@ -143,7 +143,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Removes the file of a namespace, and the folder with its segments.
 fn purge(path: &Path) -> Result<(), Failure> {
     let removed = std::fs::remove_file(path);
     removed.map_err(|error| Failure::of(path.display(), error))?;

@@ -1,9 +1,7 @@
-//! `corewalk ipc serve`: cleans up after killed processes of a namespace until it gets SIGINT or
-//! SIGTERM.
+//! `corewalk ipc serve`: cleans up after killed processes of a namespace, until SIGINT or SIGTERM.
 //!
-//! `serve` also ends if the file of the namespace was removed or replaced, because then no process
-//! can join the namespace any more. In that case it first waits until no process is left in the
-//! namespace.
+//! `serve` also ends if the file of the namespace was removed or replaced, because no process can
+//! join the namespace any more. First it waits until no process is left in it.
 //!
 //! Source: the sources of `watch`.
 
@@ -46,8 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     println!("serving {}", place.path.display());
     let file = file_at(&place.path);
     let mut watch = Watch::default();
-    // ORDERING: Relaxed. `is_over` only tells `serve` to stop. The signal handler passes no other
-    // data.
+    // ORDERING: Relaxed. A stop flag: the signal handler passes no other data.
     while !is_over.load(Ordering::Relaxed) {
         watch.turn(&place.namespace, None);
         let now = file_at(&place.path);
@@ -69,8 +66,8 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) on the namespace's file has failed, but not because the file is gone. For example,
-    /// this user lacks a permission. The file may still exist, so `serve` continues.
+    /// stat(2) has failed for another reason, for example because of a missing permission. The file
+    /// may still exist, so continue.
     Unknown,
 }
 

@@ -35,8 +35,8 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Prints the limits and the use of a namespace, and its number of tasks. Before that, cleans up
-/// after dead processes of the namespace. Also prints the number of these processes.
+/// Prints the limits and the use of a namespace, and its number of tasks. First cleans up after
+/// dead processes, and also prints their number.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
     let failed = |error: &dyn std::fmt::Display| Failure::of(place.path.display(), error);

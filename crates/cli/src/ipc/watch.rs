@@ -1,9 +1,10 @@
 //! Watches the processes of a namespace, and cleans up after each process that ends without leaving
 //! the namespace.
 //!
-//! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. The watch has a
-//! pidfd of each registered process, which becomes readable when the process ends. So the cleanup
-//! begins at once. Every [`LOOK_MS`] milliseconds, the watch looks for new processes.
+//! - The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments.
+//! - The watch has a pidfd of each registered process, which becomes readable when the process
+//!   ends. So the cleanup begins at once.
+//! - Every [`LOOK_MS`] milliseconds, the watch looks for new processes.
 //!
 //! Without a watch, the calls that wait in the namespace look for dead processes ten times a second
 //! and clean up.
@@ -27,17 +28,17 @@ const WATCHED_MAX: usize = 512;
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfd of each watched process, by pid. The value is None for a process that has ended
-    /// but is still registered, because a child process has inherited its attached segments.
+    /// The pidfd of each watched process, by pid. None for an ended process that is still
+    /// registered, because a child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
     /// The number of cleaned up tasks: those of processes that ended without leaving the namespace.
     pub(super) recovered: usize,
 }
 
 impl Watch {
-    /// Looks for new processes of the namespace. Then waits until one of the namespace's processes
-    /// ends, the descriptor `more` is readable, or [`LOOK_MS`] milliseconds have passed. Cleans up
-    /// after the processes that have ended.
+    /// Looks for new processes of the namespace. Then waits until a process ends, the descriptor
+    /// `more` is readable, or [`LOOK_MS`] milliseconds have passed. Cleans up after processes that
+    /// have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);
@@ -47,8 +48,7 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // Ignore an error: poll(2) fails if a signal interrupts it. The caller calls `turn` in a
-        // loop.
+        // Ignore an error: a signal has interrupted poll(2), and the caller calls `turn` again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)
@@ -66,8 +66,8 @@ impl Watch {
         self.recovered += namespace.recover().unwrap_or(0);
     }
 
-    /// Opens pidfds of new processes, and drops the pidfds of processes that are no longer
-    /// registered. Returns true if a registered process has ended.
+    /// Opens pidfds of new processes, and drops those of processes that are no longer registered.
+    /// Returns true if a registered process has ended.
     fn look(&mut self, namespace: &Namespace) -> bool {
         let pids = namespace.pids();
         self.processes.retain(|pid, _| pids.contains(pid));

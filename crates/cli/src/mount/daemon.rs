@@ -4,11 +4,11 @@
 //! standard output is a pipe.
 //!
 //! When the mount is ready, the server writes one line into the pipe, and the first process ends.
-//! If the pipe closes without a line, the server has failed. It has printed the reason on standard
-//! error, which both processes share until the mount is ready.
+//! If the pipe closes without a line, the server has failed, and has printed the reason on standard
+//! error.
 //!
-//! The server closes all other descriptors that it inherits. Otherwise an inherited flock(2) lock
-//! would be held until the mount ends, and a reader of an inherited pipe would wait until then.
+//! The server closes all other inherited descriptors. Otherwise an inherited flock(2) lock would be
+//! held, and a reader of an inherited pipe would wait, until the mount ends.
 //!
 //! Rejected: a fork of the first process without exec. It would need less code, but it is not safe
 //! in a process with threads.
@@ -25,13 +25,13 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Starts the server in the background and waits until the mount is ready. Returns the line that
+/// Starts the server in the background, waits until the mount is ready, and returns the line that
 /// the server has written to the pipe.
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Set `argv[0]` of the server to `corewalk`. This process may have been started under the name
-    // `mount.corewalk`. Under that name the program expects the arguments of a mount(8) helper.
+    // This process may have been started as `mount.corewalk`. Under that name the server would
+    // expect the arguments of a mount(8) helper, so its `argv[0]` is `corewalk`.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -61,15 +61,14 @@ pub(super) fn leave_terminal() {
 }
 
 /// Closes all descriptors except the standard streams. Call it before this process opens any
-/// descriptor itself.
+/// itself.
 pub(super) fn close_inherited() {
     // Ignore an error if `/proc` is missing. The mount will fail later, with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error: the list contains the descriptor of `/proc/self/fd` itself, which is
-        // already closed.
+        // Ignore an error: the list also contains its own descriptor, which is already closed.
         let _ = nix::unistd::close(fd);
     }
 }

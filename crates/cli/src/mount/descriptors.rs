@@ -1,12 +1,11 @@
 //! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! After the file system is mounted, each server thread opens `/dev/fuse`, and with io_uring also a
-//! ring. If the limit on open files is too low, these calls fail, and the mount exists but does not
-//! work. So the program checks the limit before the mount.
+//! After the mount, each server thread opens `/dev/fuse`, and with io_uring also a ring. With a low
+//! limit on open files these calls fail, and the mount exists but does not work. So the program
+//! checks the limit before the mount.
 //!
 //! The soft limit on open files is often 1024, because select(2) accepts no higher descriptors.
-//! This program does not use select(2). So it raises the soft limit to the hard limit, as other
-//! servers do.
+//! This program does not use select(2), and raises the soft limit to the hard limit.
 //!
 //! Source: getrlimit(2).
 
@@ -18,19 +17,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// The number of descriptors that all threads of a server share: the standard streams, the ten
-/// files of an open store, the FUSE device, and a few short-lived ones.
+/// The number of descriptors that all threads of a server share: standard streams, ten files of an
+/// open store, the FUSE device, and a few short-lived ones.
 const SHARED: u64 = 24;
-/// The number of descriptors that one thread uses to read requests: one for the device, and with
-/// io_uring also one for a ring and one for an eventfd(2).
+/// The number of descriptors with which one thread reads requests: one for the device, and with
+/// io_uring also a ring and an eventfd(2).
 const DEVICE: u64 = 1;
 const DEVICE_AND_RING: u64 = 3;
-/// The number of descriptors that one thread uses for a call on a directory of the host: two
-/// directories, a file, and the directory that it lists.
+/// The number of descriptors for one call on a directory of the host: two directories, a file, and
+/// the directory that is listed.
 const CALL: u64 = 4;
 
-/// Returns the number of descriptors that the server keeps for itself, so that open files of
-/// clients do not use them up.
+/// Returns the number of descriptors that open files of clients must leave to the server.
 pub(super) fn reserved(mount: &MountOptions) -> usize {
     (needed(mount) + CALL * mount.threads as u64) as usize
 }

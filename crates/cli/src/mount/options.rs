@@ -1,19 +1,20 @@
 //! The options of `-o`. Most of them come from mount(8), fuse(8), tmpfs(5) and ext4(5).
 //!
 //! A later option overrides an earlier one, as in mount(8). An unknown option or an invalid value
-//! causes a usage error that names the option. So a misspelt `nosuid`, for example, is not ignored.
+//! is a usage error, so that a misspelt `nosuid`, for example, is noticed.
 //!
 //! # Options that are accepted without effect
 //! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
 //!   (`user` and similar options imply `nosuid` and others, as in mount(8).)
 //! - Options for behaviour that corewalk always has: `acl`, `user_xattr`.
-//! - `lazytime`, which allows the server to delay updates of times. The server never delays them.
+//! - `lazytime`, which only permits the server to delay updates of times.
 //!
 //! # Options that are refused
-//! An option is refused if the mount's source (a directory of the host, a store or a tmpfs) cannot
-//! obey it. `noacl` is always refused. A directory of the host does not take `dirsync`,
-//! `strictatime`, and the options for tmpfs and stores (`size=`, `mode=` and others). Only a store
-//! takes `commit=` and `no_create`.
+//! An option is refused if the source of the mount cannot obey it:
+//! - `noacl` is always refused.
+//! - A directory of the host does not take `dirsync`, `strictatime`, and the options for tmpfs and
+//!   stores (`size=`, `mode=` and others).
+//! - Only a store takes `commit=` and `no_create`.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub(crate) struct Plan {
     pub(crate) host: HostFsOptions,
 }
 
-/// Options whose effect depends on other options. So they are applied only after all options are
+/// Options whose effect depends on other options, and which are applied after all options are
 /// parsed.
 #[derive(Debug, Default)]
 struct Pending {
@@ -62,16 +63,16 @@ struct Pending {
     threads: Option<usize>,
     /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
-    /// The last given option that only a mount of a host directory takes.
+    /// The last given option that a mount of a host directory takes, but no other mount.
     for_host: Option<&'static str>,
 }
 
-/// Options that are refused for a mount of a host directory. The options `no_mbcache` and `create`
-/// are accepted for such a mount, but have no effect.
+/// Options that are refused for a mount of a host directory. `no_mbcache` and `create` are accepted
+/// without effect.
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
-/// The option of nfs(5) that only a mount of a host directory takes. No other program can lock the
-/// files of a tmpfs or a store.
+/// The option of nfs(5) that only a mount of a host directory takes, because other programs can
+/// lock its files.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
@@ -141,18 +142,16 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // Use one thread per processor, but at least two. More threads compete for the
-            // processors: eight threads on two processors serve two clients at half the speed or
-            // less.
+            // More threads compete for the processors: eight threads on two processors serve two
+            // clients at half the speed or less.
             //
-            // A single thread would save a fifth of the processor time for one client. But on a
-            // machine with other load, two busy clients would wait up to four times as long.
+            // One thread would save a fifth of the processor time for one client. But on a machine
+            // with other load, two busy clients would wait up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
 
-    /// Passes the mount flags that the kernel does not implement for FUSE to the back ends: access
-    /// times, `ro`, `sync` and `dirsync`.
+    /// Passes the flags for access times, `ro`, `sync` and `dirsync` to the back ends.
     fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
         let others = match () {
@@ -169,7 +168,6 @@ impl Plan {
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Checks that every mount option has an effect on the file system `source`.
     fn check_supported(&self, source: Source, pending: &Pending) -> Result<(), Failure> {
         let not_for_host = &pending.not_for_host;
         let only_for_host = pending.for_host.as_ref();
@@ -199,8 +197,8 @@ impl Plan {
     }
 
     /// Returns the default options. If root mounts, all users may access the mount, and devices and
-    /// set-user-ID programs work in it. If another user mounts, only that user may access the
-    /// mount, as fusermount3(1) allows.
+    /// set-user-ID programs work in it. Otherwise only the mounting user may access it, as with
+    /// fusermount3(1).
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
         let mut mount = MountOptions::default().with_source(source.name());
@@ -307,7 +305,6 @@ impl Plan {
         Ok(())
     }
 
-    /// Parses the option `name` with the value `value`. Returns None if the value is invalid.
     fn take_valued(
         &mut self,
         name: &str,
@@ -370,8 +367,7 @@ impl Plan {
                 let count = Some(scaled(value)?).filter(|&count| count > 0);
                 (tmpfs.inodes_max, store.inodes_max) = (count, count);
             }
-            // `mode`, `uid` and `gid` apply to the root directory of a new file system. They do not
-            // change a root directory that already exists.
+            // `mode`, `uid` and `gid` apply only to the root directory of a new file system.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
                 (tmpfs.root_mode, store.root_mode) = (mode, mode);
@@ -456,7 +452,6 @@ fn scaled(text: &str) -> Option<u64> {
     }
 }
 
-/// Parses a number of bytes, or a share of the machine's memory (`50%`).
 fn size(text: &str) -> Option<u64> {
     match text.strip_suffix('%') {
         Some(percent) => Some(memory_bytes() / 100 * number(percent).filter(|p| *p <= 100)?),

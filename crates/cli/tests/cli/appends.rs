@@ -49,8 +49,7 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
             "{round}"
         );
     }
-    // Clear and set `O_APPEND` of the open file with fcntl(2). Each write must obey the flag as it
-    // is at the time of the write.
+    // fcntl(2) clears and sets `O_APPEND`. Each write must obey the flag at the time of the write.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
     fcntl_setfl(&here, OFlags::empty()).expect("the file is open");
@@ -65,9 +64,9 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Makes an empty file and opens it with `O_APPEND`, as a client. Appends six bytes to the file on
-/// the host. Then sends a write of `ab` at offset 3 to the server, with the given `origin`. Returns
-/// the resulting content of the file.
+/// Appends six bytes to a file on the host that a client has open with `O_APPEND`. Then sends a
+/// write of `ab` at offset 3, with the given `origin`, to the server. Returns the content of the
+/// file.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
@@ -91,8 +90,8 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Control: even if a file is open with `O_APPEND`, only a call that appends may write at its end.
-/// A writeback of cached pages and a pwrite(2) must write at the offset in their FUSE request.
+/// Counter-check: a writeback of cached pages and a pwrite(2) must write at the offset in their
+/// request, even if the file is open with `O_APPEND`.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

@@ -1,5 +1,5 @@
 //! Tests of `corewalk ipc exec --shm` with a command that starts a process and ends before it. The
-//! started process has attached a segment, so the segment must stay.
+//! process has attached a segment, so the segment must stay.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -13,21 +13,20 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The environment variable that tells a child process its role. It has one of two values:
-/// `command` for the process that `corewalk ipc exec` starts, and `stays` for a process that this
-/// one starts and that outlives it.
+/// The environment variable that tells a child process of the test its role: `command`, the command
+/// of `corewalk ipc exec`, or `stays`, the daemon that this command starts.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// The environment variable with the path of a file. The test's daemon, a process that outlives the
-/// command of `exec`, writes its results to this file.
+/// The environment variable with the path of the file to which the test's daemon writes its
+/// results.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
 /// The start of the line in which a child process prints the directory of the segments' memory.
 const ATTACHED: &str = "attached below ";
 
-/// This test is the code of two child processes that another test starts. The environment variable
-/// `ROLE` selects the child: the command of `exec`, or the daemon, which outlives that command.
-/// Without `ROLE` the test does nothing.
+/// The code of two child processes that another test starts: the command of `exec`, and the daemon,
+/// which outlives it. The environment variable `ROLE` selects one. Without it, the test does
+/// nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -39,8 +38,8 @@ fn process() {
     std::process::exit(0);
 }
 
-/// The code of the command that `exec` runs. It starts a daemon, copies a line from the daemon's
-/// standard output to its own, and ends. The daemon continues to run.
+/// The code of the command that `exec` runs. It starts the daemon, copies one line of its output,
+/// and ends.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -50,8 +49,8 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// The code of the process that outlives the command. Attaches a segment, reads a byte from
-/// standard input, and attaches the segment again. Ends when standard input is closed.
+/// The code of the daemon. Attaches a segment, reads a byte from standard input, and attaches the
+/// segment again. Ends when standard input is closed.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -83,7 +82,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Runs the command `true` with `exec --shm`. Before that, `exec` removes the folders of segments
+/// Runs the command `true` with `exec --shm`. At its start, `exec` removes the folders of segments
 /// that ended processes have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
@@ -100,9 +99,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // The command of `exec` starts a daemon, which outlives the command. The daemon runs until its
-    // standard input, a pipe, is closed. Keep the write end of that pipe, so that the test decides
-    // when the daemon ends.
+    // The daemon runs until its standard input, a pipe, is closed. Keep the write end, so that the
+    // test decides when the daemon ends.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

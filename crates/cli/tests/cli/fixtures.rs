@@ -25,8 +25,7 @@ pub(crate) struct Folder(pub(crate) PathBuf);
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The names of the directories must have different numbers. The atomic
-        // addition alone ensures that.
+        // ORDERING: Relaxed. The numbers only have to differ, which the atomic addition ensures.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-cli-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -45,8 +44,8 @@ impl Folder {
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// Asserts that the command fails with `status`, and prints one line that contains `words` and
-    /// nothing else on standard error. Also asserts that no mount is left below the directory.
+    /// Asserts that the command fails with `status`, prints nothing on standard error but one line
+    /// that contains `words`, and leaves no mount below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");
@@ -75,8 +74,8 @@ impl Drop for Folder {
 /// A server in the foreground. Dropping this value kills it.
 pub(crate) struct Server {
     child: Child,
-    /// The line that the server printed when its mount was ready. The line is empty if the server
-    /// has failed.
+    /// The line that the server printed when its mount was ready, or an empty one if the server has
+    /// failed.
     pub(crate) line: String,
 }
 
@@ -163,7 +162,6 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Runs the command to its end and returns its exit status and output.
 pub(crate) fn run(mut command: Command) -> Output {
     let (done, ended) = channel();
     let mut child =

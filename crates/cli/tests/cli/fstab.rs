@@ -88,8 +88,6 @@ fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     assert!(answers.contains_key(&Some(0)) && answers.contains_key(&Some(1)), "{answers:?}");
 }
 
-/// Checks that the mount(8) commands in the text of `corewalk mount --help` work. The test runs in
-/// a mount namespace with its own `/sbin`.
 #[test]
 fn line_of_fstab_is_mounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -112,8 +110,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// Checks that a mount or a check of a store directly after umount(8) waits for the old server.
-/// umount(8) returns before the server has written its last commit.
+/// A mount or a check of a store directly after umount(8) must wait for the old server, which has
+/// not yet written its last commit.
 ///
 /// The test runs in a mount namespace, so that no other process has a copy of the mount.
 #[test]

@@ -22,8 +22,7 @@ use crate::fixtures::{Folder, Server, can_mount, run};
 /// directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
-/// An extended attribute of the root of a mount. If a client sets it, the server evicts all unused
-/// dentries and inodes.
+/// The extended attribute of a mount's root that makes the server evict all unused entries.
 const PRUNE: &str = "user.corewalk.prune";
 
 /// The caches that a test drops before it opens a handle.
@@ -38,12 +37,12 @@ enum Forgotten {
 /// Drops the unused entries of `mount` from the cache of the kernel. With `Forgotten::ByBoth`, also
 /// drops them from the cache of the server.
 ///
-/// A remount drops the kernel's entries of `mount` only. A write to `/proc/sys/vm/drop_caches`
-/// would drop the entries of all file systems of the machine.
+/// A remount drops only the kernel's entries of `mount`, whereas `/proc/sys/vm/drop_caches` would
+/// drop those of all file systems.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Drop the caches twice. The first time, the server evicts the entries in directories. Only
-        // then are the directories unused, so the server evicts the directories the second time.
+        // The first pass evicts the entries in directories. Only then can the second pass evict the
+        // directories.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -101,8 +100,7 @@ fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     Ok(format!("{} {names:?}", place.display()))
 }
 
-/// A mounted file system, either the one under test or the kernel's tmpfs, which is the oracle.
-/// `at` is the mount point.
+/// A mounted file system at `at`: the one under test, or the kernel's tmpfs (the oracle).
 struct Site {
     at: PathBuf,
     _server: Option<Server>,
@@ -140,9 +138,9 @@ impl Site {
     }
 }
 
-/// Takes file handles of all files, and opens each handle three times: at once, after some of the
-/// files were moved, and after some of the files were replaced. Before each open the caches are
-/// dropped. Returns the results of all opens.
+/// Takes file handles of all files, and opens each handle three times: at once, after some files
+/// were moved, and after some were replaced. Drops the caches before each open. Returns all
+/// results.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -152,8 +150,7 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each file handle is opened. Otherwise the server could find
-            // the file in cache entries that the open of an earlier handle has loaded.
+            // Otherwise the server could find the file in cache entries from an earlier open.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -164,8 +161,6 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     fs::rename(path("a/b"), path("d/moved")).expect("both exist");
     fs::rename(path("top"), path("d/moved/top")).expect("both exist");
     look();
-    // Remove files, and create other files, to which the file system may give the same inode
-    // numbers.
     fs::remove_file(path("d/moved/c/file")).expect("the file exists");
     fs::remove_dir(path("d/moved/c")).expect("the directory is empty");
     fs::remove_file(path("d/moved/top")).expect("the file exists");
@@ -210,7 +205,7 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
 }
 
 /// Trap P11: a stale handle of a removed file must not reach a new file. The host reuses the inode
-/// number at once. Even the times of both files may be the same, because file clocks tick slowly.
+/// number at once, and the times of both files may be equal, because file clocks tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
@@ -274,9 +269,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: the format of the forged handles must be right. So build a handle for a file inside
-    // the shared directory in the same way. It must equal the handle that the kernel gives for this
-    // file.
+    // Counter-check of the format: a handle that is built in the same way for a file inside the
+    // shared directory must equal the kernel's handle for this file.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

@@ -12,14 +12,13 @@ use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
-/// Copies of the program and of the preload library, in a directory that every user may read.
 struct Shared {
     folder: Folder,
 }
 
 impl Shared {
-    /// Copies the program and the library. Prints a message and returns None if the test does not
-    /// run as root, or if one of `programs` is missing.
+    /// Copies the program and the library. Returns None, with a message, if the test does not run
+    /// as root, or if one of `programs` is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -42,8 +41,6 @@ impl Shared {
         run(exec)
     }
 
-    /// Runs a command in a namespace. Asserts that it succeeds and prints nothing on standard
-    /// error. Returns its output.
     fn said(&self, command: &[&str]) -> String {
         let output = self.exec(&[], command);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -52,14 +49,13 @@ impl Shared {
     }
 }
 
-/// Returns the owner and the permissions of each object in a table of ipcs(1).
 fn rows(shown: &str) -> Vec<String> {
     let rows = shown.lines().filter(|line| line.starts_with("0x"));
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Trap X4: after a program has changed its user, it must still reach the namespace. The programs
-/// are su(1), setpriv(1), and setpriv(1) with all capabilities dropped.
+/// Trap X4: after su(1) and setpriv(1) have changed the user of a program, it must still reach the
+/// namespace.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
@@ -123,9 +119,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// If a program enters another pid namespace, its IPC calls must return an error, and the program
-/// must continue. The IPC calls cannot work, because the IPC namespace would take the program's new
-/// pid for another process.
+/// If a program enters another pid namespace, its IPC calls must fail, and the program must
+/// continue. In the IPC namespace, the program's new pid would stand for another process.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -141,8 +136,8 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     assert!(said.contains("Function not implemented"), "{said}");
 }
 
-/// A program must reach the namespace even if its parent closes all descriptors before it starts
-/// the program. In this test a Python interpreter is the parent.
+/// A program must reach the namespace even if its parent, here a Python interpreter, closes all
+/// descriptors before it starts the program.
 #[test]
 fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "python3", "setpriv"]) else { return };
@@ -166,8 +161,8 @@ fn file_of_another_user_is_refused_at_the_start() {
     shared.folder.assert_refused(other, 1, "belongs to another user");
 }
 
-/// If `/dev/shm` is full, calls must fail, but the program must not be killed. In a container,
-/// `/dev/shm` often has only 64 MiB.
+/// If `/dev/shm` is full, as easily in a container, calls must fail, but the program must not be
+/// killed.
 #[test]
 fn full_file_system_is_an_error() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare", "mount"]) else { return };
@@ -209,8 +204,8 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // A status above 128 would mean that a signal has killed ipcmk(1). Its exit status after a
-    // failed call is 1.
+    // After a failed call, ipcmk(1) ends with status 1. A status above 128 would mean that a signal
+    // has killed it.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
@@ -225,8 +220,8 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The header of the namespace starts at byte 64 and consists of words of 8 bytes. The fifth
-    // word is the boot id, and the ninth is the capacity.
+    // The header of the namespace starts at byte 64. Its fifth word of 8 bytes is the boot id, and
+    // the ninth is the capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),

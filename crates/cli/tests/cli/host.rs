@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// Mount options with which the kernel caches nothing. With them, an outdated result can only come
-/// from the cache of the server.
+/// With these mount options the kernel caches nothing, so outdated results come from the cache of
+/// the server.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -94,7 +94,7 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
 }
 
 /// If another file system is mounted on a directory `m` of the host, the server refuses lookups of
-/// `m`. Checks that a listing still shows `m`, and the names after it.
+/// `m`. A listing must still show `m` and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -124,8 +124,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) must succeed both for the tmpfs inside `host` and for the server's own mount.
-        // It fails if the server has a descriptor open in the file system to unmount.
+        // umount(8) must succeed for the tmpfs inside `host` and for the server's own mount. It
+        // fails if the server has a descriptor open there.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -135,9 +135,9 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// If a file system is mounted inside the directory that the server shares, the server must refuse
-/// to enter it, and must not send it any request. In this test, the mount inside the directory is
-/// the server's own mount. A request to it would make the server wait for itself for ever.
+/// If a file system is mounted inside the shared directory, the server must not enter it, nor send
+/// it any request. In this test it is the server's own mount: a request would make the server wait
+/// for itself.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -190,21 +190,19 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// Checks that attributes are current if the shared directory is on another FUSE mount. In such a
-/// mount, attributes change without a notice to the kernel, as on a network file system.
+/// Checks that attributes are current if the shared directory is on another FUSE mount, where
+/// attributes change without a notice to the kernel.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // Mount two file systems. The lower one serves the directory `host`, and the upper one serves
-    // the mount point of the lower one. Under test is the upper one: it must show the current
-    // attributes.
+    // Two mounts: the lower one serves the directory `host`, and the upper one serves the mount
+    // point of the lower one. The test checks that the upper one shows current attributes.
     //
-    // A new lookup in the lower file system would renew its attributes, and hide an error of the
-    // upper one. So set a long entry timeout on the lower one, so that the kernel makes no new
-    // lookups in it.
+    // The long entry timeout of the lower mount prevents lookups in it, which would renew its
+    // attributes and hide an error of the upper mount.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -217,8 +215,7 @@ fn directory_on_another_mount_shows_its_current_attributes() {
 }
 
 /// Trap X10: a client with many open files must not make other calls fail. The server may have 64
-/// descriptors. A client opens files until open(2) fails with `ENFILE`. After that, calls on other
-/// files must succeed.
+/// descriptors. After open(2) has failed with `ENFILE`, calls on other files must succeed.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
@@ -263,8 +260,6 @@ fn client_with_many_open_files_does_not_stop_other_calls() {
     assert!(server.wait().success());
 }
 
-/// If the host renames a directory that is the working directory of a process in the mount, the
-/// process must still be able to use it.
 #[test]
 fn working_directory_that_the_host_renames_can_be_used() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
@@ -275,8 +270,8 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Make many other directories. When a client uses them, the server keeps descriptors of these
-    // directories, and closes its descriptor of the client's working directory for that.
+    // When a client uses these directories, the server closes its descriptor of the client's
+    // working directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

@@ -39,8 +39,8 @@ fn folder_is_no_name_of_a_namespace() {
     }
 }
 
-/// `exec` must refuse a file that is not the preload library. Otherwise the loader would only print
-/// a warning, and the command would use the kernel's objects.
+/// `exec` must refuse a file that is not the preload library. The loader would only print a
+/// warning, and the command would use the kernel's objects.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
     let folder = Folder::new();
@@ -66,26 +66,24 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
 }
 
-/// Returns the paths of two shared libraries: the preload library, and another one that `exec` must
-/// refuse.
 fn libraries() -> (PathBuf, PathBuf) {
     let folder = Path::new(PROGRAM).parent().expect("it is in a folder");
     let name = "libcorewalk_ipc_preload.so";
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // Use libgcc as the library that `exec` must refuse. The C library would not do, because it can
-    // also be run as a program.
+    // `exec` must refuse libgcc. The C library would not do for this test, because it can also be
+    // run as a program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
 
-/// Paths of test files in `/dev/shm`. The drop removes the files at these paths.
+/// Paths of test files in `/dev/shm`. Dropping the value removes the files.
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path that the file of the IPC namespace `name` has for the current user. The
-    /// drop of `Planted` removes the file at this path.
+    /// Returns the path of the file of the IPC namespace `name`. Dropping `Planted` removes the
+    /// file.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -102,8 +100,8 @@ impl Drop for Planted {
     }
 }
 
-/// Checks that every command refuses a named namespace whose file belongs to another user. That
-/// user could read all messages in the namespace, even those of root.
+/// Every command must refuse a named namespace whose file belongs to another user. That user could
+/// read all messages in it, even those of root.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {
@@ -152,8 +150,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // If a symbolic link is in the place of a namespace's file, every command must refuse it. The
-    // link could lead to any file of the user.
+    // Every command must refuse a symbolic link in the place of a namespace's file, since the link
+    // could lead to any file of the user.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -198,8 +196,8 @@ fn namespace_with_a_path_is_shown_and_removed() {
     }
 }
 
-/// ipcmk(1), an unmodified program, creates a queue, a segment and a set. `ls` must show them, and
-/// `rm` must remove them.
+/// `ls` must show a queue, a segment and a set that ipcmk(1) has created, and `rm` must remove
+/// them.
 #[test]
 fn objects_of_a_program_are_shown_and_removed() {
     if !has_program("ipcmk") {
@@ -261,8 +259,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Make an outer folder that all users may enter. `exec` must refuse to put the folder of
-    // segments into it, because all users could then read all segments.
+    // `exec` must not use an outer folder that all users may enter, because they could then read
+    // all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");

@@ -98,8 +98,6 @@ fn segment_over_the_file_limit_is_an_error() {
     assert!(errors.contains("Cannot allocate memory"), "{errors}");
 }
 
-/// Checks that the command of `ipc exec` starts with the disposition of SIGXFSZ with which `exec`
-/// itself was started.
 #[test]
 fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";

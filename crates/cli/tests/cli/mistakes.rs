@@ -166,8 +166,6 @@ fn stat_of_a_path_that_is_no_mount_fails() {
     folder.assert_refused(stat(folder.0.clone()), 1, words);
 }
 
-/// A missing `/dev/fuse` must be reported. The program runs in a mount namespace whose `/dev` is an
-/// empty tmpfs.
 #[test]
 fn missing_device_is_reported() {
     if !can_mount() || !has_program("unshare") {

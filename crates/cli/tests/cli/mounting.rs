@@ -20,7 +20,7 @@ fn mount_prints_one_line_and_ends_on_a_signal() {
     let folder = Folder::new();
     let path = folder.path("made");
     use rustix::process::Signal;
-    // If this test runs under nohup(1), SIGHUP is ignored, and the server must ignore it too.
+    // Under nohup(1), this process and the server ignore SIGHUP.
     let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
     let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
     for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
@@ -40,7 +40,6 @@ fn mask(pid: &str, name: &str) -> u64 {
     u64::from_str_radix(mask.trim(), 16).expect("the mask is hexadecimal")
 }
 
-/// If SIGHUP is ignored when the server starts, as under nohup(1), SIGHUP must not end the mount.
 #[test]
 fn mount_that_was_started_with_sighup_ignored_survives_it() {
     if !can_mount() {
@@ -62,8 +61,6 @@ fn mount_that_was_started_with_sighup_ignored_survives_it() {
     assert!(!is_mounted(&path));
 }
 
-/// Checks that a copy of the mount in another mount namespace, such as that of a container, does
-/// not delay the end of the server.
 #[test]
 fn copy_in_another_namespace_does_not_delay_the_end() {
     if !can_mount() || !has_program("unshare") {
@@ -82,8 +79,8 @@ fn copy_in_another_namespace_does_not_delay_the_end() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// A directory whose name is not UTF-8 must be usable as a source and as a mount point. The test
-/// runs in a mount namespace, because other tests read the mount table as UTF-8.
+/// A directory whose name is not UTF-8 must be usable as a source and as a mount point. Other tests
+/// read the mount table as UTF-8, so the test has its own mount namespace.
 #[test]
 fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -106,8 +103,8 @@ fn directory_whose_name_is_not_utf_8_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
-/// The server must close a pipe that it inherits. Otherwise the reader of the pipe would wait for
-/// end-of-file until the mount ends.
+/// The server must close an inherited pipe, or the reader of the pipe would wait until the mount
+/// ends.
 #[test]
 fn daemon_closes_inherited_pipes() {
     if !can_mount() {
@@ -148,9 +145,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Control: a mount needs one descriptor per thread and 24 others. So 40 threads must fit into a
-    // hard limit of 64 open files. If only the soft limit is 64, a mount with 150 threads must
-    // succeed too.
+    // Counter-check: a mount needs one descriptor per thread and 24 others. So 40 threads fit into
+    // a hard limit of 64 open files. If only the soft limit is 64, 150 threads fit, too.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -311,7 +307,6 @@ fn stat_shows_the_counters() {
     folder.assert_refused(below, 1, "not the root directory of a corewalk mount");
 }
 
-/// Returns the file system type and the source of a mount from the mount table.
 fn shown(path: &std::path::Path) -> (String, String) {
     let table = mount_table();
     let path = path.to_str().expect("the path is UTF-8");
@@ -412,8 +407,8 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// Access times of tmpfs and stores must obey the options. The reads use `O_DIRECT`, because the
-/// server does not learn of reads that the kernel answers from its page cache.
+/// The reads use `O_DIRECT`, because the server does not learn of reads that the kernel answers
+/// from its page cache.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;
@@ -423,8 +418,7 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // After each change of the file, set an access time that is newer than the change. So with
-    // `relatime`, a read does not update the access time.
+    // The access time is newer than the last change, so `relatime` does not update it.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {
@@ -461,8 +455,8 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
 }
 
-/// In a mounted directory, `noatime` must keep the access times of the host. `strictatime` must be
-/// refused, since the host keeps the access times.
+/// A mounted directory must keep the access times of the host with `noatime`, and must refuse
+/// `strictatime`.
 #[test]
 fn noatime_keeps_access_times_of_the_host_and_strictatime_is_refused() {
     if !can_mount() {

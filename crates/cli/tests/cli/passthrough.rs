@@ -21,7 +21,6 @@ fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
     test(&path, &host);
 }
 
-/// Returns the number of requests that the server of a mount has served.
 fn requests(mount: &Path) -> u64 {
     let mut text = [0; 4096];
     let name = corewalk_fuse::XATTR_STAT;
@@ -30,7 +29,6 @@ fn requests(mount: &Path) -> u64 {
     counters["requests"].as_u64().expect("a counter of requests")
 }
 
-/// Returns the number of requests for 1,000 reads of a file at different offsets.
 fn requests_of_reads(mount: &Path) -> u64 {
     fs::write(mount.join("f"), vec![7; 8 << 20]).expect("the file is written");
     rustix::fs::sync();
@@ -73,7 +71,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         assert_eq!(here.metadata().expect("attributes").len(), 9);
         here.set_len(2).expect("the file is truncated");
         assert_eq!(fs::read(&outside).expect("the file is read"), b"mo");
-        // The client's own writes, also those that append, show at once in its attributes.
+        // An append of the client shows at once in the attributes.
         let mut appending = File::options().append(true).open(&inside).expect("the file is opened");
         there.write_all_at(b"!", 2).expect("the file is written");
         appending.write_all(b"end").expect("the file is appended to");
@@ -93,8 +91,8 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
     });
 }
 
-/// The server must not keep a file open for writing that only a reader has open. Otherwise the host
-/// could not run the file (`ETXTBSY`).
+/// The server must not keep a file open for writing that clients only read. The host could not run
+/// it (`ETXTBSY`).
 #[test]
 fn reader_in_the_mount_does_not_keep_a_program_from_running() {
     if !can_mount() {
@@ -116,7 +114,6 @@ fn reader_in_the_mount_does_not_keep_a_program_from_running() {
     });
 }
 
-/// A program that is written and run at once, and whose mode changes while it is open.
 #[test]
 fn passed_through_program_runs_and_keeps_its_mode() {
     if !can_mount() {

@@ -1,8 +1,8 @@
 //! Tests of owners, modes and ACLs in a mounted directory of the host, while the host changes them
 //! as well.
 //!
-//! In these tests the kernel checks permissions, but caches nothing. So a wrong result means that
-//! the server has used outdated attributes from its own cache.
+//! In these tests the kernel checks permissions, but caches nothing. So a wrong result comes from
+//! outdated attributes in the cache of the server.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -83,8 +83,7 @@ fn new_files_inherit_from_the_current_attributes_of_their_directory() {
         assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
-    // Clear the set-group-ID bit of the directory on the host. After that, new files must not
-    // inherit the group of the directory.
+    // Without the set-group-ID bit of the directory, new files must not inherit its group.
     set_mode(&site.host, 0o755);
     fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));
@@ -95,8 +94,6 @@ fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
     let Some(site) = Site::new() else { return };
     site.warm();
     set_mode(&site.host, 0o1777);
-    // Set an ACL through its extended attribute. The value consists of the version, 2, and the
-    // entries for owner, user 1, group, mask and others.
     let entries =
         [(1, 7, u32::MAX), (2, 7, 1), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
     let mut acl = vec![2, 0, 0, 0];
@@ -124,8 +121,8 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// Checks that a file that the host has made executable can be run at once. The kernel has cached
-/// its name, and sends no lookup to the server.
+/// A file that the host has made executable must run at once, although the kernel has cached its
+/// name and sends no lookup.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };
@@ -141,8 +138,6 @@ fn file_that_the_host_has_made_executable_since_can_be_run() {
     }
 }
 
-/// Checks that an open(2) with `O_TRUNC` clears set-user-ID on the mount as it does on the host,
-/// for root and for another user.
 #[test]
 fn open_that_truncates_clears_set_user_id_as_on_the_host() {
     let Some(site) = Site::new() else { return };

@@ -53,19 +53,17 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
         if is_refused {
             folder.assert_refused(exec(&program), 126, GAINS);
         } else {
-            // If the group may not execute the file, the set-group-ID bit means mandatory locking
-            // and gives no privilege.
+            // Without execution by the group, the set-group-ID bit gives no privilege.
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // If a set-user-ID program belongs to the user who runs it, it gains no privilege. So `exec`
-    // must accept it.
+    // A set-user-ID program of the user who runs it gains no privilege.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));
 }
 
-/// Checks that `exec` refuses a script whose interpreter gains privileges. execve(2) ignores the
+/// `exec` must refuse a script whose interpreter gains privileges. execve(2) ignores the
 /// set-user-ID bit of a script, but obeys that of its interpreter.
 #[test]
 fn script_whose_interpreter_gains_privileges_is_refused() {
@@ -94,7 +92,6 @@ fn program_with_file_capabilities_is_refused() {
     }
     let folder = Folder::new();
     let program = copy_of_true(&folder);
-    // Copy the program, since the user `nobody` may have no access to its directory.
     let ours = folder.path("corewalk");
     fs::copy(PROGRAM, &ours).expect("the file is copied");
     let library = Path::new(PROGRAM).with_file_name("libcorewalk_ipc_preload.so");
@@ -125,8 +122,6 @@ fn program_with_file_capabilities_is_refused() {
     assert_eq!(run(exec(&program)).status.code(), Some(0), "root gains nothing");
 }
 
-/// A static program must be refused. The test compiles a program that does nothing, once static and
-/// once dynamic.
 #[test]
 fn static_program_is_refused() {
     const SOURCE: &str = "int main(void) { return 0; }\n";

@@ -1,8 +1,8 @@
 //! Tests of `corewalk ipc serve`. It must clean up after killed processes, and exit when its
 //! namespace is removed.
 //!
-//! The tests must not make IPC calls on an object that a dead process has left, because such a call
-//! cleans up as well. While they wait for `serve`, they only read which processes are registered.
+//! The tests make no IPC call on an object that a dead process has left, because such a call would
+//! clean up, too. They only read which processes are registered.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -85,8 +85,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// This test is the code of a process that other tests start and kill. Without the environment
-/// variable [`NAMESPACE`] it does nothing.
+/// The code of a process that other tests start and kill. Without the environment variable
+/// [`NAMESPACE`] it does nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
@@ -163,8 +163,8 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // A namespace whose file was removed still exists until its last process ends. Checks that
-    // `serve` cleans up after killed processes of such a namespace.
+    // A namespace whose file was removed still exists until its last process ends, and `serve` must
+    // still clean up in it.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

@@ -42,8 +42,8 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// A function that changes the file `f` in a directory. The directory also has a file `from` of 8
-/// bytes, from which the function may copy.
+/// A function that changes the file `f` in a directory. It may copy from the file `from`, which has
+/// 8 bytes.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 10] = [
@@ -77,7 +77,7 @@ fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Applies each of `CHANGES` as `caller` to a file of `owner` in the directory `at`, with each of
-/// `MODES`. Returns the error, and the mode and group of the file afterwards.
+/// `MODES`. Returns the error, and the new mode and group.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
     fs::write(at.join("from"), "12345678").expect("the file is created");
@@ -88,9 +88,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Ask statx(2) only for mode and group. If the test also asked for times or size, the
-            // kernel would fetch all attributes again. Then the test would not notice an outdated
-            // mode in the kernel's cache.
+            // Do not ask statx(2) for times or size: the kernel would then fetch all attributes
+            // again, which would hide an outdated mode in its cache.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
@@ -123,7 +122,6 @@ fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     made
 }
 
-/// Checks that changes in a mount of `source` have the same results as on the host.
 fn assert_as_host(source: &str, options: &str) {
     if !can_mount() {
         return;
@@ -155,8 +153,8 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// Trap X9: the set-group-ID bit must be cleared as on the host. The rule depends on the caller's
-/// capabilities, which the server must check.
+/// Trap X9: the set-group-ID bit must be cleared as on the host, depending on the caller's
+/// capabilities.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -164,8 +162,8 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// Trap X9: the set-group-ID bit must be cleared as on the host, even if the server checks
-/// permissions. The rule depends on the caller's capabilities, which the server must check.
+/// Trap X9: even if the server checks permissions, the set-group-ID bit must be cleared as on the
+/// host, depending on the caller's capabilities.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

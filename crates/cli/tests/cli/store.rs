@@ -42,8 +42,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // The error message must contain the pid of the server that has the store open, if the host
-    // reports which process holds a lock. On some file systems the host does not report that.
+    // The error message must name the pid of the server, if the host reports which process holds a
+    // lock. Some file systems do not.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -75,8 +75,8 @@ fn has_small_disk(folder: &Folder) -> bool {
     is_mounted
 }
 
-/// Checks that a store on a read-only file system is mounted read-only. The mount must show the
-/// changes that are only in the log, and must not change a byte of the store.
+/// A store on a read-only file system must be mounted read-only. The mount must show the changes
+/// that are only in the log, and must not change the store.
 #[test]
 fn store_on_a_read_only_disk_is_mounted_read_only() {
     let folder = Folder::new();
@@ -121,8 +121,8 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert_eq!(server.wait().code(), Some(0));
     }
     assert!(read() == before, "a read-only mount changed the store");
-    // Control: a read-write mount must change the store, because it writes the changes in the log
-    // to the database.
+    // Counter-check: a read-write mount must change the store, since it writes the changes in the
+    // log to the database.
     remount("rw", "100m");
     drop(Server::of(&source, &[], &path));
     assert!(read() != before);
@@ -144,8 +144,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// If the disk has no space for the reserve that commits need, files in the store cannot grow.
-/// Checks that df(1) then shows no free space, and that the program prints a warning.
+/// If the disk has no space for the reserve that commits need, files cannot grow. df(1) must then
+/// show no free space, and the program must print a warning.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -182,8 +182,8 @@ fn store_on_a_read_only_disk_is_checked() {
     assert_eq!(status, Some(0), "{printed}");
 }
 
-/// With `no_create`, a mount must fail if there is no store, and must not create one. The option is
-/// meant for fstab: at boot, the disk of the store may not be mounted yet.
+/// With `no_create`, a mount must not create a missing store. At boot, for example, the disk of the
+/// store may not be mounted yet.
 #[test]
 fn missing_store_is_not_created_with_no_create() {
     let folder = Folder::new();
@@ -216,8 +216,8 @@ fn store_of_a_foreign_directory_is_refused() {
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("the file was kept"), b"mine");
 }
 
-/// If a page of the database is damaged, a mount must fail with one line. A check must report the
-/// damage without a panic message. The test damages each page in turn.
+/// If a page of the database is damaged, a mount must fail with one line, and a check must report
+/// the damage without a panic. The test damages each page in turn.
 #[test]
 fn store_with_damaged_pages_is_refused_in_one_line() {
     const PAGE: usize = 4096;
@@ -244,7 +244,7 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point, so that the mount always fails. The error message shows
+        // The mount always fails, because the mount point is invalid. The error message shows
         // whether the store could be opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
@@ -271,16 +271,15 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The writer's files whose state fsync(2) has confirmed before the kill of the server. After the
-/// kill, the synced files must exist, and the removed files must be absent.
+/// The files whose state fsync(2) has confirmed. After the kill of the server, the synced files
+/// must exist, and the removed ones must be absent.
 #[derive(Debug, Default)]
 struct Confirmed {
     /// Files that were synced.
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The number of the file on which the writer worked when the server was killed. No fsync(2)
-    /// has confirmed it, so it may exist or not.
+    /// The number of the last file. No fsync(2) has confirmed its state, so it may exist or not.
     last: u64,
 }
 
@@ -288,8 +287,8 @@ fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(1 + number as usize * 37 % 3000)
 }
 
-/// Creates, renames, syncs and removes files until the test kills the server, so that a call fails.
-/// Returns the files whose creation or removal a successful fsync(2) has confirmed.
+/// Creates, renames, syncs and removes files until a call fails because the server was killed.
+/// Returns the files whose creation or removal fsync(2) has confirmed.
 fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed {
     let mut confirmed = Confirmed::default();
     let mut step = |number: u64| -> std::io::Result<()> {
@@ -335,9 +334,9 @@ fn assert_kept(dir: &Path, confirmed: &Confirmed, round: u64) {
     }
 }
 
-/// A kill of the server at any moment must not lose a confirmed change. The test kills the server
-/// under load at random moments. After about half of the kills, `fsck` checks the store before the
-/// next mount replays the log.
+/// A kill of the server must not lose a confirmed change. The test kills the server under load at
+/// random moments. After about half of the kills, `fsck` checks the store before the next mount
+/// replays the log.
 #[test]
 fn killed_server_loses_nothing_that_was_confirmed() {
     if !can_mount() {

@@ -15,8 +15,8 @@ use crate::fixtures::{Folder, PROGRAM, can_mount, run};
 /// The user and the group `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Sets up the namespace of a test. `$1` is an empty directory, and the other arguments are the
-/// command to run.
+/// Sets up the namespace of a test. `$1` is an empty directory. The other arguments are the
+/// command.
 const PREPARE: &str = r#"
 set -eu
 mount -t tmpfs -o dev,mode=755 none "$1"
@@ -57,8 +57,6 @@ struct User {
 }
 
 impl User {
-    /// Sets up the files of a test. If the test must be skipped, prints the reason and returns
-    /// None.
     fn new() -> Option<User> {
         if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
@@ -68,7 +66,6 @@ impl User {
         fs::create_dir(folder.path("home")).expect("the directory is created");
         std::os::unix::fs::chown(folder.path("home"), Some(NOBODY), Some(NOBODY))
             .expect("root is permitted to");
-        // Copy the program, since the user `nobody` may have no access to its directory.
         let program = folder.path("corewalk");
         fs::copy(PROGRAM, &program).expect("the file is copied");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
@@ -76,7 +73,6 @@ impl User {
         Some(User { folder, program })
     }
 
-    /// Returns a command that runs as the user `nobody`, in that user's directory.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--", "sh", "-c", PREPARE, "sh"]);
@@ -96,8 +92,6 @@ impl User {
     }
 }
 
-/// Checks that the example in README.md works for a user other than root. The mount point does not
-/// exist before the example runs.
 #[test]
 fn user_mounts_uses_and_unmounts_a_tmpfs() {
     if !has_program("fusermount3") {
@@ -179,9 +173,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // Test two values of `PATH`: the directory `/nowhere`, which does not exist, and the directory
-    // `secret`, which the user may not search. For both, the message must be that fusermount3 is
-    // missing.
+    // The message must be that fusermount3 is missing, for a `PATH` with a directory that does not
+    // exist, and for one with a directory that the user may not search.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

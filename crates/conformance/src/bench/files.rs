@@ -54,8 +54,7 @@ impl OpenFile<'_> {
 
     /// Returns the bytes of one read.
     pub(crate) fn read(&self, at: u64, len: usize) -> Checked<Vec<u8>> {
-        // Fill the buffer with a byte other than zero. Then the check notices bytes that the back
-        // end counts as read but does not write.
+        // A byte other than zero shows bytes that the back end counts as read but does not write.
         let mut buf = vec![0xee; len];
         let call = || format!("read of {len} bytes at {at}");
         let count = self.bench.vfs.read(&self.inode, self.handle, at, &mut buf).must(&call())?;
@@ -64,7 +63,6 @@ impl OpenFile<'_> {
         Ok(buf)
     }
 
-    /// Returns the content of the file, read in pages until a read returns nothing.
     pub(crate) fn read_all(&self) -> Checked<Vec<u8>> {
         let size = self.bench.attr(&self.inode)?.size;
         let mut content = Vec::new();
@@ -74,9 +72,8 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // Another thread may extend the file during these reads. But no check of this suite
-            // extends a file to more than twice its size meanwhile. So if the reads return more
-            // bytes than that, the back end does not report the end of the file.
+            // During these reads, a check extends the file to at most twice its size. If the reads
+            // return more bytes, the back end does not report the end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

@@ -17,8 +17,7 @@ const PAGE: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: Vec<u8>,
-    /// The inode number of the entry. It is 0 if neither the back end nor the cache knows the
-    /// number.
+    /// The inode number of the entry, or 0 if neither the back end nor the cache knows it.
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
     pub(crate) cookie: u64,
@@ -31,8 +30,6 @@ impl Entry {
         Entry { name: name.as_bytes().to_vec(), ino, kind, cookie, attr }
     }
 
-    /// Returns the name of the entry as text. Use it for messages, and for names that a check has
-    /// chosen.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.name).into_owned()
     }
@@ -45,8 +42,8 @@ impl Bench {
     }
 
     /// Lists the directory from the entry behind `cookie` to its end, in pages of at most `page`
-    /// entries. After each page, calls `between` with all entries that were read so far. Checks
-    /// that the cookies are unique and not 0.
+    /// entries. After each page, calls `between` with all entries so far. Checks that the cookies
+    /// are unique and not 0.
     pub(crate) fn list_from(
         &self,
         dir: &InodeRef<'_>,
@@ -76,8 +73,8 @@ impl Bench {
         }
     }
 
-    /// Reads one page of a directory: at most `page` entries behind `cookie`. The callback then
-    /// refuses further entries, like the callback of a server whose reply buffer is full.
+    /// Reads one page of a directory: at most `page` entries behind `cookie`. Then the callback
+    /// refuses further entries, like that of a server whose reply buffer is full.
     fn page(&self, dir: &InodeRef<'_>, cookie: u64, page: usize) -> Checked<Vec<Entry>> {
         let (mut found, mut calls) = (Vec::new(), 0_usize);
         let listed = self.vfs.readdir(dir, cookie, &mut |entry| {

@@ -7,7 +7,6 @@ use corewalk::{Errno, FileKind, InodeRef, Name};
 use super::Bench;
 use crate::answer::{Answer, Checked, Stop, ensure};
 
-/// Maximum number of files in a snapshot. Checks take snapshots of small trees only.
 const FILES_MAX: usize = 2_000;
 
 /// The state of one file.
@@ -66,8 +65,7 @@ impl Bench {
         self.fs.root().must("root").map(|attr| attr.ino != 0)
     }
 
-    /// Runs a call that must fail with one of the errors `wanted`, and checks that the call has
-    /// changed nothing in the tree.
+    /// Checks that a call fails with one of the errors `wanted`, and changes nothing in the tree.
     pub(crate) fn fails<T>(
         &self,
         what: &str,

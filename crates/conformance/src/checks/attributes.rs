@@ -7,8 +7,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// A time long ago, so that each later change has a later time. It has no fraction of a second,
-/// because some back ends do not store fractions.
+/// A time long ago, so that each change has a later time, and without a fraction of a second, which
+/// some back ends do not store.
 const PAST: Timespec = Timespec { secs: 1_000_000_000, nanos: 0 };
 
 fn change(bench: &Bench, inode: &InodeRef<'_>, set: &SetAttr, what: &str) -> Checked<Attr> {

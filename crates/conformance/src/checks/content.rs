@@ -6,8 +6,7 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// For the check `random`: its number of steps, and the bound below which it draws offsets, in
-/// bytes.
+/// The number of steps of the check `random`, and the upper limit of its offsets in bytes.
 const STEPS: usize = 400;
 const SIZE_MAX: usize = 300_000;
 
@@ -59,7 +58,7 @@ pub(super) fn holes(bench: &Bench) -> Checked {
     let file = bench.file(&root, "f", b"")?;
     let open = bench.open(&file)?;
     let mut model = Vec::new();
-    // Each write leaves a hole before it. The offsets are neither in order nor at block boundaries.
+    // Each write leaves a hole before it, and the offsets are at no block boundaries.
     for (number, at) in [1_048_583, 4095, 70_000, 300_001].into_iter().enumerate() {
         let bytes = pattern(number as u64, 5_000);
         open.write(at as u64, &bytes)?;
@@ -97,8 +96,8 @@ pub(super) fn truncate(bench: &Bench) -> Checked {
 }
 
 /// Truncates a file to `cut` bytes, extends it to `end` bytes, and checks that the new bytes are
-/// zeros. The function does this twice. The first time it extends the file by setting the size, the
-/// second time by a write at `end`. Before each truncation it writes all of `content`.
+/// zeros. Does this twice: with a change of the size, and with a write at `end`. Writes `content`
+/// before each truncation.
 fn cut_and_extend(
     bench: &Bench,
     file: &InodeRef<'_>,

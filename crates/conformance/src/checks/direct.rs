@@ -1,10 +1,9 @@
-//! Checks that call the functions of a back end directly, without the cache above it. They are for
-//! back ends that find files by inode number.
+//! Checks that call a back end directly, without the cache above it. They are for back ends that
+//! find files by inode number.
 //!
 //! The cache answers some calls without the back end. For example, it refuses to create a name that
-//! it knows to exist, or a file in a removed directory. The back end must refuse these calls too.
-//! The cache may not know that the name exists, or may learn too late that the directory was
-//! removed.
+//! exists, or a file in a removed directory. The back end must refuse these calls too, because the
+//! cache may not know that the name exists, or may learn too late that the directory was removed.
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{Errno, FileKind, Node, RenameMode};
@@ -38,7 +37,6 @@ pub(super) fn refusals(bench: &Bench) -> Checked {
     removed_directory(bench, root)
 }
 
-/// Checks that no file can be created or found in a directory that was removed.
 fn removed_directory(bench: &Bench, root: Node<'_>) -> Checked {
     let fs = &*bench.fs;
     let made = fs.make(root, name("dir"), &bench.new_file(S_IFDIR | 0o755)).needs("make")?;

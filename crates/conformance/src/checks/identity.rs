@@ -29,8 +29,6 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         let mode = if is_dir { S_IFDIR | 0o755 } else { S_IFREG | 0o644 };
         let made = bench.make(&root, "f", bench.new_file(mode)).needs("make")?;
         new(&made, round)?;
-        // After the cache has dropped a file, a lookup must find the file with the same inode
-        // number and generation.
         if bench.has_numbers()? && round % 4 == 0 {
             let pair = (made.ino(), made.generation());
             drop(made);
@@ -53,8 +51,7 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         } else {
             bench.unlink(&root, "f").must("remove")?;
         }
-        // Evict the cache only in every third round. So one eviction sometimes makes the cache
-        // forget several inodes together.
+        // Rare evictions make the cache forget several inodes together.
         if round % 3 == 0 {
             bench.cool();
         }
@@ -90,8 +87,8 @@ pub(super) fn unlinked(bench: &Bench) -> Checked {
     stays_usable(bench, &closed, &open, &content)
 }
 
-/// Checks that an unlinked file can still be read, written and truncated. Afterwards the file has
-/// 100 bytes: the first 50 bytes of `content`, and zeros.
+/// An unlinked file must still be usable. Afterwards it has 100 bytes: the first 50 bytes of
+/// `content`, and zeros.
 fn stays_usable(
     bench: &Bench,
     file: &InodeRef<'_>,

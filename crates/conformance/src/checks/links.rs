@@ -31,7 +31,6 @@ pub(super) fn hard(bench: &Bench) -> Checked {
         bench.vfs.link(&bench.cred, &file, &dir, name("second"))
     };
     bench.fails("link to a taken name", &[Errno::EXIST], taken)?;
-    // If two names are hard links of one file, a rename of one over the other must do nothing.
     bench.cool();
     let same = bench.rename((&root, "first"), (&dir, "second"), RenameMode::Replace);
     if !same.is_err_and(is_unsupported) {

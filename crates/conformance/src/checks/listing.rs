@@ -2,8 +2,7 @@
 //!
 //! Kernels, NFS clients and programs with telldir(3) may use a cookie long after they have got it.
 //! So each cookie must lead to the position behind its entry, even if that entry or others were
-//! removed meanwhile. Traps T48 and P13 are bugs in which a listing skips or repeats entries while
-//! the directory changes.
+//! removed in the meantime. Otherwise a listing skips or repeats entries (traps T48 and P13).
 
 use std::collections::BTreeMap;
 
@@ -16,12 +15,12 @@ use crate::bench::{Bench, Entry};
 
 /// The entries of the directory that the checks of cookies make.
 const ENTRIES: usize = 300;
-/// Maximum number of cookies of a directory that the check `cookies` tests. For each, it lists the
-/// directory from the cookie to the end.
+/// Maximum number of cookies that the check `cookies` tests. For each, it lists the directory from
+/// the cookie to the end.
 const COOKIES_MAX: usize = 40;
 
-/// Makes a directory with many files for the checks of cookies. In a read-only back end it makes
-/// nothing, and these checks use the files that are already there.
+/// Makes a directory with many files for the checks of cookies. Over a read-only back end, these
+/// checks use the files that it has.
 fn populate_large(bench: &Bench) -> Checked {
     populate(bench)?;
     let made = || -> Checked {
@@ -76,8 +75,8 @@ pub(super) fn pages(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// The check `changes` makes this number of files that it never changes. It makes the same number
-/// of files that it then removes or renames.
+/// The number of files that the check `changes` never changes, and also the number of those that it
+/// removes or renames.
 const STAY: usize = 60;
 
 pub(super) fn changes(bench: &Bench) -> Checked {
@@ -94,15 +93,13 @@ pub(super) fn changes(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Lists `dir`, and changes it after each page of the listing. Each entry that is not changed must
-/// be listed exactly once.
+/// Lists `dir`, and changes it after each page. Each unchanged entry must be listed exactly once.
 fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // A listing may include files that were made after it began. If this closure made a new
-        // file after every page, the listing would never end. So it changes nothing more once all
-        // files in `goes` are removed or renamed.
+        // Stop when all files in `goes` are removed or renamed. A listing may include new files, so
+        // it would never end if each page were followed by a new file.
         if goes.is_empty() {
             return Ok(());
         }
@@ -140,9 +137,8 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     Ok(())
 }
 
-/// Checks that the cookies of `before`, an older listing, still work after the directory was
-/// changed. A listing from each such cookie on must still have the same unchanged entries, in the
-/// same order.
+/// Checks that the cookies of `before`, an older listing, still work after changes of the
+/// directory: a listing from each cookie must have the same unchanged entries, in the same order.
 fn order_is_kept(bench: &Bench, dir: &InodeRef<'_>, before: &[Entry]) -> Checked {
     let staying = |entries: &[Entry]| -> Vec<String> {
         names(entries).into_iter().filter(|name| name.starts_with("stay")).collect()

@@ -1,8 +1,7 @@
 //! Checks of `rename`.
 //!
-//! If the cache knows the names of a rename, it refuses some renames without calling the back end.
-//! So the checks evict all names before a rename. They also evict them afterwards, so that the
-//! result is read from the back end.
+//! The cache may refuse a rename without calling the back end. So the checks evict all names before
+//! a rename, and also afterwards, so that they read the result from the back end.
 
 use corewalk::{Errno, FileKind, RenameMode};
 

@@ -6,11 +6,10 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// In these checks, a file may use this number of bytes of disk space more than twice its size.
-/// They allow for preallocation and for the unused end of a large block.
+/// A file may use this many bytes of disk space more than twice its size: for preallocation, and
+/// for the unused end of a large block.
 const BESIDE_BYTES: u64 = 16 << 20;
-/// The length in bytes from which the checks of `fallocate` build their ranges. It is a multiple of
-/// each usual block size.
+/// The unit of the ranges for `fallocate`, in bytes: a multiple of each usual block size.
 const UNIT: u64 = 64 << 10;
 
 pub(super) fn blocks(bench: &Bench) -> Checked {
@@ -42,8 +41,6 @@ struct Modelled<'b> {
 }
 
 impl Modelled<'_> {
-    /// Calls `fallocate` on the file. Returns false if the back end does not support the mode
-    /// `how`.
     fn allocate(&self, at: u64, len: u64, how: Fallocate) -> Checked<bool> {
         let Modelled { bench, file, open, .. } = self;
         match bench.vfs.fallocate(&bench.cred, file, open.handle(), at, len, how) {
@@ -130,8 +127,7 @@ pub(super) fn seek(bench: &Bench) -> Checked {
         })?;
         let hole = find(at, Seek::Hole).must(&call(Seek::Hole))?;
         ensure((at..=size).contains(&hole), || format!("{}: {hole}", call(Seek::Hole)))?;
-        // All bytes of a hole are 0, but no byte of the written pattern is. So a byte other than 0
-        // is data.
+        // The written pattern contains no byte 0, so a byte 0 belongs to a hole.
         ensure(hole == size || content[hole as usize] == 0, || {
             format!("{}: {hole}, where there is data", call(Seek::Hole))
         })?;

@@ -7,15 +7,14 @@ use crate::bench::{Bench, Entry};
 
 /// A name that no back end has.
 const ABSENT: &str = "corewalk-conformance-absent";
-/// Some checks visit the whole tree of the back end. They stop after this number of directories and
-/// this number of files.
+/// The checks of the whole tree stop after this number of directories and this number of files.
 const DIRS_MAX: usize = 200;
 const FILES_MAX: usize = 2_000;
 /// The bytes of a file that `read_ranges` reads at most.
 const FILE_BYTES: usize = 1_300_000;
 
-/// Returns `len` bytes, none of which is 0. The bytes depend on `number` and on the offset, so that
-/// a check notices bytes of another place or of another file.
+/// Returns `len` bytes, none of which is 0. They depend on `number` and on the offset, so that a
+/// check notices bytes of another place or file.
 pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -24,8 +23,7 @@ pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-/// Makes a small tree of files. If the back end is read-only, the checks use the files that it
-/// already has.
+/// Makes a small tree of files. Over a read-only back end, the checks use the files that it has.
 pub(super) fn populate(bench: &Bench) -> Checked {
     let made = || -> Checked {
         let root = bench.root();
@@ -45,7 +43,6 @@ pub(super) fn populate(bench: &Bench) -> Checked {
     }
 }
 
-/// Returns the directories of the tree, the root first, and at most [`DIRS_MAX`].
 pub(super) fn collect_dirs(bench: &Bench) -> Checked<Vec<InodeRef<'_>>> {
     let (mut dirs, mut next) = (vec![bench.root()], 0);
     while next < dirs.len() && dirs.len() < DIRS_MAX {
@@ -165,8 +162,8 @@ fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
         whole.extend_from_slice(&page);
     }
     for step in [1_usize, 7, 511, 4096, 65_536, 131_072, 1 << 20] {
-        // To read a large file completely in short ranges would take long. So read at most about 64
-        // ranges of each length, spread over the file.
+        // Read at most about 64 ranges of each length, spread over the file, because more would
+        // take long.
         let stride = step.max(len / 64);
         for at in (0..len).step_by(stride.max(1)) {
             let want = step.min(len - at);

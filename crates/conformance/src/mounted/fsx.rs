@@ -1,8 +1,7 @@
 //! The check `fsx`: random operations on one file, whose content fsx knows.
 //!
 //! fsx runs twice with the same seed. The part `mapped` makes all kinds of operations. The part
-//! `unmapped` leaves memory mappings out, so that the file system itself answers each read that the
-//! kernel has not cached.
+//! `unmapped` leaves out memory mappings, so that more reads reach the file system.
 //!
 //! Source: the crate `fsx`.
 
@@ -77,20 +76,21 @@ fn run_one(task: &Task, name: &str, config: &str) -> Checked {
     let settings = task.settings;
     let mut command = Command::new(&task.program);
     command.args(["-q", "-N", &settings.operations.to_string()]);
-    // fsx writes the content that it expected, and the one that it found, to the folder of `-P`.
+    // With `-P`, fsx writes the expected and the found content to a folder.
     command.args(["-S", &settings.seed.to_string(), "-P"]).arg(&task.work);
     command.arg("-f").arg(path).arg(task.folder.join(name));
     let log = task.work.join(format!("fsx-{name}.log"));
     let ended = run(&mut command, &log, task.limit)?;
     let is_complete = ended.output.contains("All operations completed");
     ensure(ended.status.success() && is_complete, || {
-        // The first lines say what is wrong. A list of all operations follows.
+        // The first lines name the error, and a list of all operations follows.
         let first: Vec<&str> = ended.output.lines().take(6).collect();
         format!("{name}: {}\n    {}", ended.status, first.join("\n    "))
     })
 }
 
-/// Returns true if the file system can punch a hole. fsx would take a refusal for a failure.
+/// Returns true if the file system can punch a hole, because fsx would take a refusal for a
+/// failure.
 fn has_holes(task: &Task) -> Checked<bool> {
     let path = task.folder.join("hole");
     let made =

@@ -1,7 +1,7 @@
 //! The check `pjdfstest`: the test suite for POSIX file systems, and how its output is read.
 //!
-//! The exit status of pjdfstest is not enough, because a run without any test exits with 0. So the
-//! check reads the outcome of each test from the output.
+//! A run of pjdfstest without any test exits with 0, so the check reads the outcome of each test
+//! from the output.
 //!
 //! Source: the crate `pjdfstest`.
 
@@ -19,12 +19,12 @@ use crate::answer::{Answer, Checked, Stop, ensure};
 
 pub(super) const PROGRAM: Program = Program { name: "pjdfstest", version: "0.2.2" };
 
-/// The limit of the path of the directory, in bytes. The path of a socket may have 107 bytes.
-/// pjdfstest adds two temporary directories, a name of 32 bytes and one of 4 to its directory.
+/// Maximum length of the path of the directory, in bytes. The path of a socket may have 107 bytes.
+/// pjdfstest adds two temporary directories, and names of 32 and 4 bytes.
 const PATH_BYTES_MAX: usize = 107 - (11 + 11 + 33 + 5);
 /// The number of failed tests that a report names.
 const FAILED_MAX: usize = 40;
-/// Users as which pjdfstest makes calls, if they exist. The first one is the usual choice.
+/// Users as which pjdfstest makes calls, in the order of preference.
 const USERS: [&str; 5] = ["nobody", "daemon", "bin", "sys", "mail"];
 
 const CONFIG: &str = r#"
@@ -55,12 +55,11 @@ struct Tests {
     passed: usize,
     /// The names of the failed tests, each with the message of its panic.
     failed: Vec<(String, String)>,
-    /// The names of the tests that did not run, by the reason.
     skipped: BTreeMap<String, Vec<String>>,
 }
 
-/// Runs pjdfstest. If the task has words in `only`, runs the tests whose names contain one of
-/// these words. Tests whose names contain a word of `except` may fail.
+/// Runs pjdfstest: all tests, or those whose names contain a word in `only`. Tests whose names
+/// contain a word of `except` may fail.
 pub(super) fn check(task: &Task) -> Checked<String> {
     let program = &task.program;
     let users = users()?;
@@ -88,9 +87,8 @@ pub(super) fn check(task: &Task) -> Checked<String> {
     let tests = tests_of(task, &mut command, "pjdfstest.log")?;
     let mut failed = tests.failed.clone();
     if !failed.is_empty() && failed.iter().all(|(name, _)| name.ends_with("::etxtbsy")) {
-        // The tests of `ETXTBSY` have a race on any file system: a program that they have just
-        // written is still open in a forked child, until the child calls execve(2). So they run
-        // once more, alone.
+        // The tests of `ETXTBSY` have a race on any file system: a forked child has the new program
+        // still open until it calls execve(2). So they run once more, alone.
         let mut again = Command::new(program);
         again.args(command.get_args().take(4)).arg("etxtbsy");
         failed = tests_of(task, &mut again, "pjdfstest-again.log")?.failed;
@@ -98,7 +96,6 @@ pub(super) fn check(task: &Task) -> Checked<String> {
     judge(task, &tests, failed, is_root)
 }
 
-/// Runs `command`, and reads the outcomes of the tests from its output.
 fn tests_of(task: &Task, command: &mut Command, log: &str) -> Checked<Tests> {
     let log = task.work.join(log);
     let ended = run(command.env("NO_COLOR", "1").env_remove("CLICOLOR_FORCE"), &log, task.limit)?;
@@ -111,7 +108,7 @@ fn tests_of(task: &Task, command: &mut Command, log: &str) -> Checked<Tests> {
     }
 }
 
-/// Returns the note of a run that passed. Otherwise fails the check with the tests that failed.
+/// Returns the note of a run that passed. Otherwise fails the check and names the failed tests.
 fn judge(
     task: &Task,
     tests: &Tests,
@@ -149,7 +146,6 @@ fn judge(
 }
 
 impl Tests {
-    /// Returns the outcomes in the output of pjdfstest, or None if the output has no summary.
     fn of(output: &str) -> Option<Tests> {
         let (lines, _) = output.split_once("\nSummary: ")?;
         let mut tests = Tests::default();
@@ -195,8 +191,8 @@ fn users() -> Checked<[User; 2]> {
     found.try_into().map_err(none)
 }
 
-/// Fails the check, unless `user` can reach the directory. Otherwise most tests would fail, and
-/// their messages would not tell the reason.
+/// Fails the check, unless `user` can reach the directory. Otherwise most tests would fail without
+/// naming the reason.
 fn is_reachable(task: &Task, user: &User) -> Checked {
     let mut command = Command::new("stat");
     command.arg(&task.folder).current_dir("/").uid(user.uid).gid(user.gid);

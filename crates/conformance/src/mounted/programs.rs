@@ -1,11 +1,11 @@
 //! Programs of other projects: how a check installs one and runs it.
 //!
 //! A program gets its own folder, whose name has the version, below the folder for programs. So a
-//! new version of this crate never runs an old program. The output of a program goes to a file, and
-//! never to a pipe, since a program blocks on a full pipe that is not read.
+//! new version of this crate never runs an old program. The output of a program goes to a file,
+//! because a full pipe could block the program.
 //!
-//! A program that exceeds its time limit gets SIGKILL, and so do its children. A process that waits
-//! for a hung server may not die of it. Then the check fails, and leaves the process behind.
+//! A program that exceeds its time limit gets SIGKILL, and so do its children. If a process does
+//! not die, because it waits for a hung server, the check fails and leaves the process behind.
 //!
 //! Source: `cargo-install(1)`; `setpgid(2)`.
 
@@ -53,8 +53,8 @@ impl Ended {
 }
 
 impl Program {
-    /// Returns the path of the installed program. Installs it with cargo below `folder`, if it is
-    /// not there. If that fails, the check ends as skipped.
+    /// Returns the path of the installed program. If necessary, installs it with cargo below
+    /// `folder`. If that fails, the check ends as skipped.
     pub(super) fn installed(&self, folder: &Path) -> Checked<PathBuf> {
         let Program { name, version } = self;
         let root = folder.join(format!("{name}-{version}"));
@@ -66,8 +66,8 @@ impl Program {
         let mut command = Command::new("cargo");
         command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&root);
         let words = format!("{command:?}").replace('"', "");
-        // Compile with little optimization, which takes less time. The programs mostly wait for the
-        // file system. A temporary target directory keeps the folder small.
+        // Little optimization shortens the compilation, and the programs mostly wait for the file
+        // system. A temporary target directory keeps the folder small.
         command.args(["--profile", "dev"]).env_remove("CARGO_TARGET_DIR");
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let (log, mut why) = (root.join("install.log"), String::new());
@@ -86,7 +86,8 @@ impl Program {
     }
 }
 
-/// Runs `command` with its output in the file `log`. After `limit`, kills it and fails the check.
+/// Runs `command` with its output in the file `log`. If it runs longer than `limit`, kills it and
+/// fails the check.
 pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Checked<Ended> {
     let name = command.get_program().to_string_lossy().into_owned();
     let spawned = File::create(log).and_then(|out| {
@@ -107,7 +108,6 @@ pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Checked
     Ok(Ended { status, output: String::from_utf8_lossy(&output).into_owned() })
 }
 
-/// Returns the status of `child`, or None if it has not ended within `limit`.
 fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,7 +1,7 @@
 //! The check `storm` of a mounted file system: the storm makes system calls in a directory.
 //!
 //! The tree holds its root and the directory of the files open, and passes their descriptors to
-//! calls such as openat(2). So a call finds the files wherever the directory is at the moment.
+//! calls such as openat(2). So a call finds the files wherever the directory is.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -21,12 +21,12 @@ use crate::answer::{Answer, Checked, ensure, ensure_eq};
 use crate::plan::Settings;
 use crate::storm::{self, DIRS, FileStat, Tree, TreeFile, WORK_DIR};
 
-/// A function that drops the entry at a path from the caches of a server. The path begins at the
-/// directory that `Mounted` got.
+/// A function that drops the entry at a path from the caches of a server. The path is relative to
+/// the directory of the suite.
 pub(super) type Invalidate = Arc<dyn Fn(&Path) + Send + Sync>;
 
-/// The limit of the size of a file, in bytes. No file of a storm is that long, so a read that
-/// exceeds the limit means that reads return no end of the file.
+/// Maximum size of a file, in bytes, above that of any file of a storm. A longer read means that
+/// reads report no end of the file.
 const READ_BYTES_MAX: usize = 4 << 20;
 /// The pause between two invalidations.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -53,12 +53,12 @@ pub(super) fn run(root: &Path, settings: Settings, invalidate: Option<&Invalidat
     })
 }
 
-/// Drops directories and files from the caches. Some of the paths do not exist at the moment.
+/// Drops directories and files from the caches. Some of the paths may not exist.
 fn invalidate_until(has_ended: &AtomicBool, root: &Path, invalidate: &Invalidate) {
     let name = Path::new(root.file_name().unwrap_or_default());
     let paths = ["a", "a/d/e/current1", "a/d", "s", "b/d/e/fixed0", "a/d/e"];
     for path in paths.iter().cycle() {
-        // ORDERING: Relaxed. The flag only ends this loop. No other memory is published with it.
+        // ORDERING: Relaxed. A stop flag.
         if has_ended.load(Ordering::Relaxed) {
             return;
         }
@@ -67,7 +67,7 @@ fn invalidate_until(has_ended: &AtomicBool, root: &Path, invalidate: &Invalidate
     }
 }
 
-/// Sets the flag when the storm has ended, even by a panic.
+/// Sets the flag when it is dropped, even by a panic.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -102,8 +102,8 @@ impl Tree for MountedTree {
     where
         Self: 't;
 
-    // A server may rename an open file that is removed, instead of removing it: libfuse does so by
-    // default, and so does NFS. Such a file still has a link.
+    // A server may rename a removed file that is open, as libfuse and NFS do. Such a file still has
+    // a link.
     const HAS_NO_LINKS_WHEN_REMOVED: bool = false;
 
     fn move_dir(&self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno> {
@@ -135,7 +135,7 @@ impl Tree for MountedTree {
         let mut names = Vec::new();
         for entry in Dir::read_from(self.dir.as_fd()).must("open of the directory")? {
             let name = entry.must("readdir")?.file_name().to_string_lossy().into_owned();
-            // A name with a dot is `.`, `..`, or an open file that the server has renamed.
+            // Skip `.`, `..`, and open files that the server has renamed instead of removing them.
             if !name.starts_with('.') {
                 names.push(name);
             }
@@ -143,7 +143,7 @@ impl Tree for MountedTree {
         Ok(names)
     }
 
-    // Only the server can drop what the kernel has cached. `invalidate_until` asks it to.
+    // Only the server can drop what the kernel has cached: see `invalidate_until`.
     fn cool(&self) {}
 
     fn check_dirs(&self) -> Checked {

@@ -10,17 +10,16 @@ use super::{FIXED, ROLES, Storm, Tree, TreeFile, fixed};
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, ensure_names};
 use crate::checks::tree::pattern;
 
-/// The names and contents of the files that must exist when the threads of the stress test have
-/// ended.
+/// The files that must exist at the end of the storm, with their contents.
 pub(super) type Kept = BTreeMap<String, Vec<u8>>;
 
-/// Limits in bytes. A file of a publisher thread has less than `VERSION_BYTES` bytes after its
-/// version number. A writer thread writes at offsets below `WRITER_BYTES`.
+/// Limits in bytes: of the bytes after the version number in a publisher's file, and of the offsets
+/// of a writer.
 const VERSION_BYTES: u64 = 9_000;
 const WRITER_BYTES: usize = 100_000;
 /// Of this many files of a maker, one is kept.
 const MADE_PER_KEPT: u64 = 8;
-/// The number of files that a maker keeps at most. A long storm would otherwise fill the directory.
+/// Maximum number of files that a maker keeps, so that a long storm does not fill the directory.
 const KEPT_MAX: u64 = 64;
 
 /// The work of a thread.
@@ -40,12 +39,12 @@ pub(super) struct Worker<'s, 't, T: Tree> {
     role: Role,
     rng: fastrand::Rng,
     kept: Kept,
-    /// The first file that stays. A reader holds it open all the time.
+    /// The file `fixed0`, which a reader holds open all the time.
     held: Option<T::File<'t>>,
 }
 
 /// Returns the content of a version of a publisher's file: the version number, and bytes that
-/// depend on the version and on the publisher (a thread).
+/// depend on the version and on the publisher.
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
@@ -54,9 +53,8 @@ fn version_content(publisher: usize, version: u64) -> Vec<u8> {
 
 impl<'s, 't, T: Tree> Worker<'s, 't, T> {
     pub(super) fn new(storm: &'s Storm<'t, T>, number: usize) -> Worker<'s, 't, T> {
-        // All threads work in one directory. Only thread 0 renames the directories above it. If a
-        // second thread renamed them too, a rename could fail, because the other thread has just
-        // moved its source away.
+        // Only thread 0 renames the directories above that of the storm. A rename by a second
+        // thread could fail, because the first one has just moved its source away.
         let role = match number {
             0 => Role::Mover,
             _ => [Role::Publisher, Role::Maker, Role::Writer, Role::Reader]
@@ -66,8 +64,7 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         Worker { storm, number, role, rng, kept: Kept::new(), held: None }
     }
 
-    /// Returns about how many calls of the back end this thread makes in one round of its loop. The
-    /// number depends on the thread's role, such as writer or reader.
+    /// Returns about how many calls of the back end this thread makes in one turn.
     pub(super) fn calls_per_turn(&self) -> u64 {
         match self.role {
             Role::Mover => 2,
@@ -82,8 +79,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
     }
 
     pub(super) fn turn(&mut self, turn: u64) -> Checked {
-        // Let other threads run. Otherwise, on a machine with few processors, one thread would run
-        // hundreds of rounds of its loop before the next thread runs.
+        // Let other threads run. With few processors, one thread would otherwise make hundreds of
+        // turns before the next one runs.
         thread::yield_now();
         let done = match self.role {
             Role::Mover => self.move_above(),
@@ -131,8 +128,7 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.move_dir(to, from, mode)
     }
 
-    /// Makes a file in the directory in which all threads of the stress test work, and writes its
-    /// content.
+    /// Makes a file in the directory of the storm, and writes its content.
     fn new_file(&self, name: &str, content: &[u8]) -> Checked<T::File<'t>> {
         let file = self.storm.tree.create(name)?;
         file.write(0, content)?;
@@ -145,9 +141,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         let (new, current) = (format!("new{number}"), format!("current{number}"));
         drop(self.new_file(&new, &content)?);
         self.rename(&new, &current, RenameMode::Replace)?;
-        // ORDERING: Relaxed. A reader loads this version number, and then expects to find this
-        // version or a later one in the file. If it loads an older number, it also accepts older
-        // versions, so it may miss a bug, but reports none in vain.
+        // ORDERING: Relaxed. A reader expects the loaded version or a later one in the file. With
+        // an outdated number, it may miss a bug, but reports none in vain.
         storm.published[number].store(version, Ordering::Relaxed);
         self.kept.insert(current, content);
         Ok(())
@@ -173,8 +168,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
     }
 
-    /// Gives a new file the name that it keeps, and removes the file that was kept [`KEPT_MAX`]
-    /// files before.
+    /// Renames or links a new file to the name that it keeps, and removes the file that was kept
+    /// [`KEPT_MAX`] files before.
     fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
         let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
         let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));
@@ -245,9 +240,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.read_version(publisher)
     }
 
-    /// Reads a file that a publisher thread replaces again and again by a new version. The content
-    /// must be complete. The version must not be older than the last one that was published before
-    /// this lookup.
+    /// Reads a file that a publisher replaces again and again. The content must be complete, and
+    /// not older than the last version that was published before this lookup.
     fn read_version(&self, publisher: usize) -> Checked {
         // ORDERING: Relaxed. An older number only makes the check weaker.
         let before = self.storm.published[publisher].load(Ordering::Relaxed);
@@ -265,8 +259,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("version {version} of {name:?}"), &found, &wanted)
     }
 
-    /// Lists the directory in which all threads of the stress test work. Each file that no thread
-    /// changes must be listed exactly once.
+    /// Lists the directory of the storm. Each file that no thread changes must be listed exactly
+    /// once.
     fn lists_fixed(&self, page: usize) -> Checked {
         let mut names = self.storm.tree.list(page)?;
         names.retain(|name| name.starts_with("fixed"));

@@ -12,7 +12,6 @@ use tempfile::TempDir;
 
 use crate::memory::Memory;
 
-/// Asserts that the checks in `skips` were skipped, and that all others passed.
 fn all_pass_but(report: &Report, skips: &[&str]) {
     println!("{report}");
     report.assert();

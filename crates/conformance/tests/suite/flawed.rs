@@ -17,23 +17,23 @@ use corewalk_base::primitives::thread;
 pub(crate) enum Flaw {
     /// None. The layer itself must pass.
     None,
-    /// Bug: a new file gets the inode number of a removed and forgotten file.
+    /// Planted bug: a new file gets the inode number of a removed and forgotten file.
     ReusedNumber,
     /// Bug: the cookie of the first entry is 0.
     ZeroCookie,
-    /// Planted bug: an entry's cookie is its position in the directory. So the cookie changes if an
+    /// Planted bug: the cookie of an entry is its position in the directory, so it changes if an
     /// earlier entry is removed.
     MovingCookie,
-    /// Bug: `readdir` calls the sink again after the sink has ended the page.
+    /// Planted bug: `readdir` calls the sink again after the sink has ended the page.
     DeafToBreak,
-    /// Bug: a file that is truncated and then extended has its old bytes again.
+    /// Planted bug: a file that is truncated and then extended has its old bytes again.
     OldBytes,
     /// Bug: Exchange replaces the target.
     ExchangeReplaces,
     /// Bug: NoReplace replaces the target.
     NoReplaceReplaces,
-    /// Planted bug: if another thread makes a file in the target directory during a rename, the
-    /// rename removes that file.
+    /// Planted bug: a rename removes files that other threads have made in the target directory
+    /// during the rename.
     LostUpdate,
     /// Bug: a removed file is gone before it is forgotten.
     VanishesUnlinked,
@@ -41,9 +41,10 @@ pub(crate) enum Flaw {
     ShortRead,
     /// Bug: a setattr that fails has set the mode.
     HalfSetattr,
-    /// Bug: a directory with entries can be removed, and its entries are lost.
+    /// Planted bug: a directory with entries can be removed, and its entries are lost.
     RemovesFull,
-    /// Bug: a file loses its content when the cache forgets it, although it still has a name.
+    /// Planted bug: a file loses its content when the cache forgets it, although it still has a
+    /// name.
     ForgetLosesContent,
     /// Bug: a call panics.
     Panics,
@@ -54,8 +55,8 @@ pub(crate) enum Flaw {
 /// The numbers that clients see, for [`Flaw::ReusedNumber`].
 #[derive(Default)]
 struct Numbers {
-    /// For each inode number of the tmpfs, the inode number that clients see (`shown`), and the
-    /// reverse map (`inner`).
+    /// `shown` has the inode number that clients see for each number of the tmpfs, and `inner` is
+    /// the reverse map.
     shown: HashMap<u64, u64>,
     inner: HashMap<u64, u64>,
     removed: HashSet<u64>,
@@ -63,8 +64,7 @@ struct Numbers {
     last: u64,
 }
 
-/// The files that were made while a rename was running, and the number of renames that are running
-/// now.
+/// The number of running renames, and the files that were made during one.
 #[derive(Default)]
 struct Renames {
     running: u32,
@@ -119,7 +119,6 @@ impl Flawed {
         attr.with_ino(shown).with_generation(0)
     }
 
-    /// Converts `ino`, an inode number that clients see, to the inode number in the tmpfs below.
     fn inner(&self, ino: u64) -> u64 {
         if !self.has(Flaw::ReusedNumber) {
             return ino;
@@ -147,8 +146,8 @@ impl Flawed {
         Ok(entries)
     }
 
-    /// Plants the bug [`Flaw::LostUpdate`]: when a rename ends, removes the files that were made in
-    /// `dir` while it ran.
+    /// Plants the bug [`Flaw::LostUpdate`]: removes the files that were made in `dir` while a
+    /// rename was running.
     fn lose_made(&self, dir: u64) {
         // Other threads get the time to make files.
         thread::sleep(Duration::from_micros(50));

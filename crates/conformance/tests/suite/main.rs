@@ -1,5 +1,5 @@
-//! Tests of the conformance suite for back ends. The suite must accept the back ends of this
-//! repository, and must find a bug that is planted in a back end.
+//! Tests of the conformance suite: it must accept the back ends of this repository, and must find a
+//! bug that is planted in one.
 
 mod backends;
 mod flawed;

@@ -1,5 +1,5 @@
-//! A back end in memory that knows its files only by path. It implements `PathFileSystem`, as a
-//! user of the library would. It has no inode numbers, no hard links and no extended attributes.
+//! A back end in memory that implements `PathFileSystem`, as a user of the library would: without
+//! inode numbers, hard links and extended attributes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ fn has_children(files: &Files, path: &Path) -> bool {
 }
 
 /// Removes a file, or a directory with everything in it. Returns each removed file with its path
-/// below `path`.
+/// relative to `path`.
 fn take(files: &mut Files, path: &Path) -> Vec<(PathBuf, File)> {
     let below: Vec<PathBuf> = files.keys().filter(|at| at.starts_with(path)).cloned().collect();
     let take = |at: PathBuf| {

@@ -16,8 +16,8 @@ use crate::site::{Site, suite};
 mod async_memory;
 use async_memory::Later;
 
-/// The number of system calls of a storm whose back end does not wait, unless
-/// `COREWALK_STORM_CALLS` is set. `cargo xtask nightly` makes two million.
+/// The number of system calls of a storm, unless `COREWALK_STORM_CALLS` is set. `cargo xtask
+/// nightly` makes two million.
 const CALLS: u64 = 20_000;
 
 fn calls() -> u64 {

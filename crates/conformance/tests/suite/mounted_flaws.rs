@@ -1,5 +1,5 @@
-//! Checks that each check of a mounted file system finds a planted bug: in the file system, or in a
-//! program that changes files beside the check.
+//! Each check of a mounted file system must find a planted bug: in the file system, or in a program
+//! that changes files during the check.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::flawed::{Flaw, Flawed};
 use crate::site::{Site, suite};
 
-/// Runs a check on a mounted tmpfs with this bug. Returns `None` if the check cannot run on this
+/// Runs a check on a mounted tmpfs with this bug, or returns `None` if the check cannot run on this
 /// machine.
 fn run(flaw: Flaw, check: &str) -> Option<Report> {
     let site = Site::new(Arc::new(Flawed::new(flaw)), Options::shared())?;
@@ -27,8 +27,8 @@ fn run(flaw: Flaw, check: &str) -> Option<Report> {
     Some(report)
 }
 
-/// Asserts that a check finds the bug, that the text of the failure has `why`, and that the same
-/// check passes without the bug.
+/// Asserts that a check finds the bug with a failure text that contains `why`, and that the check
+/// passes without the bug.
 fn is_found(flaw: Flaw, check: &str, why: &str) {
     let Some(report) = run(Flaw::None, check) else { return };
     report.assert();
@@ -36,7 +36,6 @@ fn is_found(flaw: Flaw, check: &str, why: &str) {
     has_failed(&report, why);
 }
 
-/// Asserts that the only check of the report has failed, and that its text has `why`.
 fn has_failed(report: &Report, why: &str) {
     match report.outcomes().next() {
         Some((_, Outcome::Failed(text))) => assert!(text.contains(why), "{text}"),
@@ -44,8 +43,8 @@ fn has_failed(report: &Report, why: &str) {
     }
 }
 
-/// Runs a storm in a directory of the host, beside a program that calls `sabotage` with the path of
-/// a file of the storm.
+/// Runs a storm in a directory of the host, while a program calls `sabotage` with the path of a
+/// file of the storm.
 fn storm_beside(sabotage: fn(&Path) -> std::io::Result<()>) -> Report {
     let dir = TempDir::new().expect("make a directory");
     let path = dir.path().to_owned();
@@ -96,7 +95,6 @@ fn control_removal_of_a_full_directory_is_found_by_pjdfstest() {
     }
 }
 
-/// A test that is known to fail is named in `except`. Other failures still count.
 #[test]
 fn excepted_tests_of_pjdfstest_may_fail() {
     if !has_root() {

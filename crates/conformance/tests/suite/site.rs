@@ -79,7 +79,6 @@ impl Site {
         Site { _mount: mount, _runtime: runtime, dir, kernel, _watchdog: watchdog }
     }
 
-    /// Returns the suite for the mount, which drops names from its caches.
     pub(crate) fn suite(&self) -> Mounted {
         let kernel = self.kernel.clone();
         suite(self.dir.path()).with_invalidation(move |path| {

@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use corewalk::{Attr, Errno, FileKind, SetTime, Timespec};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 
-/// Returns fuser's error type for `error`. Both types contain the kernel's error number.
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
 }
@@ -76,10 +75,9 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
 
 /// Returns the seconds and nanoseconds that the kernel has sent.
 ///
-/// For a time before 1970, fuser 0.18 subtracts the nanoseconds, but it should add them. For
-/// example, the kernel sends -1.5 s as -2 s plus 0.5e9 ns, and fuser passes on -2.5 s. This
-/// function takes the whole seconds (-2) and the fraction (0.5) of fuser's value, which are the
-/// numbers of the kernel.
+/// fuser 0.18 adds the nanoseconds of a time before 1970 with the wrong sign. Example: the kernel
+/// sends -1.5 s as -2 s plus 0.5e9 ns, and fuser passes on -2.5 s. This function restores the
+/// seconds (-2) and the fraction (0.5) that the kernel has sent.
 pub(super) fn timespec(time: SystemTime) -> Timespec {
     let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),

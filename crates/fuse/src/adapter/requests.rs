@@ -351,8 +351,8 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Use the open file's flags in the write request. fcntl(2) may have changed `O_APPEND`
-        // since open(2).
+        // fcntl(2) may have changed `O_APPEND` since open(2), so use the flags in the write
+        // request.
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -466,9 +466,8 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(self.server.options());
         let listed = self.guarded(caller(request), |server| {
             server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
-                // If the server's lookup of a listed name has failed, the entry has node number 0.
-                // Send such an entry without attributes. If a program uses the name, the kernel
-                // looks it up and gets the error of the lookup.
+                // An entry whose lookup failed has node number 0, and is sent without attributes.
+                // If a program uses the name, the kernel looks it up and gets the error.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),

@@ -1,14 +1,12 @@
 //! Repeats requests that have failed with `ENOSPC`.
 //!
-//! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
-//! server may not have handled that forget when the next write arrives. So a program that removes
-//! one file to make space for another could get `ENOSPC`. To avoid that, the adapter repeats a
-//! request that failed with `ENOSPC` a few times. It passes the error on only after the forgets had
-//! time to arrive.
+//! unlink(2) returns before the server has handled the forget that frees the removed file. So a
+//! program that removes one file to make space for another could get `ENOSPC`. To avoid that, the
+//! adapter repeats a request that failed with `ENOSPC` a few times, with pauses in which forgets
+//! can arrive.
 //!
-//! The adapter repeats the request on an offload thread (`offload`). The thread that has read the
-//! request must go on reading: the forgets that free space are among the next requests. Meanwhile
-//! the calling process waits for the answer, so the requests of one process keep their order.
+//! An offload thread (`offload`) repeats the request. The thread that has read the request must go
+//! on reading, because the forgets that free space are among the next requests.
 
 use std::time::Duration;
 

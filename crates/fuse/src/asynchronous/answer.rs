@@ -10,7 +10,7 @@ use crate::wire::Body;
 /// creation.
 const BODY_BYTES: usize = 256;
 
-/// The answer to a request, and the things that the kernel holds when it has the answer.
+/// The answer to a request, with the inodes and the open file that it gives to the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) body: Bytes,

@@ -36,8 +36,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.attr_out(&node, &attr, is_current)
     }
 
-    /// Returns the attributes of a node from the cache, or asks the back end. Also returns whether
-    /// they are current.
+    /// Returns the attributes of a node, and true if they are current.
     pub(super) async fn attributes(&self, node: &AsyncNode) -> Result<(Attr, bool), Errno> {
         let mut flight = self.flights.lock(Key::Attributes(node.number())).await;
         let cached = if self.is_exclusive() { node.cached() } else { None };
@@ -95,7 +94,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Answer::with_body(|body| body.statfs_out(&fs))
     }
 
-    /// Answers a request for the value of one extended attribute, or for the names of all.
     pub(super) async fn read_xattr(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let size = args.u32()? as usize;

@@ -364,9 +364,9 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::NOSYS) }
     }
 
-    /// Takes, changes or drops a lock. If another owner has a lock that conflicts, waits if `waits`
-    /// is true, and fails with `EAGAIN` if not. A call that waits is dropped if its client gets a
-    /// signal. A dropped call must not take the lock. `EDEADLK` if a wait would never end.
+    /// Takes, changes or drops a lock. If another owner has a conflicting lock, waits if `waits` is
+    /// true, and otherwise fails with `EAGAIN`. The server drops a waiting call if its client gets
+    /// a signal. A dropped call must not take the lock. `EDEADLK` if a wait would never end.
     fn set_lock(
         &self,
         node: &AsyncNode,

@@ -14,8 +14,8 @@ use crate::wire::{Message, Opcode, OwnedMessage};
 /// The longest copy of one request, in bytes. The kernel asks for the rest with another request.
 const COPY_BYTES_MAX: u64 = 128 << 20;
 
-/// The flags of open(2) that take effect before the back end opens a file. The kernel truncates a
-/// file by a request of its own.
+/// The flags of open(2) that the back end does not get, because the kernel handles them. The kernel
+/// sends a separate request to truncate the file.
 pub(super) const CREATION_FLAGS: OFlags =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC);
 
@@ -28,7 +28,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // After `begin` the future is not dropped. So each file that the back end opens is closed.
+        // After `begin`, a kill of the client does not drop the future. So the server closes each
+        // file that the back end opens.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,
@@ -47,7 +48,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        // The kernel reports the error of a release to no program. So release the file even if its
+        // The kernel passes the error of a release to no program. So call `release` even if the
         // locks could not be ended.
         let unlocked = self.end_locks(message, &node).await;
         if self.fs.has_open_state() {
@@ -66,7 +67,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         request.begin(&node, Pages::Keep)?;
         let unlocked = self.end_locks(message, &node).await;
         match self.fs.flush(&node).await {
-            // After `ENOSYS` the kernel would send no more flushes. But each flush must end locks.
+            // After `ENOSYS` the kernel would send no more flushes, but each flush must end locks.
             Err(Errno::NOSYS) if self.fs.has_locks() => {}
             flushed => flushed?,
         }
@@ -79,7 +80,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let handle = args.u64()?;
-        // The handle of an open directory is the server's own, and unknown to the back end.
+        // The handle of an open directory belongs to the server, and the back end does not know it.
         let handle = if message.header.opcode == Opcode::FSYNC { handle } else { 0 };
         let node = self.file(message)?.with_handle(handle);
         self.fs.fsync(&node, args.u32()? & FSYNC_DATA != 0).await?;

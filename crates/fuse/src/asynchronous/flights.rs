@@ -7,7 +7,7 @@
 //! - A request that has waited for the lock gets that result from [`Flight::shared`], if the back
 //!   end was asked after the request had begun to wait.
 //!
-//! So the back end is asked at most twice, however many requests come at the same time.
+//! However many requests wait for one key, they need at most two calls of the back end.
 //!
 //! # Invariants
 //! - G.1: at most one request has the lock of a key.
@@ -18,9 +18,9 @@
 //! - G.4: the map has an entry for a key only while a request uses the key.
 //!
 //! # Locks
-//! The map of keys has shards. The mutex of a shard is held only for the steps above, never while a
-//! future waits. The lock of a key is an asynchronous mutex, which wakes waiting requests in any
-//! order. A request that locks two keys locks the smaller one first.
+//! The mutex of a shard is held only to read or change the map, never while a future waits. The
+//! lock of a key is an asynchronous mutex, which wakes waiting requests in any order. A request
+//! that locks two keys locks the smaller one first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -49,7 +49,6 @@ struct Entry<V> {
     calls: u64,
     /// The value of `calls` when the key was last invalidated.
     invalidated: u64,
-    /// The number of requests that have the lock or wait for it.
     users: u64,
 }
 
@@ -61,7 +60,8 @@ struct User<'f, K: Hash + Eq, V> {
 
 /// A locked key. Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
-    /// Is dropped before `user`, so that an entry in use stays in the map (G.4).
+    /// Declared before `user`, so that it is dropped first: an entry whose lock is held stays in
+    /// the map (G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
     /// The number of calls to the back end that had begun when the request called `lock`.
@@ -89,7 +89,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped while it waits, the drop of `user` reduces `Entry::users`.
+        // If this future is dropped during the `await`, the destructor of `user` takes back the
+        // increment of `Entry::users`.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }
@@ -108,7 +109,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
 }
 
 impl<K: Hash + Eq, V> Flights<K, V> {
-    /// Makes the running call to the back end for `key` invalid ([`Flight::is_valid`]).
+    /// Invalidates the key: the result of a running call to the back end for `key` is not used
+    /// ([`Flight::is_valid`]).
     pub(super) fn invalidate(&self, key: &K) {
         if let Some(entry) = self.shard(key).lock().get_mut(key) {
             entry.invalidated = entry.calls;
@@ -126,15 +128,17 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         read(shard.get_mut(&self.user.key).expect("G.4: this request uses the entry"))
     }
 
-    /// Returns the result of another request, if the back end was asked for it after this request
-    /// had called `lock` (G.2), and the key was not invalidated since.
+    /// Returns the result of another request, if there is one that this request may use. The call
+    /// to the back end must have begun after this request called `lock` (G.2) and after the key was
+    /// last invalidated.
     pub(super) fn shared(&self) -> Option<&V> {
         let invalidated = self.entry(|entry| entry.invalidated);
         let oldest = self.joined.max(invalidated);
         self.guard.as_ref().filter(|(call, _)| *call > oldest).map(|(_, result)| result)
     }
 
-    /// Begins a call to the back end. Requests that wait now cannot share its result.
+    /// Notes that a call to the back end begins. Requests that already wait cannot share its
+    /// result.
     pub(super) fn ask(&mut self) {
         self.call = self.entry(|entry| {
             entry.calls += 1;
@@ -142,7 +146,7 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         });
     }
 
-    /// Returns true if the key was not invalidated since the call to the back end has begun.
+    /// Returns true if the key was not invalidated since [`Flight::ask`].
     pub(super) fn is_valid(&self) -> bool {
         self.entry(|entry| entry.invalidated) < self.call
     }
@@ -152,7 +156,7 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         *self.guard = Some((self.call, result));
     }
 
-    /// Drops the results of earlier calls, because this request changes what they are about.
+    /// Drops the result of the last call, because this request changes the file or the name.
     pub(super) fn clear(&mut self) {
         *self.guard = None;
     }
@@ -165,7 +169,7 @@ impl<K: Hash + Eq, V> Drop for User<'_, K, V> {
             entry.users -= 1;
             entry.users == 0
         });
-        // The result in the entry may have a destructor. It must not run with the mutex of the
+        // The result in the entry may have a destructor, which must not run under the mutex of the
         // shard.
         let entry = if is_last { shard.remove(&self.key) } else { None };
         drop(shard);
@@ -211,7 +215,6 @@ mod tests {
         let Poll::Ready(second) = poll(second) else { panic!("the lock is free") };
         assert_eq!(second.shared(), Some(&1));
         drop(second);
-        // `late` began to wait after the back end was asked, so it gets no result (G.2).
         let Poll::Ready(mut late) = poll(late) else { panic!("the lock is free") };
         assert_eq!(late.shared(), None);
         late.ask();

@@ -73,14 +73,13 @@ impl Identities {
         let entries = shard.get(&identity.0).into_iter().flatten();
         let mut entries = entries.filter(|entry| entry.generation == identity.1);
         let Some(entry) = entries.next() else { return Known::None };
-        // Unlock the shard before `upgrade`. The drop of its result may drop the inode, which locks
-        // the shard again.
+        // Unlock the shard before `upgrade`. Dropping the result of `upgrade` may drop the inode,
+        // whose destructor locks the shard.
         let current = Weak::clone(&entry.current);
         drop(shard);
         current.upgrade().map_or(Known::Dying, Known::Inode)
     }
 
-    /// Returns the table's numbers of all inodes with the back end's number `ino`.
     pub(super) fn numbers(&self, ino: u64) -> Vec<u64> {
         let shard = self.shard(ino).lock();
         let entries: Vec<Weak<Inode>> =
@@ -89,9 +88,9 @@ impl Identities {
         entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
     }
 
-    /// Adds an inode that has just entered the table. If another inode of the same file is in the
-    /// index, returns that one, which the table may be dropping. Otherwise new names of the file
-    /// refer to `inode`.
+    /// Adds an inode that has just entered the table. If the index has another inode of the same
+    /// file, returns that inode, which the table may be dropping. Otherwise new names of the file
+    /// get `inode`.
     pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         if ino == 0 {
@@ -108,7 +107,7 @@ impl Identities {
         if earlier.is_none() {
             entry.current = Arc::downgrade(inode);
         }
-        // The caller drops `earlier` after the shard is unlocked, for the same reason as in `find`.
+        // Do not drop `earlier` here: its destructor may lock the shard.
         earlier
     }
 

@@ -14,8 +14,8 @@
 //!   ([`AsyncNode::enter_listed`]).
 //! - An entry has the attributes of the page only if they are current.
 //!
-//! Other entries are listed without attributes, and the kernel looks up the names that a program
-//! uses.
+//! An entry without current attributes is listed without attributes. The kernel looks its name up
+//! when a program uses it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use crate::dispatch::{Range, UNKNOWN_INO};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Message, Opcode};
 
-/// The number that the server adds to a cookie of the back end.
+/// The server adds this number to a cookie of the back end to get the cookie for the kernel.
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
@@ -59,7 +59,7 @@ struct Listing {
 struct Page {
     /// The cookie after which the page starts.
     start: u64,
-    /// The time of the clock at which the back end was asked.
+    /// The time of the server's clock at which the page was requested.
     asked: u64,
     /// The time at which the back end was asked. If other programs change the files, the kernel may
     /// use the entries only until their timeouts after that time.
@@ -107,8 +107,8 @@ impl Page {
         Ok(())
     }
 
-    /// Returns the index of the entry after the one with the cookie `cookie`. Returns None if the
-    /// page does not contain that position, or ends there.
+    /// Returns the index of the first entry after the cookie `cookie`, or `None` if this page does
+    /// not have that entry.
     fn after(&self, cookie: u64) -> Option<usize> {
         let index = match cookie == self.start {
             true => 0,
@@ -183,8 +183,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(Answer { entries, ..Answer::from(Bytes::from(buffer)) })
     }
 
-    /// Adds entries of a page to an answer until it is full. Adds the nodes that the answer gives
-    /// to the kernel to `entered`.
+    /// Adds entries of a page to an answer until the answer is full. Adds the nodes of these
+    /// entries to `entered`.
     fn fill(
         &self,
         dir: &AsyncNode,
@@ -233,7 +233,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.node(dir.table_node().get().parent_ino().ok()?).ok()
     }
 
-    /// Adds an entry of a page. Returns false if the answer is full.
     fn add_entry(
         &self,
         dir: &AsyncNode,
@@ -250,7 +249,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let node = usable.and_then(|attr| {
             let name = Name::new(&entry.name).ok()?;
             let enter = || self.enter(dir, name, &attr, Entering::Found);
-            // If the table cannot enter the name, the entry is listed without attributes.
             Some((dir.enter_listed(page.asked, enter)?.ok()?, attr))
         });
         let current = node.and_then(|(node, attr)| {
@@ -276,7 +274,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Adds an entry to an answer. Returns false if the answer is full.
 fn add(
     request: &Request,
     body: &mut Body<'_>,

@@ -24,7 +24,8 @@ use crate::mount::Pages;
 use crate::server::ROOT_NODE;
 use crate::wire::{Body, Message, Opcode};
 
-/// How often a lookup asks the back end, if other machines invalidate the name meanwhile.
+/// Maximum number of calls of the back end for one lookup. The lookup repeats the call if the name
+/// was invalidated during it.
 const TRIES: u32 = 4;
 
 /// A change of a name under way. If it is dropped before [`NameChange::end`], it is not known
@@ -85,15 +86,14 @@ enum Child {
     None,
     /// The table has the name.
     Node(AsyncNode),
-    /// The table does not have the name, but it may have the inode.
+    /// The table does not have the name, but it may have the inode with this identity.
     Identity(Identity),
 }
 
 /// The change of the inode of a name.
 struct ChildChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
-    /// The identity of an inode that the table did not have when the change began. It may have
-    /// entered the table during the change.
+    /// The identity of the inode, if the table did not have the inode when the change began.
     identity: Option<Identity>,
     _change: Option<Change>,
 }
@@ -145,7 +145,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         }
     }
 
-    /// Looks up a name in the cache, or asks the back end.
     async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
         let mut flight = self.flights.lock(name_key(dir, name)).await;
         // Another request may have entered the name while this one waited.
@@ -169,8 +168,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(found(node?, attr, asked));
             }
         }
-        // The name was invalidated during each call. So answer the request, but let neither the
-        // table nor the kernel keep the name.
+        // The name was invalidated during each call. Answer the request, but keep the name neither
+        // in the table nor in the kernel.
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
@@ -188,8 +187,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let asked = self.shared.now();
         let result = self.fs.lookup(dir, name).await;
         if result == Err(Errno::NOENT) {
-            // Another machine has removed or renamed the file. Only invalidate the name: the table
-            // must keep the files in a renamed directory, since clients may still use them.
+            // The table has the name, but another machine has removed or renamed the file. Do not
+            // remove a renamed directory from the table, since clients may still use files in it.
             let _ = self.table.invalidated(&dir.table_node().get(), name);
         }
         let fetched = result.and_then(|attr| Ok((checked(attr, attr.kind())?, asked)));
@@ -250,8 +249,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         flight.ask();
         let attr = match self.fs.make(&dir, name, &what).await {
             Ok(attr) => checked(attr, kind)?,
-            // The file exists, although the kernel has found none. The drop of `change` without
-            // `end` makes the table and the kernel drop the name.
+            // The kernel did not know that the file exists. Without a call of `end`, the destructor
+            // of `change` makes the table and the kernel drop the name.
             Err(Errno::EXIST) => return Err(Errno::EXIST),
             Err(error) => {
                 change.end();
@@ -283,8 +282,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             .with_open(has_open_state.then_some(open));
         let open = OFlags::from_bits_retain(open);
         let found = match self.make(message, request, name, what).await {
-            // Another machine has made the file. After `ESTALE` the kernel looks the name up again,
-            // checks the permission to open the file, and truncates it if the program wants that.
+            // Another machine has made the file. After `ESTALE` the kernel looks the name up,
+            // checks the permission to open the file, and truncates it if necessary.
             Err(Errno::EXIST) if !open.contains(OFlags::EXCL) => return Err(Errno::STALE),
             made => made?,
         };
@@ -328,8 +327,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             }
         };
         let linked = self.table.linked(&node.table_node().get(), &dir.table_node().get(), name);
-        // If the table cannot enter the name, or if another machine has changed it during the call,
-        // do not call `end`. Then the drop of `change` drops the name.
+        // Without a call of `end`, the destructor of `change` drops the name. That is right if the
+        // table could not enter the name, or if another machine has changed it during the call.
         let is_entry_current = linked.is_ok() && flight.is_valid();
         if is_entry_current {
             change.end();
@@ -400,9 +399,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
         let (from, to) = (from.table_node().get(), to.table_node().get());
-        // The drop of `changes` drops both names, unless `end` is called. That is right in three
-        // cases: the table cannot rename; the back end lacks the names that the kernel knows;
-        // another machine has changed a name during the call.
+        // Unless `end` is called, the destructor of `changes` drops both names. That is right in
+        // three cases:
+        // - the table cannot rename;
+        // - the back end does not have the names that the kernel knows;
+        // - another machine has changed a name during the call.
         let is_told = match (renamed, mode) {
             (Ok(()), RenameMode::Exchange) => {
                 self.table.exchanged((&from, old), (&to, new)).is_ok()
@@ -417,8 +418,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 
     /// Returns the child `name` of `dir`, whose attributes a change of the name also changes. If
-    /// the table has lost names, it may still have the inode by another name. Then asks the back
-    /// end which inode it is. The caller has locked the name.
+    /// the table may have lost the name, asks the back end for the identity of the inode. The
+    /// caller has locked the name.
     async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
         if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
             return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));
@@ -474,8 +475,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Returns a node that a lookup has found, and caches its attributes if they are current. The back
-/// end was asked at the time `asked`.
+/// Returns a node that a lookup has found. Caches the attributes, which the server requested at the
+/// time `asked`.
 fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
     let is_current = node.store(&attr, asked);
     Found { node, attr, is_current, is_entry_current: true }

@@ -16,10 +16,11 @@
 //!   cannot get attributes from before that change.
 //!
 //! # Locks
-//! The mutex `Inode::state` is held for the steps above, and while a name of the directory enters
-//! the table. Its holder may lock a shard of `flights` or of `identities`, but no other `state`. It
-//! does not call the back end, except for `forget`: the table may evict an inode while a name
-//! enters it.
+//! - The mutex `Inode::state` protects the attributes and times of an inode. For a directory, it is
+//!   also held while a name enters the table.
+//! - Its holder may lock a shard of `flights` or of `identities`, but no other `state`.
+//! - Its holder calls no method of the back end but `forget`: the table may evict an inode while a
+//!   name enters it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,7 +63,7 @@ struct State {
     names_changing: u32,
     /// For a directory: the time at which the last change of its names ended.
     names_changed: u64,
-    /// For a directory: the time at which a name was last invalidated from outside.
+    /// For a directory: the time at which the last notification invalidated one of its names.
     names_invalidated: u64,
 }
 
@@ -71,7 +72,8 @@ pub(super) struct Shared {
     fs: Arc<dyn Forget>,
     /// Counts the ends of changes.
     clock: AtomicU64,
-    /// The latest end of a change of an inode that the table has dropped (H.3).
+    /// The time at which the last change of a dropped inode ended. New inodes of the same file
+    /// start with this time (H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
@@ -115,7 +117,7 @@ impl Shared {
         Arc::new(Shared { fs, clock, evicted, identities: Identities::new() })
     }
 
-    /// Returns the time of the clock. A request reads it before it calls the back end.
+    /// Returns the time of the clock. A request reads the clock before it calls the back end.
     pub(super) fn now(&self) -> u64 {
         // ORDERING: SeqCst. If the time that a request reads is at or after the end of a change,
         // the request calls the back end after the end of the change.
@@ -129,8 +131,8 @@ impl Shared {
 }
 
 impl Inode {
-    /// Returns an inode for a file that the back end has returned. `known` is the result of a
-    /// search for an earlier inode of the same file, which cannot be used.
+    /// Returns an inode for a file that the back end has returned. `known` tells why no earlier
+    /// inode of the same file can be used.
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
             // ORDERING: SeqCst. As for the clock.
@@ -154,13 +156,14 @@ impl Inode {
     /// Adds the inode to the index of identities, when it has entered the table. If another inode
     /// of the same file is in the index, returns that one, which the table may be dropping.
     pub(super) fn index(self: &Arc<Self>) -> Option<Arc<Inode>> {
-        // ORDERING: Relaxed. Only one thread gets false, and that thread adds the inode.
+        // ORDERING: Relaxed. The flag guards no other data: it only selects the one thread that
+        // adds the inode.
         if self.is_indexed.swap(true, Ordering::Relaxed) {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Before `add`, an inode of the same file may have entered, changed and left the index.
-        // Then `evicted` is at least the end of that change (H.3).
+        // An inode of the same file may have changed the file and left the index before `add`.
+        // `evicted` is at least the end of that change (H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. As for the clock.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
@@ -168,8 +171,8 @@ impl Inode {
         other
     }
 
-    /// Makes new names of the file refer to this inode instead of `earlier`, which the table has
-    /// dropped. If they refer to a third inode, returns that one.
+    /// Makes new names of the file get this inode instead of `earlier`, which the table has
+    /// dropped. If they already get a third inode, returns the third inode.
     pub(super) fn replace(self: &Arc<Self>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         self.shared.identities.replace(self, earlier)
     }
@@ -233,8 +236,8 @@ impl AsyncNode {
         AsyncNode { caller, ..self }
     }
 
-    /// Returns the process that has made the request. A file that is released has no caller, and
-    /// neither have requests that the kernel makes itself, such as a read ahead: they have pid 0.
+    /// Returns the process that has made the request. The pid is 0 for a release and for requests
+    /// that the kernel makes itself, such as a read ahead.
     pub fn caller(&self) -> Caller {
         self.caller
     }
@@ -255,15 +258,15 @@ impl AsyncNode {
         self.node.get().kind()
     }
 
-    /// Returns the handle of the open file through which the call is made. It is 0 if the call is
-    /// made through none, or if `open` has returned 0.
+    /// Returns the handle that `open` has returned for the open file of the call, or 0 if the call
+    /// is made through no open file.
     pub fn handle(&self) -> u64 {
         self.handle
     }
 
     /// Returns a path of this inode from the root: `/` for the root, `/a/b` below it. All names on
-    /// the path existed at one instant during this call. A rename may change the path while the
-    /// back end uses it. So a back end whose files are renamed finds them by [`AsyncNode::ino`].
+    /// the path existed at one instant during this call. A rename may change the path later, so a
+    /// back end whose files are renamed finds them by [`AsyncNode::ino`].
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more.
@@ -289,11 +292,10 @@ impl AsyncNode {
         self.inode.state.lock().attr
     }
 
-    /// Caches `attr` if they are current. The back end was asked for them at the time `asked`.
-    /// Returns true if they are current.
+    /// Caches `attr`, which the server requested at the time `asked`. If the attributes are no
+    /// longer current, caches nothing and returns false.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
-        // An answer may be older than the cached one if the back end was asked for it earlier.
         let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;
         if is_current {
             (state.attr, state.asked) = (Some(*attr), asked);
@@ -306,7 +308,6 @@ impl AsyncNode {
         self.begin(false)
     }
 
-    /// Begins a change of names of this directory, which also changes its attributes.
     pub(super) fn change_of_names(&self) -> Change {
         self.begin(true)
     }
@@ -321,8 +322,9 @@ impl AsyncNode {
         Change { node: self.clone(), is_of_names, began, attr: None }
     }
 
-    /// Calls `enter`, which enters a name of this directory, unless a name of the directory has
-    /// changed since the time `asked` or is being changed. No change of names begins meanwhile.
+    /// Calls `enter`, which enters a listed name of this directory into the table. Does nothing if
+    /// a name of the directory has changed since the time `asked`, or is being changed. No change
+    /// of names can begin during the call.
     pub(super) fn enter_listed<T>(&self, asked: u64, enter: impl FnOnce() -> T) -> Option<T> {
         let state = self.inode.state.lock();
         let is_current = state.names_changing == 0
@@ -331,15 +333,15 @@ impl AsyncNode {
         is_current.then(enter)
     }
 
-    /// Calls `enter`, which enters the answer for a name. No name of this directory is invalidated
-    /// from outside meanwhile.
+    /// Calls `enter`, which enters the answer for a name into the table. During this call, no
+    /// notification invalidates a name of this directory.
     pub(super) fn enter_found<T>(&self, enter: impl FnOnce() -> T) -> T {
         let _state = self.inode.state.lock();
         enter()
     }
 
-    /// Calls `invalidate`, which drops a name of this directory from the table. Pages that were
-    /// requested before are not entered afterwards.
+    /// Calls `invalidate`, which drops a name of this directory from the table. Afterwards, no
+    /// names are entered from pages of a listing that were requested earlier.
     pub(super) fn invalidate_name<T>(&self, invalidate: impl FnOnce() -> T) -> T {
         let mut state = self.inode.state.lock();
         state.names_invalidated = self.inode.shared.tick();
@@ -364,7 +366,8 @@ impl Drop for Change {
         let shared = &self.node.inode.shared;
         let mut state = self.node.inode.state.lock();
         state.changing -= 1;
-        // If another change of the inode overlapped with this one, `attr` may be out of date.
+        // If two changes of the inode overlap, it is unknown which of them has the newer
+        // attributes, so cache neither.
         let is_alone = state.changing == 0 && state.changed <= self.began;
         state.attr = self.attr.filter(|_| is_alone);
         state.changed = shared.tick();

@@ -1,4 +1,4 @@
-//! From a request to its answer: at once from the cache, or later from a future.
+//! How a request gets its answer: at once from the cache, or later from a future.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -155,7 +155,7 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Runs a request. `flags` are those of each answer that opens a file.
+    /// Runs a request. `flags` are the open flags for an answer that opens a file.
     async fn run(
         &self,
         owned: &OwnedMessage,

@@ -63,12 +63,15 @@ pub fn serve_async<F: AsyncFileSystem>(
 
 /// A server of an asynchronous file system.
 ///
-/// [`Mount::serve_async`] mounts it. See [`AsyncFileSystem`] for an example of a back end.
+/// [`Mount::serve_async`] mounts this server. See [`AsyncFileSystem`] for an example of a back end.
 ///
-/// With [`Options::exclusive`], the server answers lookups and requests for attributes from its
-/// cache. With [`Options::shared`], it asks the back end when the kernel asks. Requests for one
-/// name that wait at the same time share an answer, which is never older than the request. Of the
-/// other options, the server uses the timeouts, `readdirplus`, the limits, and `requests_max`.
+/// - With [`Options::exclusive`], the server answers lookups and requests for attributes from its
+///   cache.
+/// - With [`Options::shared`], it calls the back end whenever the kernel asks.
+/// - Requests for one name that wait at the same time share an answer, which is never older than
+///   the request.
+/// - Of the other options, the server uses the timeouts, `readdirplus`, the limits, and
+///   `requests_max`.
 pub struct AsyncServer<F> {
     pub(super) fs: Arc<F>,
     pub(super) table: Arc<Table>,
@@ -92,7 +95,7 @@ pub(super) enum Key {
     SetAttributes(u64),
 }
 
-/// An answer of the back end, and the time of the clock at which it was asked.
+/// An answer of the back end, and the time of the server's clock at which it was requested.
 pub(super) type Fetched = Result<(Attr, u64), Errno>;
 
 /// An inode and its attributes, for an answer.
@@ -100,9 +103,11 @@ pub(super) type Fetched = Result<(Attr, u64), Errno>;
 pub(super) struct Found {
     pub(super) node: AsyncNode,
     pub(super) attr: Attr,
-    /// False if the attributes may have changed meanwhile. Then the kernel must not cache them.
+    /// False if the attributes may have changed during the call of the back end. Then the kernel
+    /// must not cache them.
     pub(super) is_current: bool,
-    /// False if the name may have changed meanwhile. Then the kernel must not cache it.
+    /// False if the name may have changed during the call of the back end. Then the kernel must not
+    /// cache it.
     pub(super) is_entry_current: bool,
 }
 
@@ -111,13 +116,13 @@ pub(super) struct Found {
 pub(super) enum Entering {
     /// A lookup has found the name.
     Found,
-    /// The request has made the file, so it is another file than one that had the name before.
+    /// The request has just made the file. An older file with this name is a different one.
     Made,
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Returns a server of `fs`. Its futures run where `spawn` runs them. Waits until `fs` has
-    /// returned the root directory, so the calling thread must not be the only one of the runtime.
+    /// Returns a server of `fs`. Its futures run where `spawn` runs them. The function waits until
+    /// `fs` has returned the root directory. So do not call it on the only thread of the runtime.
     ///
     /// # Errors
     /// `EINVAL` for options that [conflict](Options::check), for [`Permissions::Server`] and for
@@ -186,12 +191,10 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.other(message, message.header.node)
     }
 
-    /// Returns the second node of a request, which has the number `number`.
     pub(super) fn other(&self, message: &Message<'_>, number: u64) -> Result<AsyncNode, Errno> {
         Ok(self.node(number)?.with_caller(message.header.caller))
     }
 
-    /// Returns true if the back end must know which files are open.
     pub(super) fn has_open_state(&self) -> bool {
         self.fs.has_open_state() || self.fs.has_locks()
     }
@@ -208,8 +211,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         if is_current { timeouts } else { timeouts.without_attributes() }
     }
 
-    /// Returns the child `name` of `dir` from the cache. The answer is None if the cache does not
-    /// have the name, or not its attributes, or if other programs may change them.
+    /// Returns the child `name` of `dir` with its attributes from the cache. Returns `None` if
+    /// either is not cached, or if other programs may change files.
     pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
         if !self.is_exclusive() {
             return None;
@@ -239,13 +242,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(AsyncNode::new(self.table.owned(node)));
             }
             if node.kind() == FileKind::Directory {
-                // Another machine may have renamed the old directory, and clients may still use it.
-                // So only invalidate its name: the table enters no files in a removed directory.
+                // Another machine may have renamed the old directory, and clients may still use
+                // files in it. Removing the directory from the table would make these files
+                // unusable, so only invalidate its name.
                 self.table.invalidated(&dir, name)?;
             }
         }
-        // The table may have the file elsewhere: it is a hard link, or another machine has moved
-        // the directory, or the name was invalidated.
+        // The table may have this file under another name, or under none: a hard link, a directory
+        // that another machine has moved, or an invalidated name.
         let known = self.shared.identities.find((attr.ino, attr.generation));
         if let Known::Inode(known) = &known
             && let Some(node) = self.usable(known, attr)
@@ -268,15 +272,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    /// Enters a name at which the back end has a file that the table knows. If the table cannot
-    /// enter the name, the next lookup asks the back end again.
+    /// Enters a further name of a file that the table knows already. If the table cannot enter the
+    /// name, the next lookup asks the back end again.
     fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
         }
     }
 
-    /// Returns the node of an inode, if the table has it and its kind is that of `attr`.
     fn usable(&self, inode: &Inode, attr: &Attr) -> Option<AsyncNode> {
         self.node(inode.number()).ok().filter(|node| node.kind() == attr.kind())
     }

@@ -1,12 +1,13 @@
 //! Cached answers that the kernel must drop, after a request whose answer could not tell the
 //! result.
 //!
-//! If a client is killed, it gets `EINTR`, but its change goes on. If a future panics, it is
-//! unknown whether the back end has made the change. In both cases the kernel may still have the
-//! old names, attributes and pages in its cache. So a thread tells the kernel to drop them.
+//! A killed client gets `EINTR`, but its change goes on. A future that panics may have made its
+//! change. After both, the kernel may still have the old names, attributes and pages in its cache.
+//! So a thread tells the kernel to drop them.
 //!
-//! The kernel may have to wait for a lock that a client of another request holds. So neither a
-//! thread of the runtime nor a thread that reads requests may send these notifications.
+//! To send a notification, a thread may have to wait for a lock of the kernel that the client of
+//! another request holds. So threads of the runtime and threads that read requests must not send
+//! notifications.
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,8 +26,8 @@ pub(super) struct Touched {
     pub(super) names: Vec<(u64, Box<[u8]>)>,
 }
 
-/// Makes the kernel drop cached answers. There are two threads at most: one for nodes, and one for
-/// names, which may have to wait for a lock of the kernel.
+/// Makes the kernel drop cached answers. It starts at most two threads: one for nodes, and one for
+/// names, because a name may have to wait for a lock of the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
     notifier: OnceLock<Notifier>,

@@ -24,7 +24,7 @@ const KILLED: u32 = u32::MAX;
 /// The size of a buffer for entries, in bytes.
 const LISTING_BYTES: u32 = 4096;
 
-/// A back end with the files `f` and `g`, which are one file, and some wrong answers.
+/// A back end with one file that has the two names `f` and `g`. Some of its answers are invalid.
 #[derive(Default)]
 struct Fake {
     /// The calls in their order.
@@ -48,7 +48,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Waits until the gate is open. Blocks a thread of the runtime, which has several.
+    /// Waits until the gate is open. This blocks one of the threads of the runtime.
     fn pass(&self) {
         let mut is_closed = self.is_closed.lock();
         while *is_closed {
@@ -217,7 +217,6 @@ impl Rig {
         answer.recv_timeout(PATIENCE).expect("an answer")
     }
 
-    /// Looks a name up in the root, and returns its node number.
     fn lookup(&self, name: &[u8]) -> Result<u64, Errno> {
         self.serve(Opcode::LOOKUP, ROOT, name).map(|body| word(&body, 0))
     }
@@ -274,8 +273,6 @@ fn list(rig: &Rig, handle: u64, offset: u64) -> Result<Vec<(u64, u64)>, Errno> {
     Ok(entries)
 }
 
-/// Checks that a lookup and a listing give the kernel one node for two names of a file, and the
-/// generation 0 in each answer.
 #[test]
 fn two_names_of_a_file_are_one_node_with_one_generation() {
     let rig = Rig::new(Options::exclusive().with_readdirplus(ReaddirPlus::Always));
@@ -292,7 +289,6 @@ fn two_names_of_a_file_are_one_node_with_one_generation() {
     assert!(!table.forget(node, 5) && table.forget(node, 4));
 }
 
-/// Checks that wrong names and cookies of a listing are errors, and not passed to the kernel.
 #[test]
 fn wrong_entries_of_a_listing_are_errors() {
     let rig = Rig::new(Options::exclusive());
@@ -320,8 +316,8 @@ fn wrong_answers_of_the_back_end_are_errors() {
     assert_eq!(rig.serve(Opcode::CREATE, ROOT, &create(b"wrong\0", 0)), Err(Errno::IO));
 }
 
-/// If another machine has made the file that a request creates, the kernel must look it up and
-/// check the permission to open it.
+/// If another machine has made the file that a request creates, the server must leave the open to
+/// the kernel, which checks the permission.
 #[test]
 fn file_of_another_machine_is_not_opened_without_a_permission_check() {
     let rig = Rig::new(Options::shared());
@@ -344,7 +340,7 @@ fn directory_that_another_machine_has_renamed_can_be_used() {
     rig.serve(Opcode::CREATE, dir, &create(b"new\0", 0)).expect("a new file in the directory");
 }
 
-/// Trap T25: another machine changes a name while this one makes a file there. The made file must
+/// Trap T25: another machine changes a name while a request creates a file there. The new file must
 /// not be cached under the name.
 #[test]
 fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
@@ -375,8 +371,8 @@ fn created_file_is_opened_without_the_flags_of_its_creation() {
     assert_eq!(rig.taken_calls().last(), Some(&opened));
 }
 
-/// Checks that fsync(2) of a directory reaches the back end, without the handle of the server's own
-/// listing.
+/// Checks that fsync(2) of a directory reaches the back end. Its handle belongs to the server, so
+/// the back end must not get it.
 #[test]
 fn fsync_of_a_directory_reaches_the_back_end() {
     let rig = Rig::new(Options::exclusive());
@@ -384,7 +380,6 @@ fn fsync_of_a_directory_reaches_the_back_end() {
     assert_eq!(rig.taken_calls(), ["fsync 3 0"]);
 }
 
-/// Checks that the kernel cannot set ACLs, since nothing would enforce them.
 #[test]
 fn acls_are_refused() {
     let rig = Rig::new(Options::exclusive());
@@ -397,7 +392,6 @@ fn acls_are_refused() {
     assert_eq!(other, Err(Errno::NOSYS));
 }
 
-/// An interrupt that arrives before its request must cancel the request when it arrives.
 #[test]
 fn interrupt_before_its_request_is_remembered() {
     let rig = Rig::new(Options::exclusive());
@@ -410,7 +404,6 @@ fn interrupt_before_its_request_is_remembered() {
     rig.wait_for("the request ends", |rig| rig.server.under_way() == 0);
 }
 
-/// A change whose client is killed while it waits for a name must not be made.
 #[test]
 fn cancelled_change_that_has_not_begun_is_not_made() {
     let rig = Rig::new(Options::exclusive());
@@ -426,7 +419,6 @@ fn cancelled_change_that_has_not_begun_is_not_made() {
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
 }
 
-/// A signal comes while the back end grants a lock. The client must learn that it has the lock.
 #[test]
 fn lock_that_is_granted_beside_a_signal_is_a_success() {
     let rig = Rig::new(Options::exclusive());
@@ -443,7 +435,6 @@ fn lock_that_is_granted_beside_a_signal_is_a_success() {
     assert_eq!(rig.taken_calls(), ["Write 3 to 9"]);
 }
 
-/// A flush whose client is killed must run all the same, because it ends locks.
 #[test]
 fn flush_of_a_killed_client_is_not_dropped() {
     let rig = Rig::new(Options::exclusive().with_requests_max(1));
@@ -452,7 +443,8 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
-    // The lookup is the only request that may run. A request that waits for a lock does not count.
+    // At most one request may run at a time, and now the lookup runs. A request that waits for a
+    // lock does not count.
     rig.taken_calls();
     let lock = rig.send(&message(Opcode::SETLKW, node, 44, 1, &args(&[0, 77, 3, 9, 1, 0])));
     rig.wait_for("the lock is requested", |rig| {
@@ -465,7 +457,6 @@ fn flush_of_a_killed_client_is_not_dropped() {
     assert!(rig.taken_calls().contains(&"unlock 77".to_owned()));
 }
 
-/// If the connection ends while a request runs and another one is queued, both must end.
 #[test]
 fn end_of_the_connection_ends_queued_requests() {
     let rig = Rig::new(Options::exclusive().with_requests_max(1));
@@ -488,8 +479,8 @@ fn end_of_the_connection_ends_queued_requests() {
     assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
 }
 
-/// Trap T25: a removal of one name changes the attributes of a file that has another name, even if
-/// the table does not have the removed name any more.
+/// Trap T25: a removal of one name of a file changes the attributes that are cached for its other
+/// name. This holds even if the table no longer has the removed name.
 #[test]
 fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     let rig = Rig::new(Options::exclusive());
@@ -520,8 +511,8 @@ fn inode_that_the_table_drops_leaves_the_index() {
     assert_eq!(rig.server.shared.identities.numbers(5), [again]);
 }
 
-/// An answer that was asked for before a change has ended must not be stored, and neither must an
-/// answer that is older than the stored one.
+/// The cache must refuse attributes that the server requested before the end of a change. It must
+/// also refuse attributes that are older than the cached ones.
 #[test]
 fn trap_t25_only_current_attributes_are_stored() {
     let rig = Rig::new(Options::exclusive());

@@ -6,16 +6,18 @@
 //! # The end of a request
 //! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
 //! same time gets one answer (I.1: each request gets exactly one). The end of a future drops its
-//! [`Running`]. That drop answers if the future has not answered: with `EINTR` after a
-//! cancellation, and with `EIO` after a panic. Then it starts the next request of the queue.
+//! [`Running`], whose destructor:
+//! - answers if the future has not answered, with `EINTR` after a cancellation and with `EIO` after
+//!   a panic;
+//! - starts the next request of the queue.
 //!
-//! A future calls [`Request::begin`] right before its first call that changes something. Until
-//! then, a cancelled request is dropped. After `begin`, the future runs to its end. If it changes
-//! the content of a file, a killed client even waits for that end. Otherwise the change could
-//! overwrite that of a later request.
+//! A future calls [`Request::begin`] right before its first call that changes something:
+//! - Until then, a cancelled request is dropped.
+//! - Afterwards, the future runs to its end. If it changes the content of a file, even a killed
+//!   client waits for that end. Otherwise the change could overwrite that of a later request.
 //!
 //! # Locks
-//! The mutex of a request may be locked under that of the queue. None is held while a future is
+//! The mutex of a request may be locked under that of the queue. Neither is held while a future is
 //! spawned, aborted or dropped, or while an answer is sent.
 
 use std::collections::VecDeque;
@@ -42,8 +44,9 @@ pub(super) struct UnderWay {
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// The number of calls of `start_waiting` that have not been taken into account. The call that
-    /// makes it 1 starts the requests for all of them.
+    /// The number of calls of `start_waiting` that the starting thread has not handled yet. The
+    /// call that makes the number 1 becomes the starting thread. It also starts requests for the
+    /// other calls.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
@@ -80,7 +83,8 @@ struct State {
     is_cancelled: bool,
     /// The nodes and names that the request changes.
     touched: Touched,
-    /// True if the answer does not tell the kernel what has changed.
+    /// True if the kernel must drop its cached answers about `touched`, because the answer does not
+    /// tell it what has changed.
     is_stale: bool,
 }
 
@@ -156,10 +160,9 @@ impl UnderWay {
         self.start_waiting();
     }
 
-    /// Starts requests of the queue as long as fewer futures run than may run.
     fn start_waiting(&self) {
-        // ORDERING: SeqCst. A call that finds 0 starts the requests. Any other call adds to
-        // `starts` before the starting thread subtracts, so that thread looks at the queue again.
+        // ORDERING: SeqCst. The call that finds 0 becomes the starting thread. Any other call adds
+        // to `starts` before the starting thread subtracts, so that thread checks the queue again.
         if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
             return;
         }
@@ -174,7 +177,7 @@ impl UnderWay {
     }
 
     /// Passes a future to the runtime. A runtime that has ended may drop the future at once, or
-    /// panic. Then the end of the request calls `start_waiting`, which returns at once.
+    /// panic.
     fn spawn_caught(&self, future: BoxedFuture) {
         let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
         if catch_unwind(spawn).is_err() {
@@ -189,8 +192,8 @@ impl UnderWay {
         }
         let (request, future) = queue.waiting.pop_front()?;
         queue.running += 1;
-        // ORDERING: Relaxed. Only the future reads `runs`, and this thread passes the future on
-        // after the store.
+        // ORDERING: Relaxed. Only the future reads `runs`, and the runtime gets the future after
+        // this store.
         request.runs.store(true, Ordering::Relaxed);
         Some(future)
     }
@@ -225,26 +228,24 @@ impl UnderWay {
     }
 }
 
-/// Runs the future of a request, until it has ended or the request is cancelled.
 async fn run(
     running: Running,
     registration: AbortRegistration,
     serve: impl Future<Output = ()> + Send,
 ) {
-    // An error means that the future has panicked or was aborted. The panic hook has printed the
-    // message of a panic. The drop of `running` answers.
+    // Ignore an error: the future has panicked or was aborted, and the destructor of `running`
+    // sends the answer.
     let _ = Abortable::new(AssertUnwindSafe(serve).catch_unwind(), registration).await;
     drop(running);
 }
 
 impl Request {
-    /// Returns the function that sends the answer, or `None` if an answer was sent.
     pub(super) fn take_reply(&self) -> Option<Reply> {
         self.state.lock().reply.take()
     }
 
-    /// Begins a change of `node`, which may also change the content of the file. The future is not
-    /// dropped from now on.
+    /// Begins a change of `node`, and of the file's content unless the pages are kept. From now on,
+    /// a kill of the client does not drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.
@@ -264,7 +265,6 @@ impl Request {
         self.state.lock().touched.names.push((dir.number(), name.as_bytes().into()));
     }
 
-    /// Notes that the answer does not tell the kernel what has changed.
     pub(super) fn set_stale(&self) {
         self.state.lock().is_stale = true;
     }
@@ -275,8 +275,8 @@ impl Request {
         state.is_cancelled && !state.has_begun
     }
 
-    /// Returns true if the request waits for a lock. It does not count as running, because the
-    /// request that ends its wait must be able to run.
+    /// Returns true if the request waits for a lock. Such a request does not count as running:
+    /// otherwise it could prevent the request that drops the lock.
     fn waits_for_lock(&self) -> bool {
         self.cancelled_by == CancelledBy::AnySignal
     }
@@ -295,11 +295,11 @@ impl Interruptible for Request {
         self.state.lock().reply.is_none()
     }
 
-    /// Cancels the request. Drops the future, unless it has begun to change something. Answers
-    /// `EINTR` at once, with two exceptions:
+    /// Cancels the request. Drops its future, unless the future has begun a change. Answers `EINTR`
+    /// at once, with two exceptions:
     /// - A request that changes the content of a file goes on as if it was not cancelled.
-    /// - A request that waits for a lock answers when its future has ended, because the future may
-    ///   get the lock at the same time.
+    /// - A request that waits for a lock answers when its future has ended. The future may get the
+    ///   lock at the same time.
     fn cancel(&self) {
         let mut state = self.state.lock();
         if state.changes_content {
@@ -308,7 +308,8 @@ impl Interruptible for Request {
         state.is_cancelled = true;
         let reply = if self.waits_for_lock() { None } else { state.reply.take() };
         let has_begun = state.has_begun;
-        // If a change has begun, `EINTR` does not tell the kernel what the change has done.
+        // The kernel must drop its cached answers: `EINTR` does not tell it what the change has
+        // done.
         state.is_stale |= has_begun;
         drop(state);
         if let Some(reply) = reply {

@@ -7,7 +7,7 @@ use super::Requests;
 use crate::server::{Change, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
-/// The flag of a getattr request that has a valid handle (`FUSE_GETATTR_FH`).
+/// The handle in a getattr request is valid (`FUSE_GETATTR_FH`).
 pub(crate) const GETATTR_HANDLE: u32 = 1;
 
 /// Tells which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).
@@ -96,8 +96,6 @@ impl Requests {
         self.server.removexattr(header.caller, header.node, message.args().name()?)
     }
 
-    /// Answers a getxattr or listxattr request: with the value of one extended attribute, or with
-    /// the names of all.
     pub(super) fn read_xattr(
         &self,
         message: &Message<'_>,

@@ -51,7 +51,8 @@ impl Requests {
             None => None,
         };
         match id {
-            // The kernel refuses a file that is passed through and has one of the other flags.
+            // For a passed-through file, the kernel refuses all flags that are not in
+            // `FOPEN_BESIDE`.
             Some(id) => {
                 body.passed_out(opened.handle, flags & FOPEN_BESIDE | FOPEN_PASSTHROUGH, id)
             }
@@ -140,9 +141,8 @@ impl Requests {
         let Range { handle, offset, size } = Range::of(&mut message.args())?;
         let node = message.header.node;
         let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
-            // If the server's lookup of a listed name has failed, the entry has node number 0. Send
-            // such an entry without attributes. If a program uses the name, the kernel looks it up
-            // and gets the error of the lookup.
+            // An entry whose lookup failed has node number 0, and is sent without attributes. If a
+            // program uses the name, the kernel looks it up and gets the error.
             let (ino, found) = match entry.node {
                 0 => (UNKNOWN_INO, None),
                 node => (attr.ino, Some((node, self.timeouts.set_by(attr), attr))),

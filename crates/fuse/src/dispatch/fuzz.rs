@@ -43,8 +43,7 @@ fn small() -> Arc<Dispatcher> {
     dispatcher
 }
 
-/// Serves a message. Returns the error of the answer, or `Ok` for a success or for a request
-/// without an answer.
+/// Serves a message. A request without an answer counts as a success.
 fn serve(
     dispatcher: &Arc<Dispatcher>,
     message: Message<'_>,

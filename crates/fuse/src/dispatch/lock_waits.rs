@@ -1,13 +1,14 @@
 //! Requests that wait for a lock of a file.
 //!
-//! A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a request
-//! that waits needs no thread of its own. One thread asks the back end again for all of them, with
-//! pauses that grow from 2 ms to 100 ms. When an unlock of a file passes through this mount, the
-//! requests that wait for the file are tried next, the oldest first. If the calls of the back end
-//! take long, the requests take turns.
+//! - A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a
+//!   request that waits needs no thread of its own. One thread calls the back end again for all of
+//!   them, with pauses that grow from 2 ms to 100 ms.
+//! - When an unlock of a file passes through this mount, the requests for this file are tried next,
+//!   the oldest first.
+//! - If the calls of the back end take long, the requests take turns.
 //!
-//! Any signal ends the wait with `EINTR`. The kernel then repeats the system call, if the program
-//! has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
+//! Any signal ends a wait for a lock with `EINTR`. The kernel then repeats the system call, if the
+//! program has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
 //!
 //! # Locks
 //! The mutex of the queue is held alone, and not while the back end is called or an answer is sent.
@@ -34,7 +35,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(1
 /// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The thread, once a request has waited. Protected by its own mutex, which is held alone.
+    /// The thread, which the first request that waits starts. Protected by its own mutex, which is
+    /// held alone.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -51,8 +53,8 @@ struct Shared {
 struct Queue {
     /// The requests, the oldest first.
     waits: Vec<Wait>,
-    /// The node of the request for which the thread asks the back end, and whether a lock of that
-    /// file was dropped meanwhile.
+    /// The file about whose lock the thread is asking the back end, and true if a lock of the file
+    /// was dropped since the call began.
     asked: Option<(u64, bool)>,
     is_closed: bool,
 }
@@ -67,7 +69,7 @@ struct Wait {
     pause: Duration,
 }
 
-/// Tells whether a signal has come to the thread that waits for the lock.
+/// Tells whether a signal has come to the thread that waits for a lock.
 struct Signal {
     pid: u32,
     has_come: AtomicBool,
@@ -83,8 +85,7 @@ impl LockWaits {
         }
     }
 
-    /// Lets a request wait. The back end has just refused its lock. `requests` runs the request
-    /// again.
+    /// Queues a request whose lock the back end has just refused. `requests` runs it again.
     pub(super) fn wait(&self, message: OwnedMessage, reply: Reply, requests: &Arc<Requests>) {
         let header = message.get().header;
         let signal = Arc::new(Signal {
@@ -139,7 +140,6 @@ impl LockWaits {
 }
 
 impl Shared {
-    /// Tries the requests when they are due, until the queue is closed.
     fn serve(&self, requests: &Requests) {
         let mut queue = self.queue.lock();
         while !queue.is_closed {
@@ -175,7 +175,8 @@ impl Shared {
             wait.due = Instant::now() + wait.pause;
             wait.pause = (wait.pause * 2).min(PAUSES[1]);
         }
-        // Other threads only add requests at the end, so this request gets its place back.
+        // Other threads only add requests at the end of the queue, so `at` is still the place of
+        // this request.
         queue.waits.insert(at, wait);
     }
 
@@ -194,9 +195,8 @@ impl Shared {
 
 impl Queue {
     /// Returns the index of the request that is tried next, if one is due. A request that a signal
-    /// has ended comes first. Among the others, the one that is due for the longest time comes
-    /// first. So each request is tried again before another one is tried twice, however long the
-    /// calls of the back end take.
+    /// has ended comes first, and then the request that is due for the longest time. So requests
+    /// take turns, however long the calls of the back end take.
     fn next_due(&self, now: Instant) -> Option<usize> {
         let signalled = self.waits.iter().position(|wait| wait.signal.has_come());
         let due = || {
@@ -209,8 +209,9 @@ impl Queue {
 
 impl Signal {
     fn has_come(&self) -> bool {
-        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag, and the thread
-        // reads the flag with that lock, or before it calls the back end once more.
+        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag. The thread that
+        // reads the flag holds that lock, or calls the back end once more before it locks the
+        // queue.
         self.has_come.load(Ordering::Relaxed)
     }
 }
@@ -227,7 +228,8 @@ impl Interruptible for Signal {
     fn cancel(&self) {
         // ORDERING: Relaxed. See `has_come`.
         self.has_come.store(true, Ordering::Relaxed);
-        // With the mutex, the thread is either before its check of the flag, or waits already.
+        // After this lock and unlock of the queue, the thread either waits already, or has not yet
+        // checked the flag. So it does not miss the notification.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }
@@ -257,7 +259,6 @@ mod tests {
     use super::*;
     use crate::wire::{Message, Opcode};
 
-    /// Requests take turns, however long the calls take. A signalled request comes first.
     #[test]
     fn request_that_is_due_for_the_longest_time_is_next() {
         let shared = Arc::new(Shared {

@@ -87,7 +87,8 @@ impl Requests {
 
     /// Returns the flags of an answer that opens a file.
     pub(super) fn open_flags(&self, opened: Opened) -> u32 {
-        // While a file is passed through, its content changes without the cached pages.
+        // Writes to a passed-through file do not update the pages that the kernel has cached
+        // before.
         let keeps = self.opens_are_free || self.keeps_cache && self.passthrough.is_none();
         let keep = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
         (opened.flags | keep).bits()

@@ -52,8 +52,7 @@ fn serve(dispatcher: &Dispatcher, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Passes a request to an offload thread, which serves it. Returns a function that waits for the
-/// answer.
+/// Serves a request on an offload thread. Returns a function that waits for the answer.
 fn serve_later(
     dispatcher: &Arc<Dispatcher>,
     bytes: &[u8],
@@ -72,7 +71,6 @@ fn is_later(dispatcher: &Dispatcher, bytes: &[u8]) -> bool {
     dispatcher.serve(&message, &mut [0; 256]) == Outcome::Later
 }
 
-/// Returns a request that writes `data` at the start of a file.
 fn write(node: u64, data: &[u8]) -> Vec<u8> {
     let mut args = vec![0; 40];
     args[16..20].copy_from_slice(&(data.len() as u32).to_ne_bytes());
@@ -156,9 +154,8 @@ fn fsync_that_waits_delays_no_other_request() {
     assert_eq!(answer(), Ok(Vec::new()));
 }
 
-/// Checks that the drop of the dispatcher waits for a running fsync. The last transport thread may
-/// drop the dispatcher while an fsync runs on an offload thread. The offload thread itself must not
-/// drop it, because a thread cannot wait for its own end.
+/// Dropping the dispatcher must wait for a running fsync. The last transport thread may drop the
+/// dispatcher while an offload thread runs an fsync.
 #[test]
 fn drop_waits_for_requests_that_run_later() {
     let (wake, woken) = channel::<()>();
@@ -193,7 +190,6 @@ fn request_that_panics_gets_an_error_and_the_next_one_works() {
     }
 }
 
-/// Checks that a request gets an answer even if it panics on an offload thread.
 #[test]
 fn fsync_that_panics_gets_an_error() {
     let fs = Hooked::new(|what, _| assert!(what != "fsync", "on purpose"));

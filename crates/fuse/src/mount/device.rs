@@ -89,7 +89,6 @@ impl Device {
         Ok(self.0.try_clone()?.into())
     }
 
-    /// Returns true if the connection has ended because of an unmount or an abort.
     pub(super) fn is_disconnected(&self) -> bool {
         let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
         let count = rustix::event::poll(&mut polled, Some(&Timespec::default()));
@@ -337,9 +336,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The function searches `PATH`, because the error of starting fusermount3(1) does not tell whether
-/// the program exists. If this user may not search one of the directories in `PATH`, that error is
-/// `EACCES` even if no directory contains the program.
+/// The error of starting fusermount3(1) does not show that the program is missing. If this user may
+/// not search one of the directories in `PATH`, the error is `EACCES`.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())

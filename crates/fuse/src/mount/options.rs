@@ -30,7 +30,7 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// The number of threads that read and serve requests.
     ///
-    /// If requests seldom wait, use one thread per processor. With more threads, parallel clients
+    /// If requests seldom wait, use one thread per processor: with more threads, parallel clients
     /// take up to three times as long. If each request may wait, use as many threads as the back
     /// end can serve at a time. Requests that are known to wait run on additional threads
     /// ([`FileSystem::fsync_waits`](corewalk::FileSystem::fsync_waits)).
@@ -53,12 +53,12 @@ pub enum AllowedUsers {
 bitflags! {
     /// Flags of a mount, as in mount(2).
     ///
-    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`. A
-    /// back end that writes on its own, such as a store, must also be told of `ro`.
+    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
+    /// Tell a back end that writes on its own, such as a store, about `ro`, too.
     ///
-    /// The kernel only shows the flags for access times and for the durability of changes of
-    /// directories. The back end decides about both. So set these flags there too (`StoreOptions`
-    /// and `TmpfsOptions` have fields for them).
+    /// The flags for access times and for durable changes of directories have no effect in the
+    /// kernel. Set them in the back end, too (`StoreOptions` and `TmpfsOptions` have fields for
+    /// them).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
         /// The mount is read-only (`ro`).
@@ -69,19 +69,18 @@ bitflags! {
         const NODEV = 1 << 2;
         /// Programs cannot be executed (`noexec`).
         const NOEXEC = 1 << 3;
-        /// A read does not change the access time (`noatime`). The back end needs the same setting,
-        /// because it stores the times.
+        /// A read does not change the access time (`noatime`). The back end needs the same setting.
         const NOATIME = 1 << 4;
         /// Each write is durable when it returns (`sync`).
         const SYNC = 1 << 5;
-        /// Each change of a directory is durable when its call returns (`dirsync`). The back end
-        /// needs the same setting, because it makes the changes durable.
+        /// A change of a directory is durable when its call returns (`dirsync`). The back end needs
+        /// the same setting.
         const DIRSYNC = 1 << 6;
         /// A read of a directory does not change its access time (`nodiratime`). The back end needs
-        /// the same setting, because it stores the times.
+        /// the same setting.
         const NODIRATIME = 1 << 7;
         /// A read always changes the access time (`strictatime`). The back end needs the same
-        /// setting, because it stores the times.
+        /// setting.
         const STRICTATIME = 1 << 8;
         /// Symbolic links are not followed (`nosymfollow`).
         const NOSYMFOLLOW = 1 << 9;

@@ -3,14 +3,13 @@
 //! The table is read from `/proc/self/mountinfo`. This read calls none of the mounted file systems,
 //! so it cannot block on a mount whose server hangs.
 //!
-//! A mount is identified by its own number and the number of its device, because neither of them
-//! suffices alone. Copies of the mount (`mount --bind`) have the same device number, and the kernel
-//! reuses mount numbers. The path does not identify the mount: the mount may be moved, or a
-//! directory above it may be renamed.
+//! A mount is identified by its own number and the number of its device. Copies of the mount
+//! (`mount --bind`) have the same device number, and the kernel reuses mount numbers. The path can
+//! change: the mount may be moved, or a directory above it may be renamed.
 //!
 //! mount(2) does not return the number of the new mount, so this module reads it from the table
-//! afterwards. In between, another process could mount on the same directory. So each process that
-//! mounts with this crate keeps a [`MountpointLock`] on the directory until it has read the number.
+//! afterwards. So that no other process mounts on the directory in between, each process that
+//! mounts with this crate holds a [`MountpointLock`] on it.
 //!
 //! Source: proc_pid_mountinfo(5).
 
@@ -111,12 +110,10 @@ pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError>
     }
 }
 
-/// Returns the topmost mount at `path`, if a file system is mounted there.
 pub(super) fn mounted_on(path: &Path) -> Result<Option<MountEntry>, MountError> {
     Ok(find(&read()?, path))
 }
 
-/// Returns the path that a mount has now, or `None` if the mount is gone.
 pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountError> {
     let found = lines(&read()?).find(|found| found.identity == identity);
     Ok(found.map(|found| found.path))
@@ -146,7 +143,6 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     })
 }
 
-/// Undoes the octal escapes in a word of the mount table (`\040` stands for a space).
 fn unescaped(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;

@@ -1,10 +1,11 @@
 //! The counters of a server.
 //!
-//! Each counter is spread over several cache lines, so that threads do not contend for it. A hit is
-//! a name that the cache resolved for a request, without the back end. The number of hits is the
-//! number of requested names minus the number of misses. A running request has counted its names,
-//! but perhaps not yet its misses. So the number of hits is exact only while no request runs. The
-//! name of a new file is neither a hit nor a miss.
+//! - Each counter is spread over several cache lines, so that threads do not contend for it.
+//! - A hit is a name that the cache resolved for a request, without the back end. The number of
+//!   hits is the number of requested names minus the number of misses.
+//! - A running request may have counted its names but not its misses. So the number of hits is
+//!   exact only while no request runs.
+//! - The name of a new file is neither a hit nor a miss.
 
 use std::fmt::Write as _;
 
@@ -43,12 +44,11 @@ pub struct Counters {
     pub hits: u64,
     /// The number of names that the back end has resolved.
     pub misses: u64,
-    /// The number of retries of path walks, and of translations of an inode to its path. An attempt
-    /// fails because of a concurrent change, and is then repeated.
+    /// The number of retries of path walks and of translations from an inode to its path. A
+    /// concurrent change makes an attempt fail.
     pub retries: u64,
-    /// The number of operations that took a slow path after several failed attempts. They are walks
-    /// that became a ref-walk (a walk that counts references), and path translations that blocked
-    /// renames of directories.
+    /// The number of operations that took a slow path after several failed attempts: path walks
+    /// that took references, and path translations that blocked renames of directories.
     pub fallbacks: u64,
     /// The number of back-end answers that the cache refused, because the name was invalidated
     /// during the back-end call.

@@ -29,10 +29,9 @@ pub enum WriteOrigin {
     /// A process has called write(2) for a file that is open with `O_APPEND`. The offset in the
     /// request is the end of the file in the kernel's cache. The true end may be higher.
     ///
-    /// pwritev2(2) with `RWF_NOAPPEND` can write anywhere in a file that is open with `O_APPEND`.
-    /// The server cannot distinguish its request from that of an append, since a request contains
-    /// only the flags of the open file. Nor does the offset help. The offset of an append may be
-    /// before the end of the file, too, because another program may have extended the file.
+    /// A write of pwritev2(2) with `RWF_NOAPPEND` looks like an append: the request contains only
+    /// the flags of the open file. The offset does not help. The offset of an append may be before
+    /// the end of the file, too, because another program may have extended the file.
     Append,
     /// The kernel writes back dirty pages. The write request does not name the user that has
     /// written the data, so the server cannot check that user's permission.
@@ -58,8 +57,8 @@ impl Server {
         flags: u32,
         set_id: SetId,
     ) -> Result<Opened, Errno> {
-        // An open for execution needs the current mode, because the permission depends on it. A
-        // truncation needs it, because it may have to clear set-user-ID and set-group-ID.
+        // An open for execution needs the current mode for the permission check. An open that
+        // truncates needs it to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -67,10 +66,10 @@ impl Server {
         self.open_checked(caller, &self.cred(caller), &inode, flags, set_id)
     }
 
-    /// Returns true if the kernel should read and write files of the host itself.
     pub(crate) fn passes_through(&self) -> bool {
-        // Only root may register files. The kernel allows no write-back cache beside it. If the
-        // server checks permissions, the kernel does not know which user may read.
+        // - Only root may register files.
+        // - The kernel does not allow passthrough together with a write-back cache.
+        // - If the server checks permissions, the kernel does not know which users may read.
         rustix::process::geteuid().is_root()
             && self.has_backing_files
             && self.has_open_state
@@ -133,7 +132,7 @@ impl Server {
         }
         self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
-        // The kernel must go on sending flushes, so it must not see `ENOSYS`.
+        // After `ENOSYS` the kernel would send no more flushes, but later flushes must end locks.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
@@ -229,9 +228,10 @@ impl Server {
 
     /// Writes at `offset` and returns the number of written bytes.
     ///
-    /// If other programs change the file too, an append goes to the current end of the file in the
-    /// back end. If the kernel has a write-back cache, it may have extended the file, and the back
-    /// end does not know the new end yet. So then an append goes to `offset`.
+    /// - If other programs change the file too, an append goes to the end of the file in the back
+    ///   end.
+    /// - Exception: with a write-back cache, the kernel may have extended the file without telling
+    ///   the back end. An append then goes to `offset`.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
@@ -263,8 +263,8 @@ impl Server {
         self.write_as(caller, (node, handle), offset, bytes, origin, SetId::Unsaid)
     }
 
-    /// Writes as [`Server::write`] does, through the open file `to`, which is given by its node and
-    /// its handle. `set_id` says which bits of the mode the write clears.
+    /// Writes as [`Server::write`] does, through the open file `to` (its node and its handle).
+    /// `set_id` says which bits of the mode the write clears.
     pub(crate) fn write_as(
         &self,
         caller: Caller,
@@ -301,10 +301,10 @@ impl Server {
     /// Writes `bytes` to `inode` for `caller`. Clears the file's set-user-ID and set-group-ID bits
     /// if the caller lacks the right to keep them.
     ///
-    /// The server reads the caller's groups and capabilities only if the file has the set-user-ID
-    /// or the set-group-ID bit. A kernel that checks permissions has already cleared both bits,
-    /// with one exception: it leaves set-group-ID if the group may not execute the file. Such a
-    /// kernel also blocks changes of the mode until the request is answered.
+    /// The server reads the caller's groups and capabilities only if the file has set-user-ID or
+    /// set-group-ID. A kernel that checks permissions leaves only set-group-ID of a file that the
+    /// group may not execute. Such a kernel also blocks changes of the mode until the request is
+    /// answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -402,8 +402,7 @@ impl Server {
 
     /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
     /// Each file is given by node, handle and offset. If the back end cannot copy, or the server
-    /// checks permissions, the server reads and writes at most 16 MiB, so that no request takes too
-    /// long.
+    /// checks permissions, the server reads and writes itself, at most 16 MiB per request.
     ///
     /// # Errors
     /// The errors of [`Server::read`] and [`Server::write`], if nothing was copied.
@@ -419,8 +418,8 @@ impl Server {
         self.remove_capability(&target)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
-            // Limit the length so that neither the source range nor the target range ends above the
-            // maximum of `loff_t`. Then the back end need not check for an overflow.
+            // Limit the length so that no range ends above the maximum of `loff_t`. Then the back
+            // end need not check for an overflow.
             let left = (i64::MAX as u64).saturating_sub(from.2.max(to.2));
             let len = len.min(BACK_END_COPY_BYTES_MAX).min(left);
             let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);

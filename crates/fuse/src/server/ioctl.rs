@@ -1,8 +1,8 @@
 //! Requests of ioctl(2) and poll(2).
 //!
-//! Inode flags have two pairs of commands: one with the flags of ioctl_iflags(2), and one with a
-//! `struct fsxattr` (ioctl_xfs_fsgetxattr(2)), which has other numbers for some of the flags. Even
-//! for a client that sets flags by the first pair, the kernel reads the old ones by the second.
+//! Inode flags have two pairs of commands. One pair has the flags of ioctl_iflags(2). The other
+//! pair has a `struct fsxattr` (ioctl_xfs_fsgetxattr(2)), with other numbers for some of the flags.
+//! When a client sets flags by the first pair, the kernel reads the old ones by the second pair.
 //!
 //! A kernel since Linux 5.13 checks the owner and the capabilities of a client that sets flags. An
 //! older one passes the request on without a check. So the server makes the same check.
@@ -126,7 +126,6 @@ impl Server {
     }
 }
 
-/// Returns the first word of the `struct fsxattr` of a file with the flags `flags`.
 fn to_fsxattr(flags: InodeFlags) -> u32 {
     let has = |(flag, _): &&(InodeFlags, u32)| flags.contains(*flag);
     FSXATTR_FLAGS.iter().filter(has).map(|(_, bit)| bit).sum()

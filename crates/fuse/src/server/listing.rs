@@ -4,16 +4,18 @@
 //! cookie of the back end, so that no two entries have the same cookie (A.1).
 //!
 //! A listing with attributes (`readdirplus`) looks each name up through the cache, so that later
-//! lookups hit. If the back end reports attributes with an entry ([`corewalk::Listing`]), the cache
-//! and the kernel get these attributes. The back end may hold locks while it lists. So the server
-//! first collects a batch of names and then looks them up. A lookup can fail, for example because
-//! another file system is mounted on the name. Then the name is listed without attributes. If a
-//! program needs the attributes, the kernel looks the name up and gets the error.
+//! lookups hit:
+//! - If the back end reports attributes with an entry ([`corewalk::Listing`]), the cache and the
+//!   kernel get them.
+//! - The back end may hold locks while it lists. So the server first collects a batch of names and
+//!   then looks them up.
+//! - If a lookup fails, for example because another file system is mounted on the name, the name is
+//!   listed without attributes. If a program needs them, the kernel looks the name up and gets the
+//!   error.
 //!
-//! For each answer to the kernel, the server calls the back end's `readdir` once. So an answer
-//! contains at most the entries of one such call. The server collects as many names as fit into the
-//! kernel's buffer. The protocol does not tell the server the size of that buffer. So the server
-//! estimates it from earlier answers.
+//! For each answer to the kernel, the server calls the back end's `readdir` once, and collects as
+//! many names as fit into the kernel's buffer. The protocol does not tell the size of that buffer,
+//! so the server estimates it from earlier answers.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -22,7 +24,7 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// The number that the server adds to a cookie of the back end to get the cookie for the kernel.
+/// The server adds this number to a cookie of the back end to get the cookie for the kernel.
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie that a back end may use. The sum of this cookie and [`COOKIE_SHIFT`] fits
 /// `loff_t`.
@@ -34,8 +36,7 @@ const UNKNOWN_INO: u64 = 0xffff_ffff;
 /// name. Entry and name together are padded to a multiple of 8 bytes.
 const ENTRY_BYTES: usize = 152;
 /// The smallest and the largest size that the server expects for the answer to a listing, in bytes.
-/// The kernel's smallest buffer for a listing has 4096 bytes. The C library uses a buffer of 32768
-/// bytes.
+/// The kernel's smallest buffer for a listing has 4096 bytes, and the C library uses 32768 bytes.
 const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
@@ -139,9 +140,9 @@ impl Server {
         if taken > 0 { Ok(()) } else { result }
     }
 
-    /// Lists like [`Server::readdir`], but with attributes. For each entry that `sink` has taken,
-    /// except `.` and `..`, the server counts one lookup (A.2). `.` and `..` have only a number and
-    /// a type, since the kernel ignores their attributes.
+    /// Lists like [`Server::readdir`], but with attributes. Counts one lookup for each entry that
+    /// `sink` has taken, except `.` and `..` (A.2). The kernel ignores the attributes of `.` and
+    /// `..`, so they have only a number and a type.
     ///
     /// # Errors
     /// The errors of [`Server::readdir`].
@@ -300,17 +301,14 @@ impl Drop for Untaken<'_> {
     }
 }
 
-/// Returns the size in bytes that an entry with attributes and the name `name` has in an answer.
 fn bytes_of(name: &[u8]) -> usize {
     (ENTRY_BYTES + name.len()).next_multiple_of(8)
 }
 
-/// Returns the kernel's cookie for a cookie of the back end, or `EOVERFLOW` if it is too large.
 fn shifted(cookie: u64) -> Result<u64, Errno> {
     if cookie > COOKIE_MAX { Err(Errno::OVERFLOW) } else { Ok(cookie + COOKIE_SHIFT) }
 }
 
-/// Returns the back end's cookie for a cookie of the kernel, or 0 for the start of the directory.
 fn unshifted(cookie: u64) -> u64 {
     cookie.saturating_sub(COOKIE_SHIFT)
 }
@@ -336,8 +334,8 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names after `cookie`. Stops when the names would fill an answer of the
-    /// expected size.
+    /// Collects a page of names after `cookie`, at most as many as fill an answer of the expected
+    /// size.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();

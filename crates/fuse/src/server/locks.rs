@@ -35,8 +35,8 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the locks that end when an open file is released: those of flock(2), whose owner is
-    /// `flock_owner`, and those of owners that have taken locks through this file.
+    /// Ends the locks that end with an open file: those of flock(2), whose owner is `flock_owner`,
+    /// and those of owners that have taken locks through this file.
     pub(super) fn end_locks_of_file(
         &self,
         inode: &InodeRef<'_>,

@@ -21,8 +21,8 @@ pub struct NewFile<'a> {
     pub rdev: u64,
     /// The target of a symbolic link.
     pub target: &'a [u8],
-    /// The part of the request about set-user-ID and set-group-ID. It counts if the file exists
-    /// already and the request truncates it.
+    /// The part of the request about set-user-ID and set-group-ID. It is used only if the file
+    /// exists already and the request truncates the file.
     pub set_id: SetId,
 }
 
@@ -91,10 +91,11 @@ impl Server {
     /// Opens the file that a create request has found under its name. Another program has created
     /// that file.
     ///
-    /// The kernel believes that the file is new, and checks no permission to open it. So the server
-    /// makes this check. For a file that is not regular, the server returns `ESTALE`, and the
-    /// kernel looks the name up. If the server opened such a file instead, the kernel would fail
-    /// with `EIO`. It would then neither forget the file nor release the handle.
+    /// - The kernel believes that the file is new, and checks no permission to open it. So the
+    ///   server makes this check.
+    /// - If the file is not regular, the server returns `ESTALE`, and the kernel looks the name up.
+    ///   If the server opened the file instead, the kernel would fail with `EIO`, and would return
+    ///   neither the lookup nor the handle.
     fn open_existing(
         &self,
         caller: Caller,
@@ -140,8 +141,8 @@ impl Server {
         self.hand_out_open(inode, attr, opened)
     }
 
-    /// Returns the answer to a request that has opened a file: the file's entry and the handle.
-    /// Counts a lookup of the file. If the lookup cannot be counted, closes the file.
+    /// Returns the entry and the handle of a file that a request has opened. Counts a lookup of the
+    /// file. If that fails, closes the file.
     fn hand_out_open(
         &self,
         inode: InodeRef<'_>,
@@ -243,8 +244,8 @@ impl Server {
 
     /// Returns the credentials for the creation of the file `new`.
     ///
-    /// A new file that its group may execute must lose set-group-ID if the caller is not in the
-    /// group that the file gets from its directory. Kernels before 6.0 do not clear the bit.
+    /// A new file that its group may execute loses set-group-ID, unless the caller is in the file's
+    /// group. Kernels before 6.0 leave this to the server.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked {

@@ -1,31 +1,34 @@
 //! The privileges that a change of a file clears: set-user-ID, set-group-ID and file capabilities.
 //!
-//! The kernel and the server share this work. The feature `FUSE_HANDLE_KILLPRIV_V2` decides how:
-//! - Without it, a kernel that checks permissions clears all but a *lone* set-group-ID bit, that of
-//!   a file whose group may not execute it. For this bit the caller's groups matter.
-//! - With it, the server clears everything. A write, a truncation and an open that truncates say
-//!   whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). The other requests do
-//!   not say so. For them, and for the groups, the server reads `/proc`, but only if the file has
-//!   one of the bits.
+//! The kernel and the server share this work, as the feature `FUSE_HANDLE_KILLPRIV_V2` decides:
+//! - Without the feature, a kernel that checks permissions clears all bits except a *lone*
+//!   set-group-ID bit. A lone set-group-ID bit belongs to a file that its group may not execute.
+//!   For this bit the groups of the caller matter.
+//! - With the feature, the server clears all bits. A write, a truncation and an open that truncates
+//!   say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). Other requests do
+//!   not.
+//! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
+//!   has one of the bits.
 //!
-//! The back end clears the bits in the step that changes the file, under the attribute lock of the
-//! inode. A file without privileges costs no call: its mode is cached, and so is the fact that it
-//! has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)). The kernel
-//! holds its lock of the inode until the answer. So no chmod and no setcap comes in between. The
-//! kernel also removes capabilities itself, unless it remembers that the file has none.
+//! - The back end clears the bits in the step that changes the file, under the attribute lock of
+//!   the inode.
+//! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
+//!   in between.
+//! - A file without privileges costs no call. The cache has its mode, and knows that it has no
+//!   capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
 //!
-//! # Requests for no change
-//! With the feature, the kernel sends a setattr request without any attribute in two cases, and
-//! does not tell which one it is:
-//! - before a write, fallocate(2) or copy_file_range(2), if the file has privileges;
-//! - for chown(2) without an owner and without a group. The kernel leaves even the check of the
-//!   caller to the server.
+//! # Setattr requests without attributes
+//! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
+//! cases, and does not say which:
+//! - Before a write, fallocate(2) or copy_file_range(2), if the file has privileges. The server
+//!   must change nothing, since the caller may not be the owner, and may have `CAP_FSETID`. The
+//!   request that follows clears the bits.
+//! - For chown(2) without an owner and without a group. The kernel leaves even the check of the
+//!   caller to the server, which clears the bits for the owner, and refuses other callers.
 //!
-//! The first case must change nothing, since the caller may not be the owner, and may have
-//! `CAP_FSETID`. The request that follows clears the bits. The second case clears the bits for the
-//! owner, and is refused to anyone else. The server learns the system call and the credentials of
-//! the waiting thread from `/proc`. If it cannot, it changes nothing, and chown(2) without an owner
-//! succeeds without an effect.
+//! To distinguish the two cases, the server reads the system call and the credentials of the
+//! waiting thread from `/proc`. If it cannot read them, it changes nothing, and chown(2) succeeds
+//! without an effect.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 
@@ -41,7 +44,7 @@ use crate::wire::Features;
 /// The extended attribute of file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Tells what a request says about the set-user-ID and set-group-ID bits of the file it changes.
+/// The part of a request that decides about the set-user-ID and set-group-ID bits of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetId {
@@ -56,8 +59,8 @@ pub enum SetId {
 }
 
 impl Change {
-    /// Returns true if the change sets no attribute. The kernel may send a time of the change all
-    /// the same.
+    /// Returns true if the change sets no attribute. The time of change (`ctime`), which the kernel
+    /// may send with any change, does not count.
     pub(super) fn is_empty(&self) -> bool {
         self.set.with_ctime(None) == SetAttr::default()
     }
@@ -66,11 +69,12 @@ impl Change {
 impl Server {
     /// Notes the features of the connection.
     pub(crate) fn set_features(&self, features: Features) {
-        // Ignore an error: the first connection counts. Only tests open a second one.
+        // Ignore an error: the features of the first connection count, and only tests open a second
+        // one.
         let _ = self.features.set(features);
     }
 
-    /// Returns true if requests say whether the server has to clear set-user-ID and set-group-ID.
+    /// Returns true if requests say whether the server must clear set-user-ID and set-group-ID.
     pub(crate) fn has_kill_flags(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2)
     }
@@ -85,8 +89,8 @@ impl Server {
         self.features.get().is_some_and(|chosen| chosen.0 & features != 0)
     }
 
-    /// Removes the capabilities of a file that a request changes. Without the flags in requests,
-    /// the kernel asks for them before each change.
+    /// Removes the capabilities of a file before a request changes the file. Does nothing if the
+    /// kernel removes them itself.
     pub(super) fn remove_capability(&self, inode: &InodeRef<'_>) -> Result<(), Errno> {
         if self.has_kill_flags() { self.vfs.remove_capability(inode) } else { Ok(()) }
     }
@@ -117,9 +121,8 @@ impl Server {
         changed
     }
 
-    /// Makes the kernel drop its cached attributes of `inode` if the mode is no longer `before`.
-    /// The answer to a write cannot tell the kernel the new mode, and the kernel may cache the old
-    /// mode for a day.
+    /// Makes the kernel drop its cached attributes of `inode` if a write has changed the mode from
+    /// `before`. The answer to a write cannot carry the new mode.
     pub(super) fn drop_changed_mode(&self, inode: &InodeRef<'_>, before: u32) {
         if let Some(notifier) = self.notifier.get()
             && self.vfs.mode(inode) != Ok(before)
@@ -128,8 +131,8 @@ impl Server {
         }
     }
 
-    /// Returns true if the server has to clear a set-user-ID or set-group-ID bit of a file with
-    /// this mode, depending on the caller.
+    /// Returns true if the server may have to clear a set-user-ID or set-group-ID bit of a file
+    /// with the mode `mode`.
     pub(super) fn clears_bits_of(&self, mode: u32) -> bool {
         let is_lone = mode & (S_ISGID | 0o010) == S_ISGID;
         let is_any = mode & (S_ISUID | S_ISGID) != 0;
@@ -154,9 +157,9 @@ impl Server {
         self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)
     }
 
-    /// Returns true if chown(2) removes the attribute `name`, which is too early. The kernel
-    /// removes the capabilities of a file before the server has checked whether the caller may
-    /// chown it. The setattr request that follows removes them, unless it fails.
+    /// Returns true if the kernel removes the capabilities `name` for a chown(2) before the server
+    /// has checked whether the caller may chown the file. The setattr request that follows removes
+    /// them if the chown succeeds.
     pub(super) fn is_too_early(
         &self,
         caller: Caller,
@@ -178,16 +181,14 @@ impl Server {
         Ok(self.vfs.may_have_capability(inode) && self.checks_chown(inode)?)
     }
 
-    /// Returns true if the server, and not the kernel, decides whether the caller of chown(2) may
-    /// clear the bits of the mode.
     fn checks_chown(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
         Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
     }
 
-    /// Returns the capabilities that a chown by `caller` does not have, although the kernel checks
-    /// permissions. The kernel does not check `CAP_FOWNER`, without which a chown must not clear
-    /// the bits of another user's file. If the server does not know the caller's capabilities, the
-    /// caller has this one, since the kernel has allowed the change of the owner.
+    /// Returns the capabilities that `caller` lacks for a chown that the kernel has allowed. The
+    /// only one is `CAP_FOWNER`: the kernel does not check it, but without it a chown must not
+    /// clear the bits of another user's file. If the server cannot read the caller's capabilities,
+    /// the result is empty.
     pub(super) fn missing_for_chown(
         &self,
         caller: Caller,
@@ -235,8 +236,8 @@ mod tests {
     /// A value of `security.capability` (`VFS_CAP_REVISION_2`, without any capability).
     const VALUE: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    /// A server of a connection with `FUSE_HANDLE_KILLPRIV_V2`, and the names of the attributes
-    /// that the back end was asked for.
+    /// Returns a server with the feature `FUSE_HANDLE_KILLPRIV_V2`, and the names of the attributes
+    /// that it has requested from the back end.
     fn server() -> (Server, Arc<Mutex<Vec<Vec<u8>>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&asked);
@@ -300,8 +301,8 @@ mod tests {
         }
     }
 
-    /// A request without any attribute comes also from a process that only writes. So without the
-    /// proof that its thread is in chown(2), the request must change nothing, even for the owner.
+    /// A thread that only writes may send a setattr request without attributes. Unless the server
+    /// can prove that the thread is in chown(2), such a request must change nothing.
     #[test]
     fn request_without_attributes_changes_no_mode() {
         let (server, _) = server();
@@ -313,8 +314,8 @@ mod tests {
         }
     }
 
-    /// The back end must be asked for the capabilities of a file only once, and again after they
-    /// were set.
+    /// The server must ask the back end only once whether a file has capabilities, and again after
+    /// a program has set some.
     #[test]
     fn capabilities_are_removed_and_their_absence_is_remembered() {
         let (server, asked) = server();
@@ -329,7 +330,6 @@ mod tests {
             assert_eq!((write(), write(), count()), (Ok(1), Ok(1), 0));
             assert_eq!((get(), count()), (Err(Errno::NODATA), 1));
         }
-        // A change of the attributes drops the cached answer, and the kernel's question renews it.
         let chmod = Change::new(SetAttr::default().with_mode(0o600));
         server.setattr(OWNER, node, chmod).expect("chmod");
         assert_eq!((get(), write(), count()), (Err(Errno::NODATA), Ok(1), 1));

@@ -317,8 +317,6 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // `XATTR_CREATE` and `XATTR_REPLACE` together (3) contradict each other. So setxattr must fail,
-    // whether or not the attribute exists.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 4), Err(Errno::INVAL));
@@ -336,8 +334,6 @@ fn counters_are_an_attribute_of_the_root_alone() {
     assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
 }
 
-/// Checks that each request asks the back end again if other programs may change it. After another
-/// program has changed the back end, the next request must see the change.
 #[test]
 fn shared_back_end_is_asked_each_time() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -362,8 +358,8 @@ fn shared_back_end_is_asked_each_time() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Control: if no other program may change the back end, the server must answer a repeated request
-/// from its cache.
+/// Counter-check of `shared_back_end_is_asked_each_time`: if no other program changes the back end,
+/// the server must answer a repeated request from its cache.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -419,7 +415,6 @@ fn server_permissions_are_checked_against_the_caller() {
     assert_eq!(server.open(other, file, 0), Err(Errno::ACCESS));
     assert_eq!(server.access(other, file, 4), Err(Errno::ACCESS));
     assert_eq!(server.access(owner, file, 6), Ok(()));
-    // The root directory is sticky, so another user may not remove the file.
     let removed = server.remove(other, ROOT_NODE, b"a", Removal::Unlink);
     assert_eq!(removed, Err(Errno::PERM));
     let shrink = |handle| {
@@ -444,9 +439,8 @@ fn write_by_another_user_clears_set_user_id() {
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
 
-/// If a create request finds a file that is not regular, it must fail and count no lookup. The
-/// kernel believes that the name is free, so it would never return a lookup that the server has
-/// counted.
+/// A create request that finds a file that is not regular must fail and count no lookup. The kernel
+/// would never return that lookup.
 #[test]
 fn create_on_a_file_that_is_not_regular_counts_nothing() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -474,9 +468,9 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
     }
 }
 
-/// If a create request finds an existing file, the server must check the file's current mode, and
-/// not the cached one. In the test, another program first takes all permissions for others from the
-/// file `g`, and then renames it to `f`, the name to be created.
+/// A create request that finds an existing file must check the file's current mode instead of the
+/// cached one. In the test, another program takes the permissions of the file `g`, and renames it
+/// to `f`, the name to be created.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -501,8 +495,6 @@ fn create_on_an_existing_file_checks_its_current_mode() {
     }
 }
 
-/// If another program has set the set-user-ID bit of a file on the back end, a write must clear the
-/// bit, and so must a copy.
 #[test]
 fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -530,8 +522,8 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
 }
 
 /// The server must allow any change of a `security.*` attribute, because the kernel checks the
-/// permission. When a process writes to a file, the kernel sends a request of that process to
-/// remove the file's capabilities. If the server refused that request, the write would fail.
+/// permission. If the server refused to remove a file's capabilities, a write to the file would
+/// fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -567,8 +559,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. `written` counts the writes to the file. Each increment must come after the
-    // write that it counts.
+    // ORDERING: SeqCst. A read of `written` that sees an increment also sees the write that was
+    // counted.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
@@ -586,9 +578,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait until the other thread has finished two more writes. It may have begun the first
-            // one before the chmod, but it begins the second one after the chmod. So the second
-            // write must clear the set-user-ID bit.
+            // Two more writes must end, because the first one may have begun before the chmod. The
+            // second one must clear the set-user-ID bit.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");
@@ -600,7 +591,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
     });
 }
 
-/// Ends the writing thread when it is dropped, even if the test fails.
+/// Ends the writing thread when it is dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

@@ -2,8 +2,8 @@
 //!
 //! The root of a mount has two attributes that the back end never sees and that no listing shows.
 //! Reading [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
-//! entries from the cache. So a program needs no additional socket or file for this. The attributes
-//! work inside containers, and the permissions of the root directory protect them.
+//! entries from the cache. The attributes work inside containers, and the permissions of the root
+//! directory protect them.
 
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caller, Caps, Cred, Errno, XattrMode};
@@ -23,7 +23,7 @@ pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 /// answer, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
-    /// The length of the value in bytes. The answer to a request for at most 0 bytes.
+    /// The length of the value in bytes, if the maximum size in the request is 0.
     Length(u32),
     /// The value.
     Value(Vec<u8>),
@@ -74,9 +74,8 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, which contradict each other.
-            // So the request must fail. Choose the mode that fails: `Create` if the attribute
-            // exists, otherwise `Replace`.
+            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, so the request must fail.
+            // `Create` fails if the attribute exists, and `Replace` fails if it does not.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),

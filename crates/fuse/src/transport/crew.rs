@@ -1,8 +1,8 @@
 //! The threads of a session, from their start to their end.
 //!
 //! Each thread starts before the kernel may send requests, and then waits on a channel for an
-//! `Order`. So if a thread cannot be started, the mount fails, and no request waits for a thread
-//! that does not exist. If the `Crew` is dropped without an order, its threads end.
+//! `Order`. So if a thread cannot be started, the mount fails, and no request waits for a missing
+//! thread. If the `Crew` is dropped without an order, its threads end.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -35,9 +35,8 @@ enum Order {
 }
 
 impl Crew {
-    /// Starts a thread that serves an io_uring ring. The thread reads the FUSE device instead if
-    /// the kernel does not use the ring, or after the ring has ended. `successor` is its state for
-    /// that.
+    /// Starts a thread that serves an io_uring ring. If the kernel does not use the ring, or when
+    /// the ring has ended, the thread reads the FUSE device with the state `successor`.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.
@@ -136,8 +135,8 @@ impl Crew {
 
     fn order(&self, what: Order) {
         for order in &self.orders {
-            // Ignore an error: it means that the thread has ended. Then `register` notices that the
-            // thread sends no result.
+            // Ignore an error: the thread has ended. `register` reports this when it gets no result
+            // from the thread.
             let _ = order.send(what);
         }
     }

@@ -10,9 +10,9 @@
 //! may differ where [`DIFFERENCES`] says so. The test fails if one of the [`DIFFERENCES`] never
 //! occurs.
 //!
-//! Before the comparison, the test replaces two kinds of numbers in an answer. A time that was read
-//! from the clock becomes 0. A node number becomes a symbol: its index in the order of appearance.
-//! Each of the three servers has its own tmpfs, so their times and node numbers differ.
+//! Before the comparison, the test replaces two kinds of numbers, which differ because each server
+//! has its own tmpfs. A time that was read from the clock becomes 0. A node number becomes a
+//! symbol: its index in the order of appearance.
 //!
 //! # Requests that the test does not send
 //! - The reply to a retrieval (`FUSE_NOTIFY_REPLY`). This crate sends no answer to it, but fuser
@@ -47,7 +47,7 @@ const STREAMS: u64 = 3;
 const REQUESTS: u64 = 2000;
 /// The handle that every open file gets from the back end `tmpfs_with_handles`.
 const HANDLE: u64 = 7;
-/// The features that the kernel offers: all but `FUSE_INIT_RESERVED`, io_uring, and the feature
+/// The features that the kernel offers. Left out are `FUSE_INIT_RESERVED`, io_uring, and a feature
 /// that the adapter for fuser never chooses.
 const OFFERED: u64 = !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2);
 /// The features that let a server do without opens.
@@ -162,9 +162,8 @@ const DIFFERENCES: [Difference; 6] = [
     },
 ];
 
-/// Returns true if two answers without an error, `ours` of the dispatcher and `fuser` of fuser,
-/// differ only in their timeouts. The entry timeout and the attribute timeout in `fuser` must both
-/// be the shorter one of the two timeouts in `ours`.
+/// Returns true if two successful answers differ only in their timeouts. Both timeouts in `fuser`
+/// must be the shorter one of the two in `ours`.
 fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
         return false;
@@ -187,9 +186,9 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     without_timeouts(ours) == without_timeouts(fuser) && timeouts(fuser) == [entry.min(attr); 2]
 }
 
-/// Compares two listings: `ours` of the dispatcher, and `fuser` of fuser. Returns true if they
-/// differ only in entries that the server could not look up. In `ours`, such an entry has the node
-/// number 0, and at least one such entry must exist. Attributes and timeouts are not compared.
+/// Returns true if two listings differ only in entries whose lookup failed in the server. In
+/// `ours`, such an entry has the node number 0. At least one must exist. Attributes and timeouts
+/// are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
@@ -260,16 +259,14 @@ impl Fronts {
         Fronts { all: [ring, device, fuser], unique: 2, now_secs: now.as_secs(), seen }
     }
 
-    /// Sends a request to all three servers under test, and asserts that their answers are equal.
-    /// Returns the answer.
+    /// Returns the answer to a request, which must be equal on all three servers under test.
     fn call(&mut self, request: &Request, place: &str) -> Vec<u8> {
         let opcode = request.opcode;
         let [ours, device, mut fuser] = self.call_all(request, [opcode; 3]);
         assert_eq!(ours, device, "{place}: ring and device differ: {request:?}");
         if opcode == Opcode::COPY_FILE_RANGE_64 && reply::error(&fuser) == Some(Errno::NOSYS) {
-            // fuser does not know `COPY_FILE_RANGE_64`. So send it the older request
-            // `COPY_FILE_RANGE`. It changes the file of fuser's server as `COPY_FILE_RANGE_64` has
-            // changed that of the two other servers.
+            // fuser does not know `COPY_FILE_RANGE_64`. Send it `COPY_FILE_RANGE` instead, so that
+            // its file stays equal to those of the two other servers.
             self.seen.differences[0] += 1;
             let older = Request { opcode: Opcode::COPY_FILE_RANGE, ..request.clone() };
             fuser = self.call_one(&older);

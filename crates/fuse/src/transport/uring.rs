@@ -1,9 +1,9 @@
 //! Serving requests that arrive over io_uring.
 //!
 //! The kernel has a queue for each possible processor, and puts a request into the queue of the
-//! processor on which the calling process runs. Each thread has a ring, which serves one queue or
-//! several. The thread runs on the processors of its queues, so a request does not have to wake
-//! another processor.
+//! processor on which the client runs. Each thread has a ring, which serves one queue or several.
+//! The thread runs on the processors of its queues, so a request does not have to wake another
+//! processor.
 //!
 //! # Threads and entries
 //! An entry of a ring holds one request.
@@ -13,9 +13,8 @@
 //!   threads. Then a request never waits behind a slow one while another thread of its processor is
 //!   idle.
 //!
-//! # Requests that run later
-//! An offload thread cannot use the ring. It puts its answer into a list and wakes the ring's
-//! thread, which sends the answer.
+//! An offload thread cannot use the ring. It adds its answer to a list and wakes the ring's thread,
+//! which sends the answer.
 //!
 //! # The end of a ring
 //! When the connection ends, the kernel completes all commands of a ring. After that, the ring's
@@ -88,8 +87,8 @@ type Answer = Result<Box<[u8]>, Errno>;
 /// Answers that offload threads pass to the thread of a ring.
 #[derive(Debug)]
 struct Finished {
-    /// The answers that the ring's thread must send. Protected by their own mutex. No thread holds
-    /// that mutex together with another one.
+    /// The answers that the ring's thread must send. Protected by their own mutex, which is held
+    /// alone.
     answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }
@@ -123,9 +122,8 @@ fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
 }
 
 impl Thread {
-    /// Returns the state of a thread that serves a ring. The caller has to start the thread. The
-    /// thread reads the FUSE device instead if the kernel does not use the ring, or after the ring
-    /// has ended. `successor` is its state for that.
+    /// Returns the state of a thread that serves a ring. With `successor`, the thread reads the
+    /// FUSE device if the kernel does not use the ring, or after the ring has ended.
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());

@@ -8,12 +8,13 @@
 //!
 //! # The privileges of a changed file
 //! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
-//! - Without a feature, a kernel that checks permissions clears most of these bits. If the server
-//!   checks permissions, it chooses `FUSE_HANDLE_KILLPRIV`, which leaves the bits to the server. In
-//!   both cases the kernel asks for `security.capability` before each write.
-//! - With `FUSE_HANDLE_KILLPRIV_V2`, the kernel remembers that a file has no privileges, and asks
-//!   no more. The server clears the bits, and a flag in most requests says whether to do so. The
-//!   server chooses this feature if no other program changes the files.
+//! - Without a feature, a kernel that checks permissions clears most of these bits.
+//! - With `FUSE_HANDLE_KILLPRIV`, the server clears the bits. It chooses this feature if it checks
+//!   permissions itself.
+//! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears the bits, and a flag in most requests says
+//!   whether to do so. The server chooses this feature if no other program changes the files. Only
+//!   with this feature, the kernel remembers that a file has no privileges. Otherwise it requests
+//!   `security.capability` before each write.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -100,7 +101,8 @@ impl Features {
             wanted |= Features::WRITEBACK_CACHE;
         }
         wanted |= match options.ownership {
-            // With passthrough, the server does not see the writes that clear the bits.
+            // With passthrough, the server does not see the writes for which it would have to clear
+            // the bits.
             Ownership::Exclusive if server.passes_through() => 0,
             Ownership::Exclusive => Features::HANDLE_KILLPRIV_V2,
             Ownership::Shared => Features::AUTO_INVAL_DATA,
@@ -122,17 +124,16 @@ impl Features {
     }
 
     /// Returns those of the offered features that `server` needs over the transports of this crate.
-    /// fuser has neither locks of the back end nor passthrough.
+    /// They may include locks and passthrough, which fuser does not support.
     pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
         Features(Features::choose(server, offered).0 | (locks | passthrough) & offered.0)
     }
 
-    /// Returns those of the offered features that an asynchronous server needs. Two features are
-    /// left out. Without `FUSE_DONT_MASK` the kernel applies the umask itself. Without
-    /// `FUSE_ATOMIC_O_TRUNC` the kernel sends a second request to truncate a file when it opens the
-    /// file.
+    /// Returns the offered features that an asynchronous server needs. It leaves out
+    /// `FUSE_DONT_MASK`, so the kernel applies the umask. It leaves out `FUSE_ATOMIC_O_TRUNC`, so
+    /// the kernel sends a separate request to truncate a file in an open.
     pub(crate) fn choose_async(options: &Options, has_locks: bool, offered: Features) -> Features {
         let mut wanted = Features::COMMON | Features::NO_OPEN_SUPPORT | readdirplus(options);
         if options.ownership == Ownership::Shared {
@@ -225,7 +226,8 @@ impl Init {
         body.u32(1)?;
         body.u32(pair(self.pages(options), 0))?;
         body.u32((chosen.0 >> 32) as u32)?;
-        // The kernel passes files through only if they are on no stacked file system.
+        // The maximum stack depth of file systems. With 1, the kernel does not pass through files
+        // of a stacked file system such as overlayfs.
         body.u32(u32::from(chosen.0 & Features::PASSTHROUGH != 0))?;
         body.bytes(&[0; INIT_REPLY_BYTES - 40])
     }

@@ -11,7 +11,7 @@ use super::{Body, Message, Opcode};
 
 /// The flag of a request about a lock of flock(2) (`FUSE_LK_FLOCK`).
 const LK_FLOCK: u32 = 1;
-/// The flag of a release that ends the locks of flock(2) (`FUSE_RELEASE_FLOCK_UNLOCK`).
+/// A release ends the locks of flock(2) (`FUSE_RELEASE_FLOCK_UNLOCK`).
 const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// The numbers of the kinds of locks (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`).
 const KINDS: [LockKind; 3] = [LockKind::Read, LockKind::Write, LockKind::Unlock];
@@ -41,8 +41,6 @@ impl Message<'_> {
         Ok((handle, lock))
     }
 
-    /// Reads the arguments of a flush or a release: the handle of the open file, and the owner
-    /// whose locks end.
     pub(crate) fn ended_locks(&self) -> Result<(u64, Option<LockOwner>), Errno> {
         let mut args = self.args();
         let (handle, _flags, flags, owner) = (args.u64()?, args.u32()?, args.u32()?, args.u64()?);

@@ -4,7 +4,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opcode(pub(crate) u32);
 
-/// Defines each operation with its number and the length of its fixed arguments in bytes.
 macro_rules! opcodes {
     ($($name:ident = $number:literal, $bytes:literal;)*) => {
         impl Opcode {

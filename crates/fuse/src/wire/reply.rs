@@ -19,7 +19,6 @@ const ENTRY_BYTES: usize = 128;
 const STATX_BASIC: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 
-/// Returns the header of an answer to request `unique`. The body has `body_bytes` bytes.
 pub(crate) fn out_header(
     unique: u64,
     error: Option<Errno>,
@@ -117,7 +116,6 @@ impl<'a> Body<'a> {
         self.attr(attr)
     }
 
-    /// Adds a `struct fuse_statx_out`, with the time of creation if it is known.
     pub(crate) fn statx_out(&mut self, timeout: Duration, attr: &Attr) -> Result<(), Errno> {
         let has_btime = attr.btime != Timespec::default();
         let mask = if has_btime { STATX_BASIC | STATX_BTIME } else { STATX_BASIC };
@@ -248,7 +246,6 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Returns the number of a file type in a directory entry (`DT_REG` and so on).
 fn kind_number(kind: FileKind) -> u32 {
     match kind {
         FileKind::Fifo => 1,

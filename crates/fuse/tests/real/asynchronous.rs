@@ -23,7 +23,7 @@ use crate::site::{AsyncSite, async_mount_options};
 mod async_memory;
 use async_memory::Later;
 
-/// How long a test waits for something that happens at once on an idle machine.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The delay of a call that hangs.
 const FOR_EVER: Duration = Duration::from_secs(3600);
@@ -55,9 +55,8 @@ impl Site {
     }
 }
 
-/// Returns the mount options of the tests, but not with io_uring. Over io_uring, at most 8 requests
-/// of each processor can wait for the back end. A mount of an asynchronous back end uses io_uring
-/// only if that is demanded.
+/// Returns the mount options of the tests, but with the FUSE device instead of io_uring. Over
+/// io_uring, at most 8 requests of each processor can wait for the back end.
 fn without_rings() -> MountOptions {
     match async_mount_options() {
         options if options.transport == Transport::Uring => {
@@ -150,7 +149,7 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let each = resident_bytes().saturating_sub(bytes) / READS as u64;
     assert!(each < 64 << 10, "a read that hangs takes {each} bytes");
 
-    // The attributes are in the cache of the server. The kernel asks for them each time.
+    // The server answers from its cache, but the kernel sends a request each time.
     let begin = Instant::now();
     let mut stats = 0;
     while begin.elapsed() < Duration::from_millis(200) {
@@ -179,8 +178,7 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
         reader.kill().expect("kill a reader");
         reader.wait().expect("the reader ends");
     });
-    // The kernel reads ahead in the background. It does not interrupt these requests, because no
-    // client waits for them.
+    // Read-ahead requests are not interrupted, because no client waits for them.
     let background = usize::from(Options::exclusive().background_max);
     site.wait_for("all requests have ended", |waiting| waiting <= background);
 }
@@ -220,7 +218,6 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
         client.kill().expect("kill a client");
         client.wait().expect("the client ends");
     }
-    // The requests in the queue run one after the other in the free place, and find no file.
     for client in &mut clients[8..16] {
         client.wait().expect("the client ends");
     }
@@ -232,8 +229,8 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
     site.wait_for("all requests have ended", |waiting| waiting == 0);
 }
 
-/// A signal that the program handles must not make a read fail. A signal that kills must end the
-/// read even if it comes after the other one, when the kernel sends no more interrupts.
+/// A signal that the program handles must not end a read. A later signal that kills must end it,
+/// although the kernel does not report the second signal.
 #[test]
 fn async_read_ends_only_by_a_signal_that_kills() {
     let hangs = |call, name: &[u8]| match call {
@@ -259,8 +256,8 @@ fn async_read_ends_only_by_a_signal_that_kills() {
     site.wait_for("the lookup has ended", |waiting| waiting == 0);
 }
 
-/// If the client of a change is killed, the client must end at once, and the change must go on. A
-/// later request for the same name must wait for it.
+/// A killed client must end at once, but its change must go on. A later request for the same name
+/// must wait for the change.
 #[test]
 fn async_change_goes_on_if_its_client_is_killed() {
     const SLOW: Duration = Duration::from_millis(600);
@@ -286,7 +283,7 @@ fn async_change_goes_on_if_its_client_is_killed() {
         assert!(begin.elapsed() < SLOW / 2, "{program}: {:?}", begin.elapsed());
         assert_eq!(site.mount().server().under_way(), 1, "the change goes on");
         if exists {
-            // The kernel knows that the name is missing, until the change has ended.
+            // The kernel's cache says that the name is missing, until the change has ended.
             while !site.path("slow").exists() {
                 assert!(begin.elapsed() < PATIENCE, "the directory is made");
                 thread::sleep(Duration::from_millis(10));
@@ -304,16 +301,16 @@ fn async_change_goes_on_if_its_client_is_killed() {
     }
 }
 
-/// A write whose client is killed goes on, and the client waits for its end. Otherwise the write
-/// could overwrite that of a later client.
+/// A killed client must wait until its write ends. Otherwise the write could overwrite a write of a
+/// later client.
 #[test]
 fn async_write_of_a_killed_client_ends_before_the_client() {
     const SLOW: Duration = Duration::from_millis(1500);
     let is_slow = Arc::new(AtomicBool::new(false));
     let slow = Arc::clone(&is_slow);
     let delay = move |call, _: &[u8]| match call {
-        // ORDERING: Relaxed. The test sets the flag before the program that writes starts, and
-        // waits until the write has cleared it.
+        // ORDERING: Relaxed. The test sets the flag before the writing program starts, and waits
+        // until the write has cleared it.
         "write" if slow.swap(false, Ordering::Relaxed) => SLOW,
         _ => Duration::ZERO,
     };
@@ -327,7 +324,6 @@ fn async_write_of_a_killed_client_ends_before_the_client() {
     // ORDERING: Relaxed. As above.
     site.wait_for("the write runs", |_| !is_slow.load(Ordering::Relaxed));
     let begin = Instant::now();
-    // The client is the only child of the shell that still runs.
     let children = format!("/proc/{0}/task/{0}/children", shell.id());
     let children = fs::read_to_string(children).expect("read the children");
     for pid in children.split_whitespace() {
@@ -376,7 +372,7 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     assert_eq!(fs::metadata(site.path("new")).map_err(errno_of).err(), Some(Errno::IO));
 }
 
-/// A back end with the directories `d0` to `d15`. The lookup of any other name takes 20 ms.
+/// A back end with the directories `d0` to `d15`. A lookup of any other name takes 20 ms.
 struct SlowLookups;
 
 impl AsyncFileSystem for SlowLookups {
@@ -501,7 +497,8 @@ fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     let first = thread::spawn(move || path.exists());
     is_asked.recv_timeout(PATIENCE).expect("the lookup runs");
     let kernel = site.mount().kernel_cache().clone();
-    // The kernel waits for the lookup, so do not wait for the notification.
+    // Notify on a second thread: the kernel handles the notification only after the lookup has
+    // ended.
     let notifying = thread::spawn(move || kernel.invalidate_entry_at(Path::new("f")));
     assert!(!first.join().unwrap());
     notifying.join().unwrap().expect("notify the kernel");
@@ -512,8 +509,8 @@ fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     assert!(calls.load(Ordering::Relaxed) > before, "the back end is asked again");
 }
 
-/// Checks how often the back end is called: twice for a stat at depth 2 without caches, at most
-/// once per name and page for `ls -l`, and once per page for a listing with attributes.
+/// Maximum numbers of back-end calls: two for a stat at depth 2 without caches, one per name and
+/// page for `ls -l`, and one per page for a listing with attributes.
 #[test]
 fn async_back_end_is_asked_once() {
     for options in [Options::exclusive(), Options::shared()] {
@@ -555,7 +552,7 @@ fn async_back_end_is_asked_once() {
         assert!(taken("ls -l of 50") <= 52);
         forget();
         assert_eq!(fs::read_dir(site.path("thousand")).unwrap().count(), 1000);
-        // One lookup of the directory, its attributes, one page, and the end.
+        // Four calls: a lookup, the attributes, one page, and the empty page at the end.
         assert!(taken("ls -f of 1000") <= 4);
     }
 }

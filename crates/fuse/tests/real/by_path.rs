@@ -153,7 +153,7 @@ fn open_file_is_read_under_renames_of_directories_above() {
     }
 }
 
-/// Ends the renaming thread when it is dropped, even if the test fails.
+/// Ends the renaming thread when it is dropped.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {

@@ -63,8 +63,6 @@ fn both() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Lists the directory `d` and returns the number of entries. If `stat` is true, also reads the
-/// attributes of each entry.
 fn list(site: &Site, stat: bool) -> usize {
     let entries = fs::read_dir(site.path("d")).expect("list the folder");
     let paths: Vec<_> = entries.map(|entry| entry.expect("read the entry").path()).collect();
@@ -110,8 +108,6 @@ fn short_listing_of_a_thousand_names_costs_at_most_205_calls() {
     }
 }
 
-/// If the back end reports attributes with the entries of a directory, a listing must make only one
-/// back-end call per page.
 #[test]
 fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     for (options, page_entries, stat) in both()
@@ -129,9 +125,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The listing has cached the name `f0000` and its attributes. If other programs may
-            // change files, a stat asks the back end once whether the name is still current.
-            // Otherwise it asks nothing.
+            // The listing has cached the attributes of `f0000`. So a stat makes at most one call,
+            // which asks whether the name is still current.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);

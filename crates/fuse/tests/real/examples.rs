@@ -197,8 +197,6 @@ fn archive_shows_its_members() {
     assert_eq!(fs::metadata(site.path("d")).expect("read the attributes").mode(), 0o040_750);
 }
 
-/// Checks that a member whose path starts with `..` is not shown in a mounted archive, and that the
-/// other members are shown.
 #[test]
 fn archive_leaves_out_paths_above_its_root() {
     let folder = Folder::new();
@@ -220,7 +218,6 @@ fn archive_leaves_out_paths_above_its_root() {
     assert_eq!(names(&site.path("d")), ["f"]);
 }
 
-/// A mount of the example `table`, which is unmounted when it is dropped.
 struct Table {
     session: Option<BackgroundSession>,
     folder: Folder,

@@ -60,8 +60,6 @@ fn inodes_run_out_with_enospc() {
     assert_eq!(errno(fs::create_dir(site.path("d"))), Some(Errno::NOSPC));
 }
 
-/// open(2) with `O_TMPFILE` makes a file without a name, and linkat(2) gives it a name. A file that
-/// gets no name is gone after close(2).
 #[test]
 fn file_without_a_name_can_get_one() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -88,8 +86,6 @@ fn file_without_a_name_can_get_one() {
     site.wait_for("the file is gone", |counters| counters.inodes <= before);
 }
 
-/// Checks the time of creation in statx(2), on a mount with birth times. Later changes of the file
-/// must not change it.
 #[test]
 fn statx_shows_the_birth_time() {
     let Some(site) = Site::tmpfs(Options::exclusive().with_birth_times(true)) else { return };
@@ -150,8 +146,6 @@ fn append_truncate_and_holes_work() {
     }
 }
 
-/// Checks that each call on an open file passes the handle back to the back end unchanged, even if
-/// the handle uses all 64 bits.
 #[test]
 fn handle_of_the_back_end_is_passed_back_unchanged() {
     let options = [Options::exclusive(), Options::shared()];
@@ -171,8 +165,6 @@ fn handle_of_the_back_end_is_passed_back_unchanged() {
     }
 }
 
-/// If a file is created and opened, but its attributes cannot be read, the server must close the
-/// file. This test needs no mount.
 #[test]
 fn file_is_closed_if_its_creation_fails_after_the_open() {
     let fs = Arc::new(Hooked::hiding_attributes());
@@ -225,8 +217,6 @@ fn copy_is_retried_when_the_store_is_full() {
     assert_eq!(copy(), Err(Errno::NOSPC));
 }
 
-/// Checks that operations that change names or attributes are repeated, and so succeed, if the
-/// store is full for a moment.
 #[test]
 fn changes_are_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -281,8 +271,6 @@ fn times_before_1970_survive() {
     }
 }
 
-/// Checks that a change on the back end is visible in the mount after the kernel and the server
-/// have been notified.
 #[test]
 fn invalidated_inode_is_read_again_by_kernel_and_server() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -322,8 +310,6 @@ fn xattrs_are_probed_replaced_and_removed() {
     assert_eq!(rustix::fs::removexattr(&path, "user.k"), Err(Errno::NODATA));
 }
 
-/// Runs the command `sh -c script` in the mount, as a user other than root and with group `gid`.
-/// Returns true if it succeeds.
 fn succeeds_as_other_user(site: &Site, gid: u32, script: &str) -> bool {
     let mut command = Command::new("sh");
     command.args(["-c", script]).current_dir(site.root()).uid(65534).gid(gid);

@@ -53,8 +53,8 @@ impl Hooked {
     /// Makes the next `changes` operations that change content, attributes or names fail with
     /// `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The test sends its next request after this store of `full`. The kernel
-        // orders the store before the loads by the thread that serves the request.
+        // ORDERING: Relaxed. The kernel orders this store before the next request of the test, and
+        // so before the load by the serving thread.
         self.full.store(changes, Ordering::Relaxed);
     }
 
@@ -77,15 +77,13 @@ impl Hooked {
         Hooked { handle, ..Hooked::new(|_, _| {}) }
     }
 
-    /// Returns a file system whose attributes cannot be read while a file is open.
     pub(crate) fn hiding_attributes() -> Hooked {
         Hooked { hides_attributes: true, ..Hooked::with_handle(7) }
     }
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The number is read after the answer to an open, which orders the store
-        // before this load.
+        // ORDERING: Relaxed. The answer to an open orders the store before this load.
         self.open.load(Ordering::Relaxed)
     }
 

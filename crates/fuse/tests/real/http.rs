@@ -26,7 +26,6 @@ fn large(at: usize) -> u8 {
     (at % 251) as u8
 }
 
-/// Returns the content of a path, or `None` if the path does not exist.
 fn content(path: &str) -> Option<Vec<u8>> {
     let json = |entries: &str| Some(format!("[{entries}]").into_bytes());
     match path {
@@ -83,7 +82,6 @@ fn answer(stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Starts a web server, which ends with the process. Returns its address.
 fn web_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     let address = listener.local_addr().expect("an address");

@@ -17,11 +17,12 @@ use tokio::sync::Notify;
 
 use crate::site::{AsyncSite, async_mount_options};
 
-/// How long a test waits for something that happens at once on an idle machine.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
 
-/// The locks of one file. The locks of an owner are not split, because the tests lock whole files.
+/// The locks of one file. Unlocking a part of a lock is not supported, because the tests lock whole
+/// files.
 #[derive(Default)]
 pub(crate) struct Locks(Mutex<Vec<FileLock>>);
 
@@ -93,7 +94,8 @@ impl AsyncFileSystem for Locked {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Register before the attempt, so that an unlock after the attempt wakes this future.
+            // Register as a waiter first. Otherwise an unlock between the failed `set` and the
+            // `await` would be missed.
             changed.as_mut().enable();
             match self.locks.set(lock) {
                 Err(Errno::AGAIN) if waits => changed.await,
@@ -129,8 +131,6 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Takes a lock of flock(2), and checks that others cannot get it, and that a signal ends their
-/// wait. Then another thread waits for the lock, and gets it when it is dropped.
 pub(crate) fn check_flock(path: &Path, locks: &Locks) {
     let first = File::open(path).expect("open the file");
     flock(&first, FlockOperation::LockExclusive).expect("lock the file");

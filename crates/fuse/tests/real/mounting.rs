@@ -64,8 +64,6 @@ fn unmount_ends_the_wait_and_can_be_repeated() {
     assert_eq!(fs::read_dir(folder.path()).expect("list the folder").count(), 0);
 }
 
-/// Checks that `serve` unmounts its mount when the process gets SIGTERM. A mount without a server
-/// must not be left.
 #[test]
 fn served_mount_is_unmounted_on_a_signal() {
     if !has_fuse() {

@@ -129,9 +129,8 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // `Hooked` swaps the inode numbers 1 and 5: the root gets number 5, and the file with number 5
-    // in the tmpfs gets number 1. The server must not confuse that file with the root, although
-    // FUSE gives the root the node number 1.
+    // `Hooked` swaps the inode numbers 1 and 5, so the root has number 5 and another file has
+    // number 1. The server must not confuse that file with the root, whose node number is 1.
     for at in 0..10 {
         fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
         fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");

@@ -19,7 +19,6 @@ use crate::site::{Host, Site};
 const FILE: u64 = 7;
 const DIRECTORY: u64 = 8;
 
-/// A back end that keeps a record of its calls, each with its handle.
 struct Recorder {
     inner: Tmpfs,
     calls: Mutex<Vec<(&'static str, u64)>>,
@@ -152,8 +151,7 @@ fn calls_through_an_open_file_have_its_handle() {
     let file = fs::File::create(site.path("f")).expect("create the file");
     file.set_len(10).expect("truncate the file");
     assert_eq!(fs.handles("setattr"), [FILE]);
-    // Use lseek(2) and not fstat(2), because only for lseek(2) the kernel sends the handle with its
-    // getattr.
+    // Use lseek(2), because for fstat(2) the kernel sends a getattr without the handle.
     assert_eq!(rustix::fs::seek(&file, SeekFrom::End(0)), Ok(10));
     assert_eq!(fs.handles("getattr").last(), Some(&FILE));
     fs::metadata(site.path("f")).expect("stat the file");
@@ -200,7 +198,6 @@ fn each_close_of_a_descriptor_is_a_flush() {
     site.wait_for("the file is closed", |_| fs.handles("release") == [FILE]);
 }
 
-/// If the first flush of a mount fails with `ENOSYS`, the kernel must send no further flush.
 #[test]
 fn back_end_without_flush_is_asked_once() {
     let fs = Recorder::new(OpenFlags::empty(), Err(Errno::NOSYS));

@@ -3,7 +3,7 @@
 //!
 //! The same calls run on a mount and on a tmpfs of the host. Error, mode, owner, size and
 //! capabilities must be the same after each call. Each call is made twice, so that a test notices
-//! a mode that the kernel has kept from before the first call.
+//! an outdated mode in the kernel's cache.
 //!
 //! Source: write(2), chown(2), capabilities(7); Linux `file_remove_privs`, `chown_common`.
 
@@ -146,9 +146,9 @@ fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Returns mode and owner of a file, and whether it has capabilities. Asks statx(2) only for these
-/// attributes. If the test also asked for times, the kernel would fetch all attributes again, and
-/// the test would not notice an outdated mode in the kernel's cache.
+/// Returns mode and owner of a file, and whether it has capabilities. Do not ask statx(2) for
+/// times: the kernel would then fetch all attributes again, which would hide an outdated mode in
+/// its cache.
 fn state(path: &Path) -> String {
     let wanted = StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
     let now = statx(CWD, path, AtFlags::empty(), wanted).expect("the file exists");
@@ -157,7 +157,6 @@ fn state(path: &Path) -> String {
     format!("{:o} {} {}{caps}", now.stx_mode & 0o7777, now.stx_uid, now.stx_gid)
 }
 
-/// Sets the owner, the mode and, if `has_caps`, the capabilities of a new file.
 fn prepare(path: &Path, mode: u32, has_caps: bool) {
     chown(path, Some(OWNER), Some(GROUP)).expect("root is permitted to");
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("root is permitted to");
@@ -177,8 +176,8 @@ fn change_twice(caller: Caller, path: &Path, file: &File, change: Change) -> Str
     text
 }
 
-/// Returns true if a mount cannot make a change as the host does. The arguments are the name of the
-/// change, and the mode of the file and whether it has capabilities.
+/// Returns true if a change on a mount may have another result than on the host. The arguments are
+/// the name of the change, the mode of the file, and whether the file has capabilities.
 type Skips = fn(&str, u32, bool) -> bool;
 
 /// Makes each of `CHANGES` to files in the directory `at`, and some of them to directories.
@@ -211,7 +210,6 @@ fn collect(at: &Path, caller: Caller, skips: Skips) -> Vec<String> {
     lines
 }
 
-/// Compares the changes in the directory `found` of a mount with those in `expected` of the host.
 fn compare(found: &Path, expected: &Path, skips: Skips) {
     for caller in CALLERS {
         let collect = |at| collect(at, caller, skips);
@@ -228,8 +226,8 @@ fn compare(found: &Path, expected: &Path, skips: Skips) {
 }
 
 /// Checks that changes on a mount of `fs` have the same results as on the host. A child process,
-/// which runs the test `name` again, makes the changes. A process that served a mount and mapped a
-/// file of it could wait for itself.
+/// which runs the test `name` again, makes the changes: a process must not map a file of its own
+/// mount.
 fn assert_as_host(name: &str, fs: Arc<dyn FileSystem>, options: Options, skips: Skips) {
     if !has_root() {
         return;
@@ -259,9 +257,9 @@ fn privileges_are_cleared_as_on_the_host() {
     assert_as_host(name, tmpfs(), Options::exclusive(), |_, _, _| false);
 }
 
-/// Checks the privileges on a mount whose kernel collects writes. A write of a cached page does not
-/// say which user has made it. So without `FUSE_HANDLE_KILLPRIV_V2`, as through fuser, a lone
-/// set-group-ID bit stays.
+/// Checks the privileges on a mount with a write-back cache. The kernel's writes of cached pages do
+/// not name the user. So without `FUSE_HANDLE_KILLPRIV_V2`, as with fuser, a lone set-group-ID bit
+/// stays.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes";
@@ -271,7 +269,6 @@ fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
     });
 }
 
-/// Checks the privileges on a mount whose server is told of each open, and truncates in the open.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     let name = "privileges_are_cleared_as_on_the_host_if_an_open_truncates";
@@ -279,8 +276,8 @@ fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     assert_as_host(name, fs, Options::exclusive(), |_, _, _| false);
 }
 
-/// Checks the privileges on a mount whose server checks permissions. truncate(2) is an exception:
-/// before the server refuses it, the kernel has removed the capabilities of the file.
+/// Exception: before the server refuses a truncate(2), the kernel has removed the capabilities of
+/// the file.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions";

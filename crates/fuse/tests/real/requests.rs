@@ -23,14 +23,14 @@ use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags};
 use crate::locks::{Locks, check_flock, check_posix_lock};
 use crate::site::{Folder, Site, mount_options, transport};
 
-/// How long a test waits for something that happens at once on an idle machine.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
 /// A command with an argument of 8 bytes that is read and written (`_IOWR(0x43, 1, u64)`).
 const DOUBLE: u32 = 0xc008_4301;
 const USER: u32 = 12_345;
 
-/// A directory with the file `f`. A read waits until its client is killed.
+/// A back end with the one file `f`. A read of `f` waits until its client is killed.
 struct Slow {
     reads: Sender<Caller>,
     cancelled: Sender<Duration>,
@@ -78,8 +78,8 @@ impl FileSystem for Slow {
     }
 
     fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
-        // Without this flag, the kernel itself reads the file into its cache. The client then waits
-        // for the cache, and the server does not learn of its signals.
+        // Without `DIRECT_IO`, the client would wait for the kernel's cache, and the server would
+        // not learn of the client's signals.
         Ok(Opened::new(1).with_flags(OpenFlags::DIRECT_IO))
     }
 
@@ -89,7 +89,8 @@ impl FileSystem for Slow {
 
     fn flush(&self, _: Node<'_>) -> Result<(), Errno> {
         let request = Request::current().expect("a request closes the file");
-        // The interrupt of a killed client would come before the flush, or at once.
+        // If the kill of the client cancelled this flush, the interrupt would arrive during this
+        // pause.
         thread::sleep(Duration::from_millis(100));
         self.flushes.lock().push(request.is_cancelled());
         Ok(())
@@ -169,8 +170,7 @@ fn mounted() -> Option<(Arc<Slow>, Site, Reports)> {
     Some((fs, site, (callers, times)))
 }
 
-/// A back end learns the caller, and that a signal has killed it. A signal that does not kill must
-/// not cancel the request.
+/// A signal that does not kill must not cancel the request.
 #[test]
 fn back_end_learns_its_caller_and_that_the_caller_was_killed() {
     if transport() == Transport::Fuser {
@@ -272,7 +272,6 @@ fn posix_lock_ends_when_the_process_closes_the_file() {
     check_posix_lock(&site.path("f"), &fs.locks);
 }
 
-/// Many requests may wait: they need no threads, and a killed process stops waiting at once.
 #[test]
 fn waits_for_locks_need_no_threads_and_end_with_their_process() {
     let Some((_fs, site, _)) = mounted().filter(|(fs, ..)| fs.has_locks()) else { return };
@@ -283,7 +282,6 @@ fn waits_for_locks_need_no_threads_and_end_with_their_process() {
     command.arg(&path).arg("true");
     let mut waiting: Vec<_> = (0..6).map(|_| command.spawn().expect("run flock(1)")).collect();
     thread::sleep(Duration::from_millis(200));
-    // The server has fewer threads than requests that wait, and still answers.
     assert!(std::fs::metadata(&path).is_ok());
     let begin = Instant::now();
     for process in &mut waiting[..3] {
@@ -332,8 +330,8 @@ fn inode_flags_are_those_of_the_owner() {
     assert_eq!(*fs.flags.lock(), InodeFlags::default());
 }
 
-/// The kernel does not tell when a lock of an open file description ends. The release of the file
-/// must end it.
+/// The kernel does not report the end of a lock of an open file description, so the release of the
+/// file must end the lock.
 #[test]
 fn lock_of_an_open_file_description_ends_with_its_file() {
     let with_locks = mounted().filter(|(fs, ..)| fs.has_locks() && has_program("perl"));

@@ -106,8 +106,8 @@ fn can_forget_directories() -> bool {
     is_new
 }
 
-/// Open files may make the cache exceed its budget. Checks that the cache shrinks after the files
-/// are closed, even if no request arrives.
+/// Open files may make the cache exceed its budget. After they are closed, the cache must shrink,
+/// even if no request arrives.
 #[test]
 fn closed_files_are_evicted_without_another_request() {
     let Some(site) = site(64 << 10) else { return };
@@ -124,8 +124,6 @@ fn closed_files_are_evicted_without_another_request() {
     site.wait_for("files were closed", is_within_budget);
 }
 
-/// The working directory of a process must keep its path when the kernel is requested to forget
-/// inodes.
 #[test]
 fn working_directory_keeps_its_path_under_pressure() {
     let Some(site) = site(128 << 10) else { return };

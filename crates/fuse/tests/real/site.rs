@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 /// because a process that waits for a hung server cannot be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long a test waits for something that happens at once on an idle machine.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A mounted file system and its directory.
@@ -54,7 +54,6 @@ impl Site {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
 
-    /// Mounts as [`Site::new`] does. `threads` is the number of threads that read requests.
     pub(crate) fn with_threads(
         fs: Arc<dyn FileSystem>,
         options: Options,
@@ -103,8 +102,8 @@ impl Site {
         self.server().counters()
     }
 
-    /// Waits until the counters satisfy `condition`. Between two checks of the condition, sends a
-    /// request to the server.
+    /// Waits until the counters satisfy `condition`. Sends a request to the server between two
+    /// checks.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {
@@ -198,8 +197,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Ignore an error: if a file system is still mounted on the directory, the directory must
-        // stay.
+        // Ignore an error: the directory must stay if a file system is still mounted on it.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -247,16 +245,16 @@ pub(crate) fn async_mount_options() -> MountOptions {
     }
 }
 
-/// Starts a watchdog, which ends this process if the returned value is not dropped within
-/// [`TEST_LIMIT`].
+/// Starts a watchdog, which ends this process after [`TEST_LIMIT`], unless the returned value is
+/// dropped before.
 pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
     let point = point.to_owned();
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.display());
-            // Force the unmount, so that all waiting calls fail. Otherwise a thread in such a call
-            // would keep this process, and with it the connection, alive for ever.
+            // Force the unmount, so that all waiting calls fail. A waiting call would keep this
+            // process and the connection alive for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(&point, flags);
             std::process::exit(101);

@@ -15,9 +15,9 @@ use corewalk_fuse::{Options, Transport};
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// Trap P6: one slow lookup must not stop the mount. 16 threads each look up names in their own
-/// directory, and each lookup takes 20 ms. The rate must be at least 90 % of the rate at which 16
-/// lookups always run in parallel. The best of three runs counts, since the machine may be busy.
+/// Trap P6: one slow lookup must not stop the mount. 16 threads look up names in directories of
+/// their own, and each lookup takes 20 ms. The rate must be at least 90 % of the ideal one. The
+/// best of three runs counts, since the machine may be busy.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -124,8 +124,6 @@ fn longest_below_a_rename(
     longest
 }
 
-/// Checks that a mount with only one reading thread still serves requests while the fsyncs of a
-/// file and of a directory wait.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
@@ -141,8 +139,7 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // Sync a file and a directory. Two fsyncs of one inode would wait for each other, because the
-    // kernel locks the inode.
+    // Sync a file and a directory: the kernel runs two fsyncs of one inode one after the other.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {
@@ -167,9 +164,8 @@ fn waiting_fsync_delays_no_other_request() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. The test makes one request after the other. So the accesses to
-        // `is_first` by the server's threads happen one after the other, ordered by the kernel's
-        // requests and answers.
+        // ORDERING: Relaxed. The test makes one request after the other, and the kernel orders
+        // them.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

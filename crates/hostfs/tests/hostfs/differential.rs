@@ -1,6 +1,6 @@
 //! Compares a `Vfs` over `HostFs` with the host itself. The same random calls are made through the
-//! `Vfs` in one directory, and directly on the host in another directory. Each call must have the
-//! same result, including the errno. At the end both directories must be equal.
+//! `Vfs` in one directory, and directly in another one. Each call must have the same result,
+//! including the errno, and at the end both directories must be equal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -95,9 +95,8 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true if the `Vfs` and the host check the arguments in another order, and so return
-/// different errors. Both errors are right. In a mount the order does not matter: the kernel makes
-/// these checks before the call reaches the `Vfs`.
+/// Returns true if both errors are right, and differ only because the `Vfs` checks the arguments in
+/// another order. In a mount the kernel makes these checks first.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {
@@ -106,7 +105,6 @@ fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>)
     }
 }
 
-/// Returns the file type, the link count and the size of each path below a directory.
 fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     let (mut found, mut left) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(dir) = left.pop() {
@@ -124,7 +122,6 @@ fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     found
 }
 
-/// Checks that each of many random calls has the same result through the `Vfs` as on the host.
 #[test]
 fn random_calls_have_the_results_of_the_host() {
     let seed = Seed::choose();

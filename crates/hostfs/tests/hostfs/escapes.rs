@@ -13,8 +13,7 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Returns options with which `HostFs` keeps no descriptor of an inode for later calls. So each
-/// call has to resolve a path.
+/// Returns options without descriptors for later calls. So each call has to resolve a path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -58,9 +57,9 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// Checks that a call never uses a wrong file (guarantee H.1). Another program replaces a file on
-/// the host by another one with the same name. Calls on the old inode must fail and not reach the
-/// new file. After an invalidation of the name, a lookup must find the new file.
+/// Guarantee H.1: a call never uses a wrong file. Another program replaces a file on the host.
+/// Calls on the old inode must fail, and a lookup after an invalidation of the name must find the
+/// new file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -78,9 +77,9 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// Checks that a file is found by another name after another program has removed the name by which
-/// it was last looked up. First the program renames the file from `a` to `c` and, after a lookup,
-/// back to `a`. Then, twice, it adds a second hard link and, after a lookup, removes it.
+/// Checks that a file is found by a remaining name after another program has removed the name of
+/// the last lookup. The program renames the file from `a` to `c` and back. Then, twice, it adds and
+/// removes a hard link.
 #[test]
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
@@ -116,9 +115,9 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: checks that a write by path never reaches a file outside of the root. One thread
-/// writes. A second thread moves a directory of the path out of the root and back. While the
-/// directory is away, the second thread puts a symbolic link to the outside in its place.
+/// Trap T20: a write by path must never reach a file outside of the root. One thread writes. A
+/// second thread moves a directory of the path out of the root and back. In between, it puts a
+/// symbolic link to the outside in its place.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
@@ -158,8 +157,8 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
 }
 
 /// Checks that files below a directory do not become stale while the directory is renamed through
-/// the `Vfs`. A rename changes first the host and then the dentry cache. Between these two changes,
-/// no call may use the old path.
+/// the `Vfs`. Between the change of the host and that of the dentry cache, no call may use the old
+/// path.
 #[test]
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));

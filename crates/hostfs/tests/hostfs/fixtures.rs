@@ -18,8 +18,7 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     pub(crate) fn new() -> TempDir {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The numbers only have to differ from each other, which the atomic
-        // addition ensures.
+        // ORDERING: Relaxed. The numbers only have to differ, which the atomic addition ensures.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-hostfs-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -76,7 +75,6 @@ fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>
     }
 }
 
-/// Makes a directory if `path` ends with `/`, otherwise a regular file.
 pub(crate) fn make<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> {
     let mode = if path.ends_with('/') { S_IFDIR | 0o755 } else { S_IFREG | 0o644 };
     let (dir, last) = parent(vfs, path)?;

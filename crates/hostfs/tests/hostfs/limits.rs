@@ -65,8 +65,8 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// Trap X10: a client opens files until an open fails with `ENFILE`. Checks that all other calls of
-/// all clients still succeed. The whole process may have 64 descriptors.
+/// Trap X10: after clients have opened files until an open fails with `ENFILE`, all other calls
+/// must still succeed. The process may have 64 descriptors.
 #[test]
 fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";
@@ -104,8 +104,7 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // The directories from `d50` on are not in the dentry cache yet. So each call on them needs new
-    // descriptors.
+    // These directories are not in the dentry cache, so calls on them need new descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

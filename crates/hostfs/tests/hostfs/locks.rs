@@ -83,7 +83,6 @@ fn locks_stay_in_the_client_by_default() {
     }
 }
 
-/// The inode flags are those of the host. A host file system without flags reports `ENOTTY`.
 #[test]
 fn inode_flags_are_those_of_the_host() {
     let dir = TempDir::new();

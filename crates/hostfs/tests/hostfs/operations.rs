@@ -40,16 +40,15 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// Checks that a truncation that the host refuses changes nothing. The host refuses to truncate a
-/// running program, and to set a size that does not fit into an `i64`.
+/// The host refuses to truncate a running program, and to set a size that does not fit into an
+/// `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // Let `cp` write the program. If this process opened the file for writing, a child process that
-    // another test starts could inherit the descriptor. Then the program could not be started
-    // (`ETXTBSY`).
+    // Let `cp` write the program. A descriptor for writing in this process could be inherited by a
+    // child process of another test. The program could then not be started (`ETXTBSY`).
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -68,8 +67,7 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // `setattr` changes the mode before the size. Here the change of the size fails, so the old
-    // mode must be restored.
+    // The size is changed after the mode, and that change fails. So the old mode must be restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
@@ -109,8 +107,6 @@ fn made_files_have_the_requested_mode() {
     }
 }
 
-/// Checks that a new file in a directory with a default ACL gets the same mode and ACL as in
-/// corewalk's tmpfs.
 #[test]
 fn made_files_inherit_the_default_acl() {
     let dir = TempDir::new();
@@ -194,12 +190,11 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
     assert_eq!(&buf[..14], b"\0\0\0withoutwith");
     vfs.fsync(&f, handle, Fsync::All).unwrap();
-    // A write with a read-only handle must succeed, because the writeback cache of a client's
-    // kernel makes such writes.
+    // The kernel's writeback cache may write through a read-only handle.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap().handle;
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // An append must go to the end of the file on the host. The end of file that the client passes
-    // may be out of date, so it must be ignored.
+    // An append must ignore the offset that the client passes, and go to the end of the file on the
+    // host.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -284,7 +279,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
-    // Keep no reusable descriptor, so that each call has to resolve a path.
+    // No reusable descriptors: each call has to resolve a path.
     let none = HostFsOptions::default().with_reusable(0).with_orphans(0);
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
@@ -367,8 +362,7 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Find out whether the host's mount updates access times at all. On a `noatime` mount no read
-    // does.
+    // On a `noatime` mount of the host, no read updates the access time.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

@@ -11,14 +11,12 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// Returns options with which no reusable descriptor is kept. So each call has to use a path or a
-/// file handle.
+/// Returns options without reusable descriptors. So each call has to use a path or a file handle.
 fn none_kept() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
 }
 
-/// Returns true if this process may open files in the directory `dir` by their file handles.
 fn has_handles(dir: &TempDir) -> bool {
     let root = fs::File::open(dir.path()).unwrap();
     let opened =
@@ -76,9 +74,8 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // The path of `rootless` starts with the path of the root, but continues without a `/`. So a
-    // comparison of the paths as plain prefixes would take `rootless` for a directory beneath the
-    // root.
+    // The path of `rootless` begins with the characters of the root's path. A comparison of plain
+    // prefixes would take it for a directory beneath the root.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());

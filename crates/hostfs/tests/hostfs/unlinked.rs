@@ -44,7 +44,6 @@ fn replaced_file_and_removed_directory_stay_usable() {
     assert_eq!(made.err(), Some(Errno::NOENT));
 }
 
-/// Checks that the removal of a directory that is not empty fails and changes nothing.
 #[test]
 fn directory_that_is_not_empty_stays() {
     let dir = TempDir::new();
@@ -57,8 +56,8 @@ fn directory_that_is_not_empty_stays() {
     assert_eq!(remove(&vfs, "d", Removal::Rmdir), Ok(()));
 }
 
-/// Checks the limit `orphans` on files that are unlinked while in use. If there are more, the one
-/// that was unlinked first must become stale. A file that a client has open must stay usable.
+/// If more than `orphans` files are unlinked while in use, the one that was unlinked first must
+/// become stale. A file that a client has open must stay usable.
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();

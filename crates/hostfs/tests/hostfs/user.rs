@@ -13,17 +13,15 @@ use rustix::fs::{Gid, OFlags, Uid};
 
 use crate::fixtures::{TempDir, name, over};
 
-/// The user ID and group ID of a user without rights (65534).
 const OTHER_ID: u32 = 65534;
 
-/// Makes a directory that belongs to an unprivileged user. Calls `call` with the path of the
-/// directory, on a thread that has that user's credentials.
+/// Calls `call` with a new directory that belongs to an unprivileged user, on a thread with that
+/// user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
 
-/// Like [`as_user`], but first calls `prepare` with the original credentials. `prepare` can create
-/// files in the temporary directory.
+/// Calls `prepare` with the original credentials, and then `call` as [`as_user`] does.
 fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
     prepare(dir.path());
@@ -45,9 +43,9 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// Checks a truncation by a user that does not own the file. It must clear the file's set-user-ID
-/// and set-group-ID bits. The server cannot clear them by chmod(2), which only the owner may call.
-/// So it must let the host clear them as a part of the truncation.
+/// A user that does not own a file truncates it, which must clear set-user-ID and set-group-ID.
+/// Only the owner may call chmod(2), so the server must let the host clear the bits in the
+/// truncation.
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
@@ -65,16 +63,15 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // A user who is not the owner sets the mode together with the size. The call must fail,
-        // because only the owner may set the mode.
+        // A user who is not the owner sets mode and size together, which must fail: only the owner
+        // may set the mode.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
-/// Checks that a user can truncate a file through an open descriptor. The mode of the file would
-/// not let this user open it for writing again. cp(1) makes such a truncation if the copied file
-/// ends with a hole.
+/// A user must be able to truncate a file through an open descriptor, even if the mode no longer
+/// allows an open for writing. cp(1) does so if the copied file ends with a hole.
 #[test]
 fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {

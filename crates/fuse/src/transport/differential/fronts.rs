@@ -138,7 +138,6 @@ impl Front {
         assert_eq!(sent, bytes.len());
     }
 
-    /// Receives the answer to request `unique`, and replaces its node numbers by symbols.
     pub(super) fn receive(&mut self, opcode: Opcode, unique: u64) -> Vec<u8> {
         let mut answer = self.receive_bytes();
         assert!(answer.len() >= OUT_HEADER_BYTES, "{}: the answer is too short", self.name);
@@ -160,9 +159,8 @@ impl Front {
         answer
     }
 
-    /// Leaves out the symbols of the nodes that exist only on the front `other`. On this front,
-    /// these symbols (indexes in `numbers`) then stand for `NO_NODE`. So the next new node gets the
-    /// same symbol on both fronts.
+    /// Gives the symbols of nodes that exist only on the front `other` the meaning `NO_NODE` on
+    /// this front. So the next new node gets the same symbol on both fronts.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }
@@ -190,14 +188,13 @@ pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[
     let len = (IN_HEADER_BYTES + args.len()) as u32;
     bytes.extend([len, opcode.0].iter().flat_map(|word| word.to_ne_bytes()));
     bytes.extend([unique, node].iter().flat_map(|word| word.to_ne_bytes()));
-    // Process 0 does not exist, so the server finds no groups and no capabilities of the caller.
+    // Process 0 does not exist, so the caller has no groups and no capabilities.
     bytes.extend([uid, uid, 0, 0].iter().flat_map(|word| word.to_ne_bytes()));
     bytes.extend(args);
     bytes
 }
 
-/// Opens a connection with the `FUSE_INIT` request `init`. Returns the dispatcher for the
-/// connection, and the answer to `init`.
+/// Returns a dispatcher for a connection with the request `init`, and the answer to `init`.
 fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     let message = Message::parse(init).expect("the message is whole");
     let init = Init::parse(message.args()).expect("the version is supported");

@@ -35,7 +35,6 @@ pub(super) fn put_u64(bytes: &mut [u8], at: usize, word: u64) {
     bytes[at..at + 8].copy_from_slice(&word.to_ne_bytes());
 }
 
-/// Returns true if the answer to `opcode` begins with a `struct fuse_entry_out`.
 pub(super) fn is_entry(opcode: Opcode) -> bool {
     matches!(
         opcode,
@@ -55,7 +54,6 @@ pub(super) fn error(answer: &[u8]) -> Option<Errno> {
     (error != 0).then(|| Errno::from_raw_os_error(-error))
 }
 
-/// Returns the entries of a listing. Returns none for the answer to another operation.
 pub(super) fn entries(opcode: Opcode, body: &[u8]) -> Vec<Entry<'_>> {
     let before = match opcode {
         Opcode::READDIR => 0,

@@ -137,8 +137,8 @@ const KINDS: [Kind; 33] = [
 ];
 
 impl Kernel {
-    /// Returns a generator of requests. It plays a kernel that knows no node but the root directory
-    /// yet. All open files have the handle `handle`.
+    /// Returns a generator of requests of a kernel that knows only the root directory. All open
+    /// files have the handle `handle`.
     pub(super) fn new(rng: Rng, handle: u64) -> Kernel {
         Kernel { rng, held: BTreeMap::new(), cookie: 0, handle, pending: None }
     }
@@ -236,8 +236,8 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
-    /// Returns a node that no server has. A node that was forgotten is no such node: a server may
-    /// keep it in its cache for a while, and how long depends on the time of other threads.
+    /// Returns a node that no server has. A forgotten node would not do: a server may keep it in
+    /// its cache for a while.
     fn wrong_node(&mut self) -> u64 {
         *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
@@ -572,8 +572,8 @@ impl Kernel {
         request.data(&data)
     }
 
-    /// Returns a request with an opcode that no front serves. Interrupts are left out: if the back
-    /// end waits, the server sends no answer to them, and fuser does.
+    /// Returns a request with an opcode that no server under test handles. `INTERRUPT` is not among
+    /// them, because fuser answers it and the other servers do not always.
     fn unknown(&mut self) -> Request {
         // The opcodes of file locks (31 to 33), bmap (37), poll (40) and syncfs (50), and four
         // opcodes that no FUSE operation has.
