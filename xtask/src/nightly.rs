@@ -42,7 +42,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 12] = [
+const LONG: [Long; 13] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -89,6 +89,12 @@ const LONG: [Long; 12] = [
         variables: &[("COREWALK_STORM_CALLS", "2000000")],
     },
     Long {
+        // On each of three mounts. All together are 100 million requests.
+        name: "growth",
+        words: &["test", "--release", "-p", "corewalk-cli", "--test", "cli", "growth"],
+        variables: &[("COREWALK_GROWTH_REQUESTS", "34000000")],
+    },
+    Long {
         name: "fuzz",
         words: &["test", "--workspace", "fuzz_"],
         variables: &[("COREWALK_FUZZ_TIMES", "200")],
@@ -130,5 +136,5 @@ fn run_long(root: &Path, long: &Long) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).args(long.words);
     command.envs(long.variables.iter().copied());
-    process::run(&mut command, STEP_LIMIT * 2).outcome(long.name)
+    process::run(&mut command, STEP_LIMIT * 4).outcome(long.name)
 }

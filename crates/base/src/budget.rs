@@ -268,7 +268,7 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// Mutation test (a variant with the bug must fail): a `take` that checks the limit in one step
+    /// Control (a variant with the bug must fail): a `take` that checks the limit in one step
     /// and counts the units in another. Between the two steps of one thread, the other thread may
     /// take its units. Then both threads get their units, although the limit allows only one of
     /// them.

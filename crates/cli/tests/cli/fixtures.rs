@@ -178,6 +178,14 @@ pub(crate) fn run(mut command: Command) -> Output {
     Output { status, stdout, stderr }
 }
 
+/// Returns the counters of the mount at `path`.
+pub(crate) fn counters(path: &Path) -> serde_json::Value {
+    let mut text = [0; 4096];
+    let name = corewalk_fuse::XATTR_STAT;
+    let len = rustix::fs::getxattr(path, name, &mut text[..]).expect("the counters are read");
+    serde_json::from_slice(&text[..len]).expect("the counters are JSON")
+}
+
 /// Returns the mount table, `/proc/self/mountinfo`.
 pub(crate) fn mount_table() -> String {
     // Read the mount table as bytes, because its paths need not be UTF-8.

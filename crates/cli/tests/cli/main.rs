@@ -9,6 +9,7 @@ mod appends;
 mod daemon;
 mod fixtures;
 mod fstab;
+mod growth;
 mod handles;
 mod handoff;
 mod host;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::has_root;
 
-use crate::fixtures::{Folder, Server, can_mount};
+use crate::fixtures::{Folder, Server, can_mount, counters};
 
 /// Mounts a directory, and calls `test` with the path of the mount and that of the directory.
 fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
@@ -22,11 +22,7 @@ fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
 }
 
 fn requests(mount: &Path) -> u64 {
-    let mut text = [0; 4096];
-    let name = corewalk_fuse::XATTR_STAT;
-    let len = rustix::fs::getxattr(mount, name, &mut text[..]).expect("the counters are read");
-    let counters: serde_json::Value = serde_json::from_slice(&text[..len]).expect("valid JSON");
-    counters["requests"].as_u64().expect("a counter of requests")
+    counters(mount)["requests"].as_u64().expect("a counter of requests")
 }
 
 fn requests_of_reads(mount: &Path) -> u64 {

@@ -147,8 +147,8 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usiz
     })
 }
 
-/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none, even if
-/// its dentry is evicted and another file gets the slot of its inode during the lookup.
+/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none. During the
+/// lookup, the dentry of `A` is evicted and another file gets the slot of its inode.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Inode));
