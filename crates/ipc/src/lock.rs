@@ -150,9 +150,10 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
-        // The holder of the lock has died, so try to take its place. If another task has taken the
-        // lock by now, the word has changed, and this exchange fails. ORDERING(ipc-lock): Acquire.
-        // The repair of the data must see the stores of the dead holder.
+        // The holder has died, so try to take its place. If another task has taken the lock by now,
+        // the word has changed, and this exchange fails.
+        // ORDERING(ipc-lock): Acquire. The repair of the data must see the stores of the dead
+        // holder.
         let taken =
             word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {

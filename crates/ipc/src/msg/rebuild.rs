@@ -1,8 +1,8 @@
 //! Rebuilds a queue from its messages and nodes.
 //!
 //! A task that takes over a queue's lock from a dead task calls [`recover`], which reads all
-//! messages and wait nodes of the namespace. A word in each of them says whether it belongs
-//! to the queue. `recover` rebuilds the queue's lists and counts from them. So it completes or undoes the
+//! messages and wait nodes of the namespace. A word in each of them says whether it belongs to the
+//! queue. `recover` rebuilds the queue's lists and counts from them. So it completes or undoes the
 //! change of the dead task, as the table shows.
 //!
 //! | the task died | then |

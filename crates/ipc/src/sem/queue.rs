@@ -196,9 +196,8 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
         Changed::By(sops) => sops.iter().try_for_each(|sop| check(sop.sem_num))?,
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(*num))?,
     }
-    // If a semaphore is zero, try the calls that wait for several semaphores to be zero again. Each
-    // try also records which operation blocks the call, because `GETZCNT` counts the call at that
-    // operation.
+    // If a semaphore is zero, try the calls that wait for several semaphores to be zero. Each try
+    // records which operation blocks the call, and `GETZCNT` counts the call at that operation.
     let is_any_zero = has_zero
         || matches!(changed, Changed::Nums(_))
             && get(txn.guard.field(CONST_LIST)) != 0

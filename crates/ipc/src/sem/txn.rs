@@ -171,9 +171,8 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // `SETVAL` and `SETALL` clear undo adjustments, even those of completed calls whose tasks
-        // have not returned yet. The count `SETTINGS` records that for these tasks. If `OWED` is
-        // not set, all of these tasks have returned, so do not count.
+        // The count `SETTINGS` tells the tasks of completed calls that their undo adjustments were
+        // cleared. Without `OWED` all of these tasks have returned, so do not count.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
         let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;
