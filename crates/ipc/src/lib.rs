@@ -5,8 +5,8 @@
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
 //! in one region of cache lines, which the code accesses by bounds-checked line numbers and atomic
 //! words. So garbage in the region causes wrong answers and errors, but no undefined behaviour. One
-//! word of each object is authoritative for its state. If a process dies, other processes rebuild
-//! all other words from these.
+//! word of each object is authoritative for its state: after the death of a process, other
+//! processes rebuild all other words.
 //!
 //! # Guarantees
 //! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux,

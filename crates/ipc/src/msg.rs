@@ -23,15 +23,15 @@
 //!
 //! # One truth word per message
 //! One word of a message, its truth word, contains its state: private, queued, or delivered to a
-//! node (the record of a waiting call). A store to that word sends or receives the message.
+//! wait node. A store to that word sends or receives the message.
 //!
 //! Messages and nodes have tickets, numbers in the order of arrival. They define the order of the
 //! lists. All other words can be rebuilt from messages and nodes (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
-//! - A message fits if the queue with it has at most `msg_qbytes` bytes, and as many messages.
-//! - If a message fits a receiver's filter but not its buffer, the receiver without `MSG_NOERROR`
-//!   gets `E2BIG`. The message goes to the next receiver.
+//! - A message fits if the queue then has at most `msg_qbytes` bytes, and as many messages.
+//! - A receiver without `MSG_NOERROR` whose buffer is too small gets `E2BIG`. The message goes to
+//!   the next receiver.
 //! - After `IPC_SET`, waiting receivers check permission again. So do those waiting senders whose
 //!   messages now fit.
 //! - A woken sender checks again whether its message fits. If not, it waits again, as the last one.

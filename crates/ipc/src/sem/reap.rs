@@ -24,10 +24,10 @@
 //! that was granted before the kill.
 //!
 //! A user can see this difference from Linux in two cases:
-//! - The process ends before the grant. In corewalk, the dead process then gets units. If the killed
-//!   task was asleep, the granting call itself reverts the grant. Otherwise the next call that would
-//!   fail or that reads a value does so, or the watcher (`crate::watch`). A waiting call that the
-//!   granted call has made possible is not reverted.
+//! - The process ends before the grant. In corewalk, the dead process then gets units. If the
+//!   killed task was asleep, the granting call itself reverts the grant. Otherwise the next call
+//!   that would fail or that reads a value does so, or the watcher (`crate::watch`). A waiting call
+//!   that the granted call has made possible is not reverted.
 //! - The process is killed after the grant, but before it returns from its call. In Linux it keeps
 //!   the units. No program can rely on that, since the kill may also come before the grant.
 //!

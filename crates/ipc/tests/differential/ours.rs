@@ -15,8 +15,7 @@ use rustix::io::Errno;
 use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 
-/// The time for which `poll` waits for the answer of a task's call. After this time it checks again
-/// whether the call itself waits.
+/// The time for which `poll` waits for an answer before it checks again whether the call waits.
 const LOOK: Duration = Duration::from_micros(30);
 
 /// A deliberate error of this side, which the comparison must find.
@@ -89,11 +88,11 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // `poll` checks whether the task waits, and then looks for an answer. So it finds the
-            // answer of a call that completes between these two steps.
+            // Check whether the task waits before the look for an answer: the call may complete in
+            // between.
             let is_waiting = self.task().waiting() != 0;
-            // If the task's call waits, it has sent no answer. So look once, without a timeout. If
-            // it does not wait, it will send its answer soon.
+            // A waiting call has sent no answer, so look without a timeout. A running call sends
+            // one soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
