@@ -141,8 +141,8 @@ impl Patience {
 
     /// Waits for [`LOOK_NS`], or until `socket` has data to read.
     ///
-    /// The function sleeps in poll(2). On a loaded machine, sched_yield(2) would take a hundred times
-    /// as long.
+    /// The function sleeps in poll(2). On a loaded machine, sched_yield(2) would take a hundred
+    /// times as long.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
