@@ -498,9 +498,9 @@ impl LockrefGuard<'_> {
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
-            // ORDERING(lockref-unlock): AcqRel. As in `change_slow`: the thread that takes a
-            // reference sees the last lock holder's writes, and the thread that finds no reference
-            // left sees this thread's work.
+            // ORDERING(lockref-unlock): AcqRel. As in `exchange`: the thread that takes a reference
+            // sees the last lock holder's writes, and the thread that finds no reference left sees
+            // this thread's work.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,

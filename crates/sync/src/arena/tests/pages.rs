@@ -58,8 +58,8 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Measures how much of an arena's first and second block of 2 MiB is resident. It writes one slot in
-/// each block, and hands out all slots of the first block with `grow` in between.
+/// Measures how much of an arena's first and second block of 2 MiB is resident. It writes one slot
+/// in each block, and hands out all slots of the first block with `grow` in between.
 ///
 /// The measurement uses `TRIES` arenas, because the kernel may lack huge pages. Returns the numbers
 /// of resident pages in the two blocks, for the arena with the most resident pages in the first
