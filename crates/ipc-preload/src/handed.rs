@@ -10,9 +10,9 @@
 //!
 //! # Programs that close all descriptors
 //!
-//! Programs that this program starts need the descriptors, too. So the library interposes close(2),
-//! close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2). These leave the
-//! two descriptors open, but answer as if both were closed.
+//! Programs that this program starts need the two inherited descriptors, too. So the library
+//! interposes close(2), close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of
+//! ioctl(2). These leave the two descriptors open, but answer as if both were closed.
 //!
 //! The numbers of the two descriptors are high, so they do not collide with numbers that a program
 //! chooses.

@@ -4,8 +4,8 @@
 //! preloaded library first. But with a handle, as from Python's `ctypes.CDLL("libc.so.6")`,
 //! dlsym(3) would return the C library's function.
 //!
-//! This library's dlsym(3) therefore first asks the C library's dlsym(3). If the result is a
-//! function that this library interposes, it returns this library's function instead.
+//! This library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
+//! this library interposes, it returns this library's function instead.
 //!
 //! For `RTLD_NEXT` and `RTLD_DEFAULT`, the C library's dlsym(3) finds its caller by the return
 //! address, and begins its search there. So this library jumps to it with the stack unchanged, and

@@ -443,12 +443,13 @@ impl Drop for AttachLock {
     }
 }
 
-/// Takes the lock of the tables of signal handlers, and blocks all signals. Takes no lock in a
-/// child of vfork(2), which changes no table, and if the page with the lock could not be mapped.
+/// Takes the lock of the tables of signal handlers, and blocks all signals. A child of vfork(2),
+/// which changes no table, takes no lock. Nor does a process that could not map the page with the
+/// lock.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
-    // Block all signals before `PageLock::take`, which also blocks them. The drop of the `PageLock`
-    // then restores a mask in which all signals are blocked, and the later drop of `blocked`
-    // unblocks them.
+    // `PageLock::take` blocks all signals, and its drop restores the mask that `take` has found. So
+    // block all signals first: they then stay blocked until the caller drops `blocked`, which it
+    // does last.
     let blocked = BlockedSignals::new();
     let page = known_page().filter(|_| is_own());
     (page.map(|page| PageLock::take(&page.is_handling)), blocked)

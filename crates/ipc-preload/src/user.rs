@@ -11,8 +11,8 @@
 //!
 //! # Cost
 //!
-//! Such a system call takes longer than an uncontended semop(2). So each thread remembers some
-//! ranges of addresses that it has found accessible:
+//! The system call that checks an address takes longer than an uncontended semop(2). So each thread
+//! remembers some ranges of addresses that it has found accessible:
 //!
 //! - The stack: the range from the stack pointer, at the time of a check, to the highest address
 //!   that the check has found accessible. A later call whose stack pointer is in this range need
@@ -20,8 +20,9 @@
 //! - The program's image and its heap: the last few accessible ranges below the program break
 //!   (brk(2)). When the break falls below a range, the thread forgets the range.
 //!
-//! The operations of semop(2) and the messages of most programs are in these ranges. For other
-//! memory (mmap(2), the heaps of further threads), each call makes one system call per page.
+//! In most programs, the operations of semop(2) and the messages are on the stack, on the heap or
+//! in the program's image. For other memory (mmap(2), the heaps of further threads), each call
+//! makes one system call per page.
 //!
 //! # Limits
 //!
@@ -238,8 +239,8 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // The system call reads a signal set at `set`, but nothing at address 0, which means "no set".
-    // So for the first word of page 0, read the second word of that page.
+    // The system call reads a signal set, but takes address 0 for "no set". So for an address in
+    // the first word of page 0, read the second word of that page.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
     // SAFETY: the kernel reads the signal set, and then fails with `EINVAL`, because `unknown` is
     // no valid operation. So the signal mask does not change.

@@ -23,7 +23,7 @@ pub struct Contention {
     /// The number of times that a call found a lock held, or a semaphore frozen (locked by another
     /// call).
     pub contentions: u64,
-    /// The total time of all these waits, in nanoseconds of the wall clock.
+    /// The total time of the counted waits, in nanoseconds of the wall clock.
     pub waited_ns: u64,
 }
 

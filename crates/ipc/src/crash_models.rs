@@ -92,7 +92,7 @@ impl World {
             thread::yield_now();
         }
         // The waiting task may still hold the set's lock. `GETNCNT` takes that lock, too, so it
-        // returns later.
+        // returns only after that.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }

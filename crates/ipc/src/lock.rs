@@ -73,8 +73,8 @@ pub(crate) enum Wait {
     /// A call waits at most [`WAIT_MAX_NS`] for one owner of the lock, and 120 s for all owners
     /// together.
     Long = 120_000_000_000,
-    /// A call waits at most 1 s for all owners of the lock together. For work that a later call can
-    /// do instead, such as the end of a removal.
+    /// A call waits at most 1 s for all owners of the lock together. Used for work that a later
+    /// call can do instead, such as the end of a removal.
     Short = 1_000_000_000,
 }
 

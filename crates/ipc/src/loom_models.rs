@@ -235,8 +235,8 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5 (`docs/developing/traps.md`): a call must find that it has to wait and become visible as
-/// waiting in one step. Otherwise the increment that it waits for could miss it.
+/// Trap I5 (`docs/developing/traps.md`): a call must, in one step, find that it has to wait and
+/// become visible as waiting. Otherwise the increment that it waits for could miss it.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));

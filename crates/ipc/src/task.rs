@@ -5,7 +5,8 @@
 //! undo records.
 //!
 //! [`Task::exit`] or a drop ends a task. Both need the last handle of the task, so no call of the
-//! task runs at that time, and no call loses its undo record to the end of its own task.
+//! task runs at that time. So during a call, the task's undo record for a set exists as long as the
+//! set.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -240,7 +241,7 @@ impl Task {
     /// node of a call that was left in this way stays in use until the task ends.
     ///
     /// The function takes no lock and makes no system call. If the interrupted call already has an
-    /// outcome, it returns this outcome and not `EINTR`.
+    /// outcome, the call returns this outcome and not `EINTR`.
     pub fn interrupt_own(&self) {
         let node = signals::arrived();
         if node != 0 {
@@ -251,7 +252,7 @@ impl Task {
     /// Asks the waiting call of `node` to end, and returns the status word of the node.
     ///
     /// Returns `None` if the call already has an outcome, or if another task owns the node: a
-    /// killed child of vfork(2) may have left its node in this list.
+    /// killed child of vfork(2) may have left its node in the list of waiting calls.
     fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
         let status = &self.shared.region.line(node)[STATUS];
         if !self.is_own(node) || !is_interruptible(status) {
@@ -425,7 +426,7 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 /// If this process dies during the take-over, the next process to take over the record cleans up.
 ///
 /// If a forked child still needs the dead task's attaches (`shm::reap`), the record stays, and this
-/// function tries the next one.
+/// function tries the next record.
 #[cold]
 fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     (0..shared.layout.tasks_max).find_map(|index| {

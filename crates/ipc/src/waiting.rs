@@ -16,8 +16,8 @@
 //!
 //! # Model checker
 //!
-//! Under loom, `enter` and `leave` skip the loads that only save a futile exchange. Loom moves a
-//! load only relative to the last access to the same word, so such a load would hide schedules.
+//! Under loom, `enter` and `leave` try the exchange without a load before it. Such a load, which
+//! only saves a futile exchange, would keep loom from exploring some schedules.
 //!
 //! # Guarantees
 //!

@@ -167,7 +167,8 @@ fn signal_ends_a_wait_with_eintr() {
             task.semop(id, &[DOWN])
         });
         let number = number.recv().unwrap();
-        // A signal before the wait does not end it, so send signals until the call ends.
+        // A signal that arrives before the wait does not end the wait, so send signals until the
+        // call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
                 // An earlier signal may have ended the thread.
@@ -239,7 +240,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
-    // One undo record for a set of two semaphores fills the pool of four lines.
+    // The pool of undo records has four lines. One undo record for a set of two semaphores fills
+    // it.
     task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
     assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));

@@ -196,7 +196,8 @@ fn signal_ends_a_wait_with_eintr() {
             receive(task, id, 0, 0, MsgFlags::empty())
         });
         let number = number.recv().unwrap();
-        // A signal before the wait does not end it, so send signals until the call ends.
+        // A signal that arrives before the wait does not end the wait, so send signals until the
+        // call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
                 sysv::send_usr1(std::process::id(), number).unwrap();

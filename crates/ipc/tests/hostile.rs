@@ -241,8 +241,8 @@ fn calls_on_sets_that_a_process_overwrites_return() {
     overwrite(Victim::with_sets, Victim::call, 1);
 }
 
-/// A quarter of the words of the semaphore test: queues and segments have fewer protocols between
-/// tasks.
+/// This test overwrites a quarter as many words as the test of semaphores: queues and segments have
+/// fewer protocols between tasks.
 #[test]
 fn calls_on_queues_and_segments_that_a_process_overwrites_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);

@@ -200,8 +200,8 @@ fn sets_that_are_removed_under_operations_end_them() {
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // The word that the thread `remover` publishes for the present set. The 0 before the first set
-    // is the id of no set.
+    // The word with the id of the present set, which the thread `remover` publishes. It is 0, the
+    // id of no set, until the first set exists.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {

@@ -88,8 +88,8 @@ pub struct Lockref {
     /// | 2 | dead | the guard |
     /// | 3..64 | count | any thread while unlocked, the guard while locked |
     ///
-    /// With bit 0 clear and bit 1 set, a woken thread is about to take the lock. Its unlock wakes
-    /// the remaining sleepers.
+    /// If bit 0 (locked) is clear and bit 1 (a thread may sleep) is set, a woken thread is about to
+    /// take the lock. Its unlock wakes the remaining sleepers.
     word: AtomicU64,
 }
 

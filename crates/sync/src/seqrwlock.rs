@@ -3,9 +3,9 @@
 //! A long read, such as a walk from a dentry up to the root, may be disturbed in every retry by a
 //! steady stream of writers. Its reader then has to take a lock that excludes the writers.
 //!
-//! On a plain seqlock, this lock also excludes other readers. On a seqrwlock the readers share it.
-//! (In 2013 a database that asked Linux for many paths spent up to two thirds of its processor time
-//! on the writers' lock.)
+//! On a plain seqlock, readers that take the lock also exclude each other. On a seqrwlock they
+//! share the lock. (In 2013 a database that asked Linux for many paths spent up to two thirds of
+//! its processor time on the writers' lock.)
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|

@@ -104,8 +104,9 @@ impl Waiting {
     }
 }
 
-/// As above, but no task tells the two to check the queue again. They must notice the change of
-/// `LIVE` by themselves, and end with `EIDRM`.
+/// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
+/// and a receiver wait. No task tells the two to check the queue again. They must notice the change
+/// by themselves, and end with `EIDRM`.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));

@@ -102,8 +102,8 @@ fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: a receiver must find that there is no message and become visible as waiting in one
-/// step. Otherwise a sender in between would not wake it.
+/// Trap I5: a receiver must, in one step, find that there is no message and become visible as
+/// waiting. Otherwise a sender in between would not wake it.
 #[test]
 fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
@@ -139,7 +139,7 @@ fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] 
     })
 }
 
-/// Trap I5: a sender must find that there is no space and become visible as waiting in one step.
+/// Trap I5: a sender must, in one step, find that there is no space and become visible as waiting.
 /// Otherwise a receiver in between would not wake it.
 #[test]
 fn sender_beside_a_receiver_goes_on() {

@@ -178,8 +178,8 @@ impl<'s> Node<'s> {
     /// Returns the value that the low half of the status word must have when the task goes to sleep
     /// by futex(2): the present status with the bits `DONE`, `INTERRUPTED` and `CALLED` cleared.
     ///
-    /// With one of these three bits set, futex(2) returns at once. Other bits, which only damage of
-    /// shared memory can set, do not prevent the sleep.
+    /// If the status has one of these three bits, futex(2) returns at once. Other bits, which only
+    /// damage of shared memory can set, do not prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
@@ -217,16 +217,16 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Tells the waiting task to check again whether it may continue. Returns true if the caller
-    /// must wake the task. The caller holds the queue's lock.
+    /// Tells the waiting task to check the queue again. Returns true if the caller must wake the
+    /// task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
         // ORDERING(ipc-status): AcqRel, as in `leave`. A plain store could lose the bit
         // `INTERRUPTED`.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Clears the bit `CALLED`, by which another task has told the waiting task to check again. The
-    /// waiting task is doing that now. The caller holds the queue's lock.
+    /// Clears the bit `CALLED`, by which another task has told the waiting task to check the queue
+    /// again. The waiting task is doing that now. The caller holds the queue's lock.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);

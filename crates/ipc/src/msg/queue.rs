@@ -176,8 +176,8 @@ impl<'s> Queue<'s> {
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// Returns the payload of the queue in this slot, or 0 if there is no queue. Without the
-    /// queue's lock it is only a hint.
+    /// Returns the payload of this slot (the word that identifies its queue), or 0 if there is no
+    /// queue. Without the queue's lock it is only a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
@@ -265,14 +265,10 @@ impl<'s> QueueGuard<'s> {
     /// Records that an `IPC_SET` is about to change the slot of the id table and then the queue's
     /// `qbytes`.
     ///
-    /// `SETTING` gets the present state word of the slot. If the caller dies, recovery compares
-    /// that word with the slot. If the slot has changed, recovery sets `qbytes` too, and otherwise
-    /// nothing was changed. So the caller's store to the slot commits the whole `IPC_SET`.
-    ///
     /// The function stores the present state word of the slot in `SETTING`. If the caller dies,
     /// recovery compares that word with the slot. If the slot has changed, recovery sets `qbytes`
-    /// too. Otherwise the `IPC_SET` has changed nothing yet, and recovery leaves it so. So the
-    /// caller's store to the slot commits the whole `IPC_SET`.
+    /// too. Otherwise the `IPC_SET` has changed nothing. So the caller's store to the slot commits
+    /// the whole `IPC_SET`.
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
@@ -373,9 +369,9 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Calls waiting calls of the role `role`: tells them to check the queue again. These are all
-    /// receivers, or those senders whose messages now fit. Returns the wait nodes to wake.
-    /// Analogous to Linux's `expunge_all` and `ss_wakeup`.
+    /// Tells waiting calls of the role `role` to check the queue again: all receivers, or only
+    /// those senders whose messages now fit. Returns the wait nodes to wake. Analogous to Linux's
+    /// `expunge_all` and `ss_wakeup`.
     #[inline]
     pub(super) fn call(&self, role: Role) -> Wakes {
         if self.waiting(role).is_empty() {

@@ -12,8 +12,8 @@
 //! - A new header overwrites an old one, or lies where no walk over the headers looks yet.
 //! - Where the new range ends, the next new header is already written.
 //!
-//! The headers of the pool are thus valid after each store. If the thread dies in between, only
-//! some of the ranges are joined.
+//! The headers of the pool are valid after each of these stores. If the thread dies in between,
+//! only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
@@ -107,7 +107,7 @@ impl Pool {
             }
             self.write_free(region, rest, class);
             // This store shortens the free range to its first half. The header of the second half
-            // is already there for a walk.
+            // was stored before, so that a walk finds it.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }

@@ -5,8 +5,8 @@
 //! victim, makes a call that grants the permit to one of them. In one run for each store of this
 //! call, the victim is killed before that store.
 //!
-//! Then a third task, the survivor, tries to take the permit, before any cleanup. If it is refused,
-//! no permit may be free after recovery.
+//! Before any cleanup, a third task, the survivor, tries to take the permit (the unit of the
+//! semaphore). If it is refused, no permit may be free after recovery.
 //!
 //! The tasks that count as dead have no thread. So they neither sleep on their wait nodes nor poll
 //! them, as if they had been killed.

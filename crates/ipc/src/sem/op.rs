@@ -1,7 +1,7 @@
 //! semop(2) and semtimedop(2).
 //!
 //! A call first looks up its set, and checks the permissions and the security hook, without a lock
-//! and without a store to shared memory. Then it performs the operations in one of these ways:
+//! and without a store to shared memory. Then it performs the operations in one of four ways.
 //!
 //! - A single operation that need not wait, and that no waiting call depends on, is one
 //!   compare-exchange of the semaphore's word. The word also shows whether the set is still the one
@@ -224,8 +224,7 @@ impl Task {
     }
 
     /// Reads the semaphore's word again and again, for about as long as it takes to queue a call.
-    /// Returns true if the operation becomes possible. Then neither this call nor the other one
-    /// takes the set's lock.
+    /// Returns true if the operation becomes possible. Then no call has to take the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible =

@@ -14,14 +14,14 @@
 //!
 //! # Death of the task
 //!
-//! The call leaves a log, so that others can recover if its task dies:
+//! A call without the set's lock leaves a log, so that others can recover if its task dies:
 //! 1. For each semaphore's word that it freezes (locks), the call writes a log, which contains the
 //!    number of the call's first semaphore (`log`). It also stores all new words in `REDO`.
 //! 2. One store to the log of the first semaphore commits the call.
 //! 3. The call thaws the words, that of the first semaphore last.
 //!
-//! The log of the first semaphore therefore tells whether the call is committed, as long as any of
-//! its words is frozen.
+//! As long as any word of the call is frozen, the log of the first semaphore tells whether the call
+//! is committed.
 //!
 //! # Limits
 //!

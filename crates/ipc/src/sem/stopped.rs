@@ -216,8 +216,8 @@ fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
-        // The rounds may take longer than the time limit for a lock. Then the call of `waiter` has
-        // failed with `EIO`, and must have changed nothing.
+        // The rounds above may take longer than the time limit for a lock. Then the call of
+        // `waiter` has failed with `EIO`, and must have changed nothing.
         let done = waits.join().unwrap();
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));

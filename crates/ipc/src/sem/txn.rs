@@ -21,9 +21,9 @@
 //!    (unlocks) them. Then it stores the outcomes in the status words of the wait nodes.
 //! 4. It clears `COMMITTING`.
 //!
-//! Release stores make other processes see these steps in this order. If the task dies before step
-//! 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores the logged
-//! changes again (`recover`).
+//! Release stores make other processes see these steps in this order. If the task dies before it
+//! has set `COMMITTING`, recovery thaws the frozen words unchanged. If it dies later, recovery
+//! stores the logged changes again (`recover`).
 //!
 //! A transaction that changes one word and nothing else needs no log: it makes a single store.
 //!

@@ -13,9 +13,9 @@
 //! numbers of its undo records in its own memory. The removal of a set frees its undo records, so a
 //! task that ends checks under the set's lock whether a record still belongs to it (trap I8).
 //!
-//! The two lists are not authoritative. A cache line is the first of an undo record if its word
-//! `WHOSE` names a task and a set, and its pool header names the same task. A task that frees
-//! another task's record first stores its own number in the header.
+//! The set's list and the task's list are not authoritative. A cache line is the first of an undo
+//! record if its word `WHOSE` names a task and a set, and its pool header names the same task. A
+//! task that frees another task's record first stores its own number in the header.
 //!
 //! # A single operation
 //!
@@ -25,8 +25,9 @@
 //! 3. It stores the new undo adjustment.
 //! 4. It stores the semaphore's new word, which also thaws it.
 //!
-//! If the task dies before step 4, the semaphore keeps its old value, and recovery restores the old
-//! adjustment from the log. Before step 2 there is no log, and the adjustment is unchanged.
+//! If the task dies before it stores the semaphore's new word, the semaphore keeps its old value,
+//! and recovery restores the old adjustment from the log. If there is no log yet, the adjustment is
+//! unchanged.
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
@@ -262,8 +263,8 @@ pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
         let cell = cell(shared, record, num);
-        // A cell that was never used may have no memory yet. A store would allocate it, so store 0
-        // only to words that are not 0.
+        // A cell (a record's line for one semaphore) that was never used may have no memory yet. A
+        // store would allocate it, so store 0 only to words that are not 0.
         for word in [ADJ, REDO_ADJ] {
             if get(&cell[word]) != 0 {
                 put(&cell[word], 0);

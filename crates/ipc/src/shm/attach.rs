@@ -358,8 +358,8 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Ok(segment) = Segment::named(ids, name) {
-        // Record the time first. If the task is killed in between, the cleanup after its death
-        // detaches the segment.
+        // Record the time before the detach. If the task is killed in between, the cleanup after
+        // its death detaches the segment.
         segment.note(DTIME, task.pid);
         segment.detach(task.owner.index, 1, gone);
     }

@@ -133,8 +133,8 @@ pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usiz
         4..44 => send(rng, id, waits(id, true) > 0),
         44..84 => receive(rng, id),
         84..92 => MsgOp::Stat { id, cmd: pick(rng, &[libc::IPC_STAT, MSG_STAT, MSG_STAT_ANY]) },
-        // `IPC_SET` makes all waiting calls at a queue check again, in any order. So the script
-        // uses it only while at most one call waits.
+        // `IPC_SET` makes all waiting calls at a queue check the queue again, in any order. So the
+        // script uses it only while at most one call waits.
         92..95 if waits(id, true) + waits(id, false) < 2 => set(rng, id),
         95..97 => MsgOp::Ctl { id, cmd: libc::IPC_RMID },
         97 => MsgOp::Ctl { id, cmd: pick(rng, &[99, -1, 14]) },

@@ -88,11 +88,11 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // Check whether the task waits before the look for an answer: the call may complete in
-            // between.
+            // Check first whether the task waits, and then look for an answer: the call may
+            // complete in between.
             let is_waiting = self.task().waiting() != 0;
-            // A waiting call has sent no answer, so look without a timeout. A running call sends
-            // one soon.
+            // A waiting call has sent no answer, so look for one without a timeout. A running call
+            // sends one soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
@@ -143,8 +143,8 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
             let sops: Vec<SemBuf> = sops.collect();
             let call = |sops: &[SemBuf]| match duration(*timeout) {
                 Some(timeout) => task.semtimedop(SemId::from_raw(*id), sops, timeout),
-                // Without a valid timeout the call fails. But `E2BIG` for too many operations comes
-                // before `EINVAL` for the timeout, as in the preload library.
+                // A call with an invalid timeout fails with `EINVAL`. But if it has too many
+                // operations, it fails with `E2BIG`, as in the preload library.
                 None if sops.len() > task.limits().semopm as usize => Err(Errno::TOOBIG),
                 None => Err(Errno::INVAL),
             };

@@ -29,8 +29,9 @@
 //! # Limits
 //!
 //! This module does not count the slots in use, and returns no memory to the kernel before the
-//! arena is dropped. The mapping has `MAP_NORESERVE`: without memory, not `reserve` fails, but the
-//! first write to a page invokes the kernel's out-of-memory handling. Callers keep a byte budget.
+//! arena is dropped. The mapping has `MAP_NORESERVE`, so `reserve` does not fail for lack of
+//! memory. Instead, the first write to a page invokes the kernel's out-of-memory handling. Callers
+//! keep a byte budget.
 //!
 //! Source: mmap(2), madvise(2); Linux `Documentation/admin-guide/mm/transhuge.rst`.
 

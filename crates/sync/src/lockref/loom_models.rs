@@ -52,8 +52,8 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. The ordering of this variant is right. It is wrong on purpose: it
-        // checks `is_dead` in a separate step before the increment.
+        // ORDERING: AcqRel. This variant of `get_not_dead` is wrong on purpose: it checks `is_dead`
+        // in a separate step before the increment. Its ordering is right.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
@@ -111,8 +111,8 @@ fn get_not_dead_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. The ordering of this variant is right. It is wrong on purpose: it
-        // stores a link in the word of the reference count.
+        // ORDERING: Release. This free list is wrong on purpose: it stores a link in the word of
+        // the reference count. Its ordering is right.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
@@ -203,8 +203,8 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. The ordering of this variant is right. It is wrong on purpose: it
-        // ignores the lock bit.
+        // ORDERING: AcqRel. This variant of `get` is wrong on purpose: it ignores the lock bit. Its
+        // ordering is right.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }

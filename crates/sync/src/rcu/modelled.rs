@@ -14,8 +14,8 @@
 //! later. Such a section sees all earlier writes, even of a value that was published with too weak
 //! an ordering.
 //!
-//! The models can therefore detect too weak an ordering only in a read section that was opened
-//! before the call of `defer`. Control tests prove that they do.
+//! The models can detect too weak an ordering only in a read section that was opened before the
+//! call of `defer`. Control tests prove that they do.
 //!
 //! # Rules
 //!
