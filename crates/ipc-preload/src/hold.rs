@@ -11,9 +11,9 @@
 //! (`corewalk_ipc::Backing`) is a mapping and not a descriptor, because some programs close all
 //! descriptors that they did not open.
 //!
-//! A child that may not open the directory of segments keeps the hold of its parent. If that parent
-//! is killed, nattch counts the parent's attaches until the child ends. So nattch may be too high,
-//! but never too low.
+//! A child that may not open the directory of segments keeps the hold (the mapping of a locked
+//! file) of its parent. If that parent is killed, nattch counts the parent's attaches until the
+//! child ends. So nattch may be too high, but never too low.
 //!
 //! # Locks
 //!
@@ -62,8 +62,8 @@ pub(crate) fn leave() {
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold of a task. Returns `None` if that fails: if the task is then killed, nattch drops
-/// its attaches at once, even if children use the segments.
+/// Maps the hold (a locked file) of a task. Returns `None` if that fails: if the task is then
+/// killed, nattch drops its attaches at once, even if children use the segments.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;

@@ -91,9 +91,9 @@ pub trait Backing: Send + Sync {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns true if the lock on the hold of the dead task number `task` still exists, or if this
-    /// is unknown. Then a forked child may still use the segments, and nattch keeps the attaches of
-    /// the task.
+    /// Returns true if the hold (the locked file) of the dead task number `task` is still locked,
+    /// or if this is unknown. Then a forked child may still use the segments, and nattch keeps the
+    /// attaches of the task.
     fn is_held(&self, task: u32) -> bool {
         false
     }

@@ -40,8 +40,8 @@ pub(crate) const SEGMENT_LINES: u32 = 1;
 /// of the task and one bit for a flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
-/// The maximum number of lines of a pool. It keeps the line numbers of semaphores below 2^27: a
-/// set's payload has 27 bits for such a number.
+/// The maximum number of lines of a pool. It keeps the line numbers of semaphores below 2^27: the
+/// word that says where a set is has 27 bits for such a number.
 const LINES_MAX: u32 = 1 << 26;
 
 /// The capacity of a namespace. Address space is reserved for the whole capacity, but memory is

@@ -340,9 +340,9 @@ impl Namespace {
 
     /// Reaps all tasks whose processes have ended. Returns their number.
     ///
-    /// A program need not call this function, since other calls reap dead tasks when that matters
-    /// (`recover`). It also applies the `SEM_UNDO` adjustments of dead tasks to sets that no task
-    /// uses.
+    /// A program need not call this function, since other calls clean up after dead tasks when that
+    /// matters (`recover`). The function also applies the `SEM_UNDO` adjustments of dead tasks to
+    /// sets that no task uses.
     ///
     /// # Errors
     ///

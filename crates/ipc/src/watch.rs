@@ -12,8 +12,8 @@
 //! twice as long on each higher rung. A call without a rung sleeps twice as long as on the highest
 //! rung.
 //!
-//! After its turn, a call takes a rung again: its own, or a lower one whose holder is late. A
-//! holder is late if it has not taken its rung again within 1.25 turns.
+//! After its turn, a call takes a rung (word of the ladder) again: its own, or a lower one whose
+//! holder is late. A holder is late if it has not taken its rung again within 1.25 turns.
 //!
 //! The watcher is the waiting call that holds the lowest rung (word of the ladder). If the watcher
 //! dies or its call ends, the time in that rung gets old. The call on the next rung then takes the
@@ -32,7 +32,8 @@
 //!   for a set at which a call waits.
 //!
 //! # Locks
-//! The caller of [`look`] holds no lock. A wrong time in a rung only delays a check or adds one.
+//! The caller of [`look`] holds no lock. A wrong time in a rung (word of the ladder) only delays a
+//! check or adds one.
 //!
 //! Source: none. The watcher's role (the search for dead tasks) is a lease (Gray, Cheriton, 1989).
 
@@ -68,8 +69,8 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Returns the state of a call that begins to wait: it has no rung, and its first sleep lasts
-    /// [`TURN_NS`].
+    /// Returns the state of a call that begins to wait: it has no rung (word of the ladder), and
+    /// its first sleep lasts [`TURN_NS`].
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
@@ -178,8 +179,9 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // Overwrite the watcher's time in the lowest rung. With 0, and with a time in the future,
-        // the watcher must count as late, so that another call becomes the watcher.
+        // Overwrite the time that the watcher has stored in its rung (word of the ladder). With 0,
+        // and with a time in the future, the watcher must count as late, so that another call
+        // becomes the watcher.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
             // `next` stores the current time in the rung. Wait until it differs from the time of
@@ -225,7 +227,8 @@ mod tests {
             wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
             kill(one);
             look(&other.shared, other.owner);
-            // Check first whether `look` has reaped the dead task, because `GETVAL` would reap it.
+            // Check first whether `look` has cleaned up after the dead task, because `GETVAL` would
+            // do so, too.
             let is_reaped = !crate::task_line::pids(&other.shared).contains(&1);
             assert_eq!(is_reaped, is_awaited);
             assert_eq!(other.sem_getval(held, 1), Ok(0));

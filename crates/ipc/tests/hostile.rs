@@ -283,7 +283,8 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
         }
         slow += u32::from(is_slow);
         if is_slow {
-            // Dropping the victim would wait for the damaged lock once for each undo record.
+            // Dropping `victim` would end its task, and wait for the damaged lock once for each
+            // undo record.
             std::mem::forget(victim);
         } else {
             let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);

@@ -140,8 +140,9 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns a handle of the queue that slot `index` has now. The handle contains the tag 0 in
-    /// place of the queue's tag, so use it only for functions that do not compare the tag.
+    /// Returns a handle of the queue that slot `index` has now. The handle contains 0 in place of
+    /// the queue's tag (its version number), so use it only for functions that do not compare the
+    /// tag.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }

@@ -154,8 +154,8 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a living task does not release a queue's lock. The caller must then reap the
-/// task again later.
+/// Returns `EIO` if a living task does not release a queue's lock. The caller must then clean up
+/// after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
@@ -284,7 +284,7 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
         }
         if is_left(shared, get(&queue.line()[LOCK])) {
             // `lock` repairs the queue if the holder is dead. If the lock cannot be taken, the
-            // watcher tries again at its next check.
+            // watcher (the waiting call that looks for dead tasks) tries again at its next check.
             drop(queue.hold(owner, Wait::Short));
         }
     }

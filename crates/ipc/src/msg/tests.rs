@@ -267,8 +267,8 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     assert_eq!(received, [5, 10]);
 }
 
-/// Checks a receiver that takes a message of a dead task while that task is reaped. The message
-/// must stay with the receiver.
+/// Checks a receiver that takes a message of a dead task during the cleanup after that task. The
+/// message must stay with the receiver.
 #[test]
 fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
@@ -276,7 +276,7 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // The dead task was writing this message to send it, so the reaping must free it.
+    // The dead task was writing this message to send it, so the cleanup must free it.
     Message::alloc(&dead, 1, b"written").unwrap();
     let (joins, seen) = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         assert_eq!(whose, dead.owner.index);
@@ -479,8 +479,8 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     }
 }
 
-/// Checks that a sender that finds no free memory for its message reaps dead tasks, and gets the
-/// memory of their messages.
+/// Checks that a sender that finds no free memory for its message cleans up after dead tasks, and
+/// gets the memory of their messages.
 #[test]
 fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };

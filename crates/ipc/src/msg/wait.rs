@@ -123,8 +123,9 @@ impl Task {
         if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
             watch::look(&self.shared, self.owner);
         }
-        // Check whether the queue still exists, since the watcher also wakes the calls of removed
-        // queues. If the queue's lock cannot be acquired, the wait continues.
+        // Check whether the queue still exists, since the watcher (the waiting call that looks for
+        // dead tasks) also wakes the calls of removed queues. If the queue's lock cannot be
+        // acquired, the wait continues.
         let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         refuse_if(may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM), Errno::IDRM)?;
         Ok(ended)

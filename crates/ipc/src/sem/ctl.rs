@@ -602,8 +602,8 @@ impl Task {
         Ok(set)
     }
 
-    /// Returns the word of a semaphore. If another task has frozen the word to change it, waits
-    /// until the change is complete.
+    /// Returns the word of a semaphore. If another task has frozen (locked) the word to change it,
+    /// waits until the change is complete.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -676,8 +676,8 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// Returns the tag of a new set, which is newer than the tags of earlier sets in all its cache
-/// lines.
+/// Returns the tag (version number) of a new set, which is newer than the tags of earlier sets in
+/// all its cache lines.
 ///
 /// Tags increase and wrap around: if two tags are more than half of the range apart, the larger
 /// number is older.

@@ -141,7 +141,8 @@ mod tests {
         }
     }
 
-    /// Checks that a call clears the set's bit `OWED` once it has cleaned up after dead tasks.
+    /// Checks that a call that has cleaned up after dead tasks clears the set's bit `OWED`, which
+    /// would make later calls look for dead tasks.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);

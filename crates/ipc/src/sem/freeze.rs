@@ -30,12 +30,12 @@ const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 const NAP_NS: u64 = 50_000;
 
 impl SetGuard<'_> {
-    /// Freezes the word of semaphore `num`. Returns the word as it was before the freeze.
+    /// Freezes (locks) the word of semaphore `num`. Returns the word as it was before.
     ///
     /// # Errors
     ///
     /// Returns `EIDRM` if the set is gone, and `EIO` if a live task keeps the semaphore's word
-    /// frozen.
+    /// frozen (locked).
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
         // Clear `LOG`, which may contain the log of an earlier operation. If this task dies,
@@ -45,7 +45,7 @@ impl SetGuard<'_> {
     }
 
     /// Marks the words of all semaphores of the set as dead, except those that another task keeps
-    /// frozen. Returns true if all words are marked.
+    /// frozen (locked). Returns true if all words are marked.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
@@ -64,8 +64,8 @@ impl SetGuard<'_> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
-    /// Replaces the word of semaphore `num`. If another task has frozen the word, first waits until
-    /// it is thawed.
+    /// Replaces the word of semaphore `num`. If another task has frozen (locked) the word, first
+    /// waits until it is thawed.
     fn exchange(
         &self,
         num: u16,
@@ -130,9 +130,9 @@ fn pause(
     Ok(None)
 }
 
-/// Thaws the word of a semaphore that a dead task has frozen. If the dead task had committed its
-/// call, stores the new word from the semaphore's redo log, `REDO`. Otherwise keeps the present
-/// value.
+/// Thaws (unlocks) the word of a semaphore that a dead task has frozen. If the dead task had
+/// committed its call, stores the new word from the semaphore's redo log, `REDO`. Otherwise keeps
+/// the present value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -154,9 +154,9 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
 /// the first semaphore of the dead task's call tells whether the call is committed. This semaphore
 /// is thawed last, so that all semaphores of the call get the same outcome.
 ///
-/// A later task may have the dead task's number, and freeze words under it. `dead` is the identity
-/// that the caller read in the dead task's record. If the record has another identity now, the
-/// function leaves the words alone.
+/// A later task may have the dead task's number, and freeze (lock) words under it. `dead` is the
+/// identity that the caller read in the dead task's record. If the record has another identity now,
+/// the function leaves the words alone.
 #[cold]
 pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
     let set = guard.set;

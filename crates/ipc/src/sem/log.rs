@@ -1,7 +1,7 @@
 //! The log of an operation that has frozen (locked) a semaphore's word without the set's lock.
 //!
-//! The task that freezes a semaphore's word writes the log, which is the word `LOG` in the cache
-//! line of the semaphore. The table shows what recovery does with the log of a dead task.
+//! The task that freezes (locks) a semaphore's word writes the log, which is the word `LOG` in the
+//! cache line of the semaphore. The table shows what recovery does with the log of a dead task.
 //!
 //! | kind | content | recovery |
 //! |---|---|---|
@@ -13,7 +13,8 @@
 //! it stores the new word from `REDO`. Otherwise the word keeps its present value.
 //!
 //! `LOG` may still contain the log of an earlier operation. So a log contains a phase bit, which
-//! must equal the phase bit of the frozen word. Each thaw flips the word's phase bit.
+//! must equal the phase bit of the frozen word. The store that thaws (unlocks) the word flips its
+//! phase bit.
 //!
 //! The phase bit has its old value again after two operations. So each operation that freezes the
 //! word must write a log, even if the log is empty ([`Log::Void`]).
@@ -51,7 +52,8 @@ pub(super) enum Log {
 }
 
 impl Log {
-    /// Returns the log of the operation that has frozen semaphore `num`. `word` is the frozen word.
+    /// Returns the log of the operation that has frozen (locked) semaphore `num`. `word` is the
+    /// frozen word.
     pub(super) fn read(set: &Set<'_>, num: u16, word: Word) -> Self {
         let log = get(&set.sem(num)[LOG]);
         if log & VALID == 0 || log >> PHASE_SHIFT & 1 != word.phase() {

@@ -17,7 +17,7 @@ use crate::status::AWAKE;
 use crate::task::Task;
 
 /// A wrong variant, which the models must detect: adds 1 to the first semaphore of a set. It
-/// ignores waiting calls, and does not check the set's tag.
+/// ignores waiting calls, and does not check the tag that identifies the set.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
@@ -42,7 +42,8 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. As in `Task::semop_single`. This control only omits the freeze of the word.
+    // ORDERING: AcqRel. As in `Task::semop_single`. This control only omits the freeze (the lock)
+    // of the word.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -83,7 +84,7 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
 }
 
 /// Begins an operation that adds 1 to the first semaphore of a set, with undo. Leaves the
-/// semaphore's word frozen, as if the task were killed at that point.
+/// semaphore's word frozen (locked), as if the task were killed at that point.
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);

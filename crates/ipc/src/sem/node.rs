@@ -82,8 +82,8 @@ pub(super) const TAKEN_BACK: i32 = 0xffff;
 // Fields of the word `PLACE`: the slot and the tag of the set at which the call waits, and the
 // call's ticket (its number in the order of arrival).
 //
-// A later set in the slot may have the same tag. The set's payload tells the two sets apart, and
-// the second cache line of the node contains a copy of it.
+// A later set in the slot may have the same tag. The set's payload (the place of its semaphores,
+// and its tag) tells the two sets apart. The second cache line of the node contains a copy of it.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
@@ -228,8 +228,8 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word with the copy of the set's payload. It is valid while the node's word
-    /// `PLACE` is not 0.
+    /// Returns the word with the copy of the set's payload (the place of its semaphores, and its
+    /// tag). It is valid while the node's word `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }

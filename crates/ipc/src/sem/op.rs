@@ -349,9 +349,9 @@ impl Task {
         }
     }
 
-    /// Reaps dead tasks that have undo adjustments or completed calls in a set, and with
-    /// `Concern::Waits` also those that wait. This may complete calls of other dead tasks, which
-    /// are then reaped too. Returns true if a task was reaped.
+    /// Reaps (cleans up after) dead tasks that have undo adjustments or completed calls in a set,
+    /// and with `Concern::Waits` also those that wait. This may complete calls of other dead tasks,
+    /// which are then reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
         // Each round reaps at least one task, so the number of tasks bounds the loop, even in a
@@ -376,8 +376,8 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks whose waiting calls were completed, and reaps those that have died. So the
-    /// caller must hold no lock.
+    /// Wakes the tasks whose waiting calls were completed, and reaps (cleans up after) those that
+    /// have died. So the caller must hold no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }

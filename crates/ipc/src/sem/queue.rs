@@ -157,8 +157,8 @@ pub(super) enum Changed<'a> {
 ///
 /// # Errors
 ///
-/// Returns `EIO` if another task keeps a semaphore frozen. The transaction must not be committed
-/// then.
+/// Returns `EIO` if another task keeps a semaphore frozen (locked). The caller must not commit the
+/// transaction then.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let guard = txn.guard;
     // The caller discards the transaction, so calls that `update_all` has removed from the queues

@@ -69,7 +69,7 @@ pub(super) struct Reaper<'s> {
 /// # Errors
 ///
 /// Returns `EIO` if a live task does not release a lock or a frozen semaphore. The caller must then
-/// reap the task again later.
+/// clean up after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };
@@ -233,8 +233,9 @@ pub(super) enum Concern {
 }
 
 /// Returns the other tasks with undo adjustments or completed calls in the set, and with
-/// `Concern::Waits` also those that wait. The caller holds the set's lock. Clears the bit `OWED` if
-/// no wait node of a successfully completed call is left.
+/// `Concern::Waits` also those that wait. The caller holds the set's lock. If no wait node of a
+/// successfully completed call is left, clears the bit `OWED`, so that calls stop looking for dead
+/// tasks.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> {
     let shared = guard.set.shared;
     let whose = |record| shared.layout.undos.whose(&shared.region, record);
@@ -285,7 +286,7 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
         }
         if is_left(shared, get(&set.line()[LOCK])) {
             // `lock` repairs the set if the holder is dead. If the lock cannot be taken, the
-            // watcher tries again at its next check.
+            // watcher (the waiting call that looks for dead tasks) tries again at its next check.
             drop(set.lock_remains(owner, Wait::Short));
         }
     }

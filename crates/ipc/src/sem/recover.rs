@@ -80,9 +80,9 @@ impl SetGuard<'_> {
     /// The caller holds the lock of all semaphore sets. If it dies here, the next holder completes
     /// the work.
     ///
-    /// If a stopped process has frozen a semaphore, the function only ends the waiting calls and
-    /// returns false. The set's memory stays, because that process will store into it when it
-    /// continues.
+    /// If a stopped process has frozen (locked) a semaphore, the function only ends the waiting
+    /// calls and returns false. The set's memory stays, because that process will store into it
+    /// when it continues.
     pub(super) fn remove(self) -> (Wakes, bool) {
         let set = self.set;
         let is_whole = self.kill_all();
@@ -138,8 +138,8 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // Woken tasks may have died. This thread holds the set's lock, so it must not reap them. `OWED`
-    // makes later calls do so.
+    // Woken tasks may have died. This thread holds the set's lock, so it must not clean up after
+    // them. The bit `OWED` makes later calls do so.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
@@ -170,8 +170,8 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     match set.lock_remains(ids.owner, Wait::Short) {
         Ok(Some(guard)) => {
             let (wakes, is_whole) = guard.remove();
-            // Woken tasks may have died. They need not be reaped, since their calls end with
-            // `EIDRM` and take no units.
+            // Woken tasks may have died. This thread need not clean up after them, since their
+            // calls end with `EIDRM` and take no units.
             let _absent = wake(shared, &wakes);
             is_whole
         }

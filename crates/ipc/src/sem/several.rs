@@ -20,8 +20,8 @@
 //! 2. One store to the log of the first semaphore commits the call.
 //! 3. The call thaws the words, that of the first semaphore last.
 //!
-//! As long as any word of the call is frozen, the log of the first semaphore tells whether the call
-//! is committed.
+//! As long as any word of the call is frozen (locked), the log of the first semaphore tells whether
+//! the call is committed.
 //!
 //! # Limits
 //!
@@ -171,8 +171,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen words in the order in which they must be thawed: the last frozen one
-    /// first.
+    /// Returns the frozen (locked) words in the order in which they must be thawed: the last frozen
+    /// one first.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

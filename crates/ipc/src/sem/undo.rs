@@ -4,8 +4,8 @@
 //! consists of cache lines: one that names the task and the set, and one for each semaphore, its
 //! *cell*. So threads that use different semaphores write no common line.
 //!
-//! The task that has frozen (locked) a semaphore's word is the only one that may change the cells
-//! of that semaphore.
+//! The task that has frozen (locked) a semaphore's word is the only one that may change the
+//! semaphore's cells (its lines in undo records).
 //!
 //! # Owners
 //!

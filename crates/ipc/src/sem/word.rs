@@ -26,7 +26,7 @@
 //! The new set's tag is one more than the newest of them. So a late operation on an earlier set
 //! notices the change.
 //!
-//! The generation of an id is no substitute for the tag. Sets in different slots may have the same
+//! The generation of an id could not serve as the tag: sets in different slots may have the same
 //! generation, and a line may pass from one slot's set to another's.
 //!
 //! While a call waits, its bit for waiting calls (`alter`, `zero` or `complex`) is always set. The

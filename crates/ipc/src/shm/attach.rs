@@ -160,8 +160,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // The segment may exist only because a dead task has it attached. So reap dead tasks,
-            // and look the segment up again.
+            // The segment may exist only because a dead task has it attached. So clean up after
+            // dead tasks, and look the segment up again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
@@ -335,8 +335,8 @@ impl Task {
 /// # Errors
 ///
 /// Returns `EIO` if the lock of all segments cannot be acquired. Returns `EBUSY` if a forked child
-/// without attach records of its own still has the mappings. In both cases another task reaps this
-/// task later.
+/// without attach records of its own still has the mappings. In both cases another task cleans up
+/// after this task later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;

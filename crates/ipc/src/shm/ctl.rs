@@ -343,11 +343,11 @@ impl Task {
         Ok(())
     }
 
-    /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
-    /// no lock.
+    /// Cleans up after the dead tasks that have attached the segment in the slot of `shmid`. The
+    /// caller holds no lock.
     ///
-    /// If a dead task cannot be reaped now, `shm_nattch` stays too high. This is safe for a caller
-    /// that waits until it is 0.
+    /// If the cleanup after a dead task fails, `shm_nattch` stays too high. This is safe for a
+    /// caller that waits until it is 0.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let index = shmid.cast_unsigned() & (SLOTS_MAX - 1);
         let attachers = |ids| Segment::at(&ids, index).map(|segment| segment.attachers());

@@ -2,8 +2,8 @@
 //!
 //! When a process ends, the kernel detaches its segments. PostgreSQL relies on that: if
 //! `shm_nattch` is 0, no process of a killed server is left. In this library, the attach records of
-//! a dead task stay until another task reaps them. So each call that uses `shm_nattch` first reaps
-//! dead tasks.
+//! a dead task stay until another task cleans up. So each call that uses `shm_nattch` first cleans
+//! up after dead tasks.
 //!
 //! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
 //! (`PGSharedMemoryAttach`).
@@ -137,7 +137,7 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
     // The forked child gets attach records of its own, and unmaps the hold file of the dead task.
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
-    // Reap from the existing task `one`. A new task could reap the dead task at its own
+    // Clean up by the existing task `one`. A new task could clean up after the dead task at its own
     // registration.
     assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
     assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);

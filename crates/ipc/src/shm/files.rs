@@ -61,8 +61,8 @@ const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::C
 /// the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The number of times that a task tries to lock its hold file. Another process that checks for the
-/// hold has the file locked for the time of two system calls.
+/// The number of times that a task tries to lock its hold file. A process that checks whether the
+/// task has a hold locks the file for the time of two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -234,16 +234,17 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // A process that cannot open the folder cannot check the hold. Assume that the hold exists,
-        // unless the folder itself is removed. Another process will later clean up after the task.
+        // A process that cannot open the folder cannot check the hold (the lock on the dead task's
+        // file). Assume that the hold exists, unless the folder itself is removed. Another process
+        // will later clean up after the task.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {
         let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
-        // If the hold file cannot be removed, the next task with the same number locks the same
-        // file.
+        // If the task's locked file cannot be removed, the next task with the same number locks the
+        // same file.
         let _gone = self.open_folder().and_then(unlink);
     }
 }

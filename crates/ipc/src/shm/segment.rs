@@ -128,7 +128,8 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Initializes the words of a new segment in slot `index`. Returns its payload and its name.
+/// Initializes the words of a new segment in slot `index`. Returns its payload (the word that
+/// identifies it in the slot) and its name.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
     // Remove the memory of the slot's previous segment, if a dead or slow task has left it.
