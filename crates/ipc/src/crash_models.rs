@@ -123,8 +123,8 @@ impl World {
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
-                // The killed task may have completed the call without waking its thread. So repeat
-                // the wake-up.
+                // The killed task may have completed a waiting call without waking the call's
+                // thread. So repeat the wake-up.
                 wake_waiting(&waiter.task);
                 thread::yield_now();
             }

@@ -194,7 +194,7 @@ impl Layout {
     /// Returns the lines of the region whose memory is allocated when the namespace is made, since
     /// any process may access them at any time.
     ///
-    /// These lines are all those outside of the pools, and the first line of each pool, which a
+    /// The result contains all lines outside of the pools, and the first line of each pool, which a
     /// walk over an empty pool reads. A pool allocates its other lines before their first use.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
         let pools = self.pools();

@@ -2,9 +2,10 @@
 //! they want to end.
 //!
 //! A call adds itself by one compare-exchange in a slot of the list, and removes itself by another.
-//! Only calls that find no free slot use a lock. A signal handler may interrupt a call at any
-//! instruction and itself make a waiting call. If the interrupted thread held a lock of the list,
-//! the handler would wait for that lock for ever.
+//! Only calls that find no free slot use a lock.
+//!
+//! A signal handler may interrupt a call at any instruction and itself make a waiting call. If the
+//! interrupted thread held a lock of the list, the handler would wait for that lock for ever.
 //!
 //! # Slots
 //!

@@ -170,7 +170,7 @@ enum Awaited {
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
 /// The removing thread publishes one word for each set: the set's id in the low 32 bits, and an
-/// index into [`AWAITED`] above.
+/// index into [`AWAITED`] in the high bits.
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.

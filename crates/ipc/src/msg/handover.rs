@@ -10,7 +10,7 @@
 //!   instructions. So the sender polls the message for some microseconds. If the receiver does not
 //!   take the message, the sender checks whether it is dead, and reaps it (cleans up after it).
 //!
-//! To reap a dead receiver is also to pass its message to the next receiver, or to put the message
+//! The cleanup after a dead receiver passes its message to the next receiver, or puts the message
 //! back into the queue (`rebuild`). This has two consequences:
 //! - If a receiver is already dead when msgsnd(2) begins, another task can receive the message
 //!   before msgsnd returns.

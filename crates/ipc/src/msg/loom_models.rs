@@ -43,7 +43,7 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The wrong variant of a send for a control: it does not check that the queue is still the one
+/// A wrong send, which the models must detect: it does not check that the queue is still the one
 /// that the lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
@@ -54,7 +54,7 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The wrong variant of a send for a control: it tells the receiver that there is a message before
+/// A wrong send, which the models must detect: it tells the receiver that there is a message before
 /// it stores the state that delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;

@@ -359,8 +359,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. Of 2000 + `waits` rounds, `waits` make a call that may wait. A
-/// higher `waits` makes more kills hit a waiting call.
+/// Makes, uses and removes queues. Each round makes one random call. A higher `waits` makes more
+/// kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

@@ -68,8 +68,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // Both waiting calls get their unit of the first semaphore, but would raise the second
-    // semaphore above its maximum. So the calls fail.
+    // Both waiting calls could take their unit of the first semaphore, but would raise the second
+    // semaphore above its maximum. So they fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
