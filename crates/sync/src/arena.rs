@@ -317,8 +317,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. The bit is set before the first slot of the batch is handed out,
-            // and the caller has such a slot.
+            // ORDERING: Relaxed. A bit of `few` is set before the first slot of its batch is handed
+            // out, and the caller has such a slot.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }

@@ -173,8 +173,8 @@ impl Pool {
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
             // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If the walk
-            // has mistaken text of a message for a header, the count `JOINS` read below is a new
-            // one.
+            // has mistaken text of a message for a header, the load below returns a new count
+            // `JOINS`.
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;

@@ -66,7 +66,8 @@ impl Log {
     }
 
     /// Stores this log in the word `LOG` of semaphore `num`, which the task has frozen (locked) or
-    /// is about to freeze. The log gets the phase bit of `word`, the semaphore's present word.
+    /// is about to freeze. The log gets the phase bit of `word`, the semaphore's present word. By
+    /// this bit, recovery recognises the log of an earlier operation.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;

@@ -163,8 +163,8 @@ impl<'s> Set<'s> {
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
         // ORDERING(ipc-owed): Acquire. Pairs with the fence in `recover`, which sets `OWED` and
-        // then empties the list of undo records for a moment. If this thread sees the empty list,
-        // it also sees `OWED`.
+        // then empties the list of undo records for a moment. A thread that sees the empty list
+        // also sees `OWED`, and looks for dead tasks.
         let undo_list = line[UNDO_LIST].load(Ordering::Acquire);
         let is_any = undo_list != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any

@@ -154,7 +154,7 @@ impl Frozen<'_> {
     }
 
     /// Stores the new words, which also thaws (unlocks) them. The word of the first semaphore is
-    /// stored last: recovery reads in its log that the call is committed.
+    /// stored last: recovery reads in the log of this semaphore that the call is committed.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;

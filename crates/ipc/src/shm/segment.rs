@@ -132,7 +132,8 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
 /// identifies it in the slot) and its name.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
-    // Remove the memory of the slot's previous segment, if a dead or slow task has left it.
+    // Remove the memory of the slot's previous segment, if the task that removed that segment has
+    // died or has not finished yet.
     give_back_left(shared, index);
     let line = line(shared, index);
     let serial = get(&line[SERIAL]).wrapping_add(1) & SERIAL_MASK;

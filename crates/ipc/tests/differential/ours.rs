@@ -24,14 +24,15 @@ pub(crate) enum Mutation {
     None,
     /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// A call of several operations is not atomic: corewalk makes a separate semop(2) for each
-    /// operation.
+    /// An injected bug: a call of several operations is not atomic, since corewalk makes a separate
+    /// semop(2) for each operation.
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
     /// msgrcv(2) with a negative type receives any message.
     NoLowest,
-    /// The bit `SHM_DEST` is missing in the mode of a segment that is marked for removal.
+    /// An injected bug: the bit `SHM_DEST` is missing in the mode of a segment that is marked for
+    /// removal.
     NoDest,
 }
 
