@@ -86,8 +86,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
 /// Reaps those tasks in `absent` that have died, and further dead tasks whose calls this completes.
 /// The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
-    // Each task is reaped at most once. So the number of tasks bounds the loop, even if shared memory
-    // is damaged.
+    // Each task is reaped at most once. So the number of tasks bounds the loop, even if shared
+    // memory is damaged.
     for _ in 0..shared.layout.tasks_max {
         let Some(index) = absent.pop() else { return };
         // After an error, the next caller that reaps continues.
