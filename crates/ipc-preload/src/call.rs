@@ -2,14 +2,13 @@
 //! namespace), and counts the calls that a thread is in.
 //!
 //! A signal handler may interrupt an IPC call and end the process. The thread then still holds the
-//! locks of that call, so it would deadlock if it applied the undo (`SEM_UNDO`) of the process. So
-//! each thread counts the calls that it is in. If a thread in a call ends the process, another
-//! process applies undo when it recovers the namespace.
+//! locks of that call, and cannot apply the undo (`SEM_UNDO`) of the process. So each thread counts
+//! the calls that it is in. If a thread in a call ends the process, another process applies undo
+//! when it recovers the namespace.
 //!
-//! A handler may also leave the interrupted call by siglongjmp(3). `Task::interrupt_own` has ended
-//! the wait of that call before the handler ran. But the thread still counts the call, and the
-//! call's wait node (its entry in a wait queue) stays in use. So the recovery of the namespace also
-//! applies the undo of such a process, and frees the node.
+//! A handler may also leave the interrupted call by siglongjmp(3), after `Task::interrupt_own` has
+//! ended its wait. The thread still counts the call, so the recovery of the namespace applies the
+//! undo of such a process. It also frees the call's wait node (its entry in a wait queue).
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
@@ -25,8 +24,7 @@ thread_local! {
 }
 
 /// Makes an IPC call as the task (the entry in the namespace) of this process. Returns the result
-/// as a C function does. A panic in `call` aborts the process (guarantee P.1), so the count `DEPTH`
-/// stays right.
+/// as a C function does. A panic in `call` aborts the process (guarantee P.1).
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
     let outer = DEPTH.get();

@@ -1,8 +1,7 @@
 //! The credentials of the process, and the calls that change them.
 //!
-//! Reading the credentials takes a system call, which takes as long as a whole semop(2) of this
-//! library. So the library caches the credentials, and reads them again after each call that may
-//! change them.
+//! Reading the credentials takes as long as a whole semop(2) of this library. So the library caches
+//! them, and reads them again after each call that may change them.
 //!
 //! Most functions of the C library, such as setuid(2), change the credentials of all threads. Other
 //! calls change only those of the calling thread: capset(2), unshare(2), setns(2), and system calls
@@ -12,8 +11,8 @@
 //! If a program changes its credentials without the C library, the library notices that only at the
 //! next call that may change credentials.
 //!
-//! The library reads the credentials from the kernel, not through geteuid(2) of the C library:
-//! fakeroot(1) interposes geteuid(2) and returns another user.
+//! The library asks the kernel directly, because fakeroot(1) interposes geteuid(2) of the C library
+//! and returns another user.
 //!
 //! Source: credentials(7), nptl(7).
 

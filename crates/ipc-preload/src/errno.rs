@@ -6,16 +6,15 @@ use rustix::io::Errno;
 use std::ffi::c_void;
 use std::ptr;
 
-/// True if this process has printed the line "cannot join the namespace". A forked child inherits
-/// the value, so it does not print the line again.
+/// True if this process, or its parent before the fork, has printed the line "cannot join the
+/// namespace".
 static HAS_SAID: AtomicBool = AtomicBool::new(false);
 
 /// Prints one line per process that says why the process cannot join the namespace. Returns
 /// `ENOSYS`, the error of the call.
 ///
-/// The library does not fall back to the kernel's IPC objects. The peers of the program use the
-/// namespace, so the program would wait for them in vain, or find objects of unrelated programs. A
-/// program that can do without System V IPC handles `ENOSYS`; others report it.
+/// The library does not fall back to the kernel's IPC objects: the program would wait in vain for
+/// peers in the namespace, or find objects of unrelated programs.
 pub(crate) fn without_namespace(why: &str) -> Errno {
     // ORDERING: Relaxed. Nothing is published with it.
     if !HAS_SAID.swap(true, Ordering::Relaxed) {

@@ -7,13 +7,11 @@
 //! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | this library's functions of these names |
 //! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
-//! While other threads of the process run, one of them may be in an IPC call, with a lock or an
-//! undo record in use. So if one thread ends the process, the library does not end the task (the
-//! process's entry in the namespace). The recovery of the namespace then applies undo, as for a
-//! killed process.
+//! If other threads run when the process ends, one of them may be in an IPC call, with a lock or an
+//! undo record in use. Then the library does not end the task (the process's entry in the
+//! namespace), and the recovery of the namespace applies undo.
 //!
-//! A child of vfork(2) has its parent's memory but another pid. The end of such a child does not
-//! end the task of its parent.
+//! The end of a child of vfork(2) does not end the task of its parent.
 //!
 //! Source: exit(3), `_exit`(2), vfork(2).
 

@@ -1,8 +1,8 @@
 //! The interposed functions that open files.
 //!
 //! Each of these functions first calls the C library's function of the same name. If the path names
-//! a file of proc(5) that shows IPC objects or limits, the function then replaces the open file.
-//! The new file is a memfd with a text that the module `proc` makes.
+//! a file of proc(5) that shows IPC objects or limits, it then replaces the open file by a memfd
+//! with the text of the module `proc`.
 //!
 //! The file under a new stream (fopen(3)) can be replaced too, because the stream has read nothing
 //! yet.
@@ -25,8 +25,8 @@ macro_rules! opening {
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(
-            /// Calls the C library's function of this name. If that function has opened a file of
-            /// proc(5) that shows IPC objects or limits, replaces the file by a memfd.
+            /// Calls the C library's function of this name, and replaces an opened file of proc(5)
+            /// that shows IPC objects or limits.
             ///
             /// # Safety
             ///
@@ -60,10 +60,9 @@ opening! {
     FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
 }
 
-/// Completes an interposed open(2) or a variant of it, after the C library has returned the
-/// descriptor `fd` for `path`. If `path` is a file of proc(5) about IPC objects, puts a file with
-/// the text for the namespace in its place. If that fails, sets errno and returns -1. Otherwise
-/// returns `fd`.
+/// Completes an interposed open(2) or a variant of it. If `path` is a file of proc(5) about IPC
+/// objects, replaces the new file `fd` by one with the text for the namespace. If that fails, sets
+/// errno and returns -1.
 ///
 /// # Safety
 ///
@@ -80,10 +79,8 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     errno::answer(Err(errno))
 }
 
-/// Completes an interposed fopen(3) or a variant of it, after the C library has returned the stream
-/// `file` for `path`. If `path` is a file of proc(5) about IPC objects, puts a file with the text
-/// for the namespace in its place. If that fails, sets errno and returns null. Otherwise returns
-/// `file`.
+/// Completes an interposed fopen(3) or a variant of it. If `path` is a file of proc(5) about IPC
+/// objects, replaces the file under the new stream. If that fails, sets errno and returns null.
 ///
 /// # Safety
 ///
@@ -95,11 +92,9 @@ unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
     }
     // SAFETY: the stream is open.
     let fd = unsafe { libc::fileno(file) };
-    // SAFETY: the descriptor belongs to the open stream `file`. The program has not received this
-    // stream yet, so no other thread uses the descriptor.
+    // SAFETY: the descriptor belongs to the stream `file`, which the program has not received yet.
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return file };
-    // SAFETY: the C library has just opened the stream `file`, and the program has not received it
-    // yet. So no other code uses it.
+    // SAFETY: the program has not received the stream yet, so no other code uses it.
     unsafe { libc::fclose(file) };
     errno::answer(Err(errno))
 }

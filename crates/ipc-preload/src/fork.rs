@@ -2,18 +2,19 @@
 //! attached too, so nattch must count the child.
 //!
 //! A child with segments may never make a call, but nattch must count it all the same: PostgreSQL
-//! takes `shm_nattch` as the proof that no process of a server is left. So functions that the C
-//! library calls around a fork register the child before fork(2) returns in it. The parent waits
-//! for the registration, so nattch counts parent and child when fork(2) returns in the parent.
+//! takes `shm_nattch` as the proof that no process of a server is left.
+//!
+//! So fork handlers of the C library register the child before fork(2) returns in it. The parent
+//! waits for the registration, so nattch counts both when fork(2) returns in the parent.
 //!
 //! If no segment is attached, the first IPC call of a child notices the fork (module `process`).
 //!
-//! The parent waits at a pipe whose other end only the child has open. The wait ends when the child
-//! is registered or has died, or if the fork failed. If the child is stopped, the wait ends after
+//! The parent waits at a pipe whose other end only the child has open, until the child is
+//! registered or has died, or the fork has failed. If the child is stopped, the wait ends after
 //! [`WAIT_MAX_S`] seconds.
 //!
-//! A program may also make a child by clone(2) through syscall(2). The C library then calls no
-//! functions around the fork. So the child's first IPC call registers the child.
+//! A child that is made by clone(2) through syscall(2) runs no fork handler. Its first IPC call
+//! registers it.
 //!
 //! If the parent has no segment attached, it does not wait in fork(2). If a parent is killed before
 //! its child is registered, nattch keeps counting the parent's attaches until the child is
@@ -22,12 +23,11 @@
 //! # Locks
 //!
 //! If the process has a task, the forking thread holds the lock of attached segments (`AttachLock`)
-//! from before the fork to after it, and blocks all signals. It does so even if nothing is attached
-//! yet, because another thread may be about to attach.
+//! from before the fork to after it, and blocks all signals. Even if nothing is attached yet,
+//! another thread may be about to attach.
 //!
-//! No fork handler of another library runs under the lock, because of the order of fork handlers:
-//! the first one that was registered runs last before the fork, and first after it. This library is
-//! loaded before all others, so its handlers are the first.
+//! No fork handler of another library runs under the lock: the handler that was registered first
+//! runs last before the fork, and first after it. This library is loaded before all others.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 
@@ -41,8 +41,8 @@ use std::os::fd::OwnedFd;
 use crate::process::{self, AttachLock};
 use crate::shm;
 
-/// A child may be stopped before it is registered. The parent waits in fork(2) for this many
-/// seconds for its registration.
+/// How long, in seconds, the parent waits in fork(2) for a child that was stopped before its
+/// registration.
 const WAIT_MAX_S: i64 = 30;
 
 /// The state of a fork that is under way.
@@ -55,7 +55,7 @@ struct Forking {
 
 thread_local! {
     /// State of the fork that this thread is making. The fork handler `prepare` sets it, and
-    /// `parent` or `child` takes it. With `ManuallyDrop`, the end of a thread does not drop it.
+    /// `parent` or `child` takes it. `ManuallyDrop`: the end of a thread must not drop it.
     static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 
@@ -70,9 +70,8 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // In fork(2), the parent waits at this pipe until nattch counts the child. If the parent has no
-    // segment attached, the child has none either, so there is no pipe and no wait. If no pipe can
-    // be made, the parent does not wait either.
+    // In fork(2), the parent waits at this pipe until nattch counts the child. There is no pipe and
+    // no wait if no segment is attached, or if no pipe can be made.
     let pipe = (task.attached() != 0).then(|| pipe_with(PipeFlags::CLOEXEC));
     let pipe = pipe.and_then(Result::ok);
     FORKING.set(Some(ManuallyDrop::new(Forking { task, pipe, _lock: lock })));
@@ -92,8 +91,7 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // `forking` contains the child's end of the pipe and the lock of attached segments. Its drop
-    // closes the pipe, so the parent continues. The drop also releases the lock and unblocks the
-    // signals.
+    // The drop of `forking` closes the child's end of the pipe, so the parent continues. It also
+    // releases the lock of attached segments and unblocks the signals.
     drop(forking);
 }

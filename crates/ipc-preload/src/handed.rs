@@ -1,8 +1,8 @@
 //! The descriptors that every program inherits from `corewalk ipc exec`.
 //!
-//! One descriptor is open for the namespace's file, the other for the directory of segments. An
-//! inherited descriptor needs no permission. A program that has changed its user, dropped
-//! capabilities or entered a user namespace may be unable to open these files by their paths.
+//! One descriptor is open for the namespace's file, the other for the directory of segments. A
+//! program that has changed its user, dropped capabilities or entered a user namespace may be
+//! unable to open these files by their paths.
 //!
 //! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` hold the number of the descriptor, and the device
 //! and inode of its file. If another file is open under the number by now, the library leaves that
@@ -10,22 +10,20 @@
 //!
 //! # Programs that close all descriptors
 //!
-//! The library maps the namespace's file before `main`, so the program itself needs no descriptor
-//! of the file. But the programs that it starts do. So the library interposes close(2),
-//! close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2). These functions
-//! leave the two inherited descriptors open, but answer as if both were closed already.
+//! Programs that this program starts need the two inherited descriptors, too. So the library
+//! interposes close(2), close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of
+//! ioctl(2). These leave the two descriptors open, but answer as if both were closed.
 //!
 //! The numbers of the two descriptors are high, so they do not collide with numbers that a program
 //! chooses.
 //!
 //! A program can still close the inherited descriptors without the C library, or by dup2(2) to the
-//! same number. The programs that it starts then open the file by its path, if they may. If they
-//! may not, their IPC calls return `ENOSYS`, and the library prints the reason.
+//! same number. The programs that it starts then open the file by its path. If they may not, their
+//! IPC calls return `ENOSYS`.
 //!
 //! Rejected alternative: let a program close the descriptor, and open the namespace's file again
-//! before each execve(2). But system(3) calls posix_spawn(3) inside the C library, where this
-//! library cannot intercept it. And to open the file through its mapping (`/proc/self/map_files`)
-//! needs a capability.
+//! before each execve(2). But this library cannot intercept the posix_spawn(3) inside system(3),
+//! and `/proc/self/map_files` needs a capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
@@ -68,9 +66,8 @@ impl Handed {
     /// Returns the inherited descriptor. Returns none if its number is closed, or is open for
     /// another file.
     fn get(&self) -> Option<BorrowedFd<'static>> {
-        // SAFETY: the descriptor's number is not -1. If no file is open under the number, fstat(2)
-        // fails. If the inherited file is open under it, the library keeps the program from closing
-        // that file.
+        // SAFETY: the descriptor's number is not -1. fstat(2) fails for a closed descriptor, and
+        // the library keeps the program from closing the inherited file.
         let file = unsafe { BorrowedFd::borrow_raw(self.number) };
         let status = fstat(file).ok()?;
         ((self.device, self.inode) == (status.st_dev, status.st_ino)).then_some(file)
@@ -193,9 +190,8 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// Defines fcntl(2) and ioctl(2). They are variadic in C, but their optional third argument is
-/// passed in the same register as a third argument that is not optional. Also looks up the C
-/// library's functions that this module calls.
+/// Defines fcntl(2) and ioctl(2), whose optional third argument is passed like a required one.
+/// Looks up the C library's functions that this module calls.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         next! {

@@ -1,27 +1,24 @@
 //! The hold of a task: a locked file, which the task maps while it has segments attached.
 //!
-//! After a task was killed, recovery subtracts its attaches from nattch. But the child processes of
-//! the task inherit the mapping of its hold. While any process has this hold mapped, recovery
-//! leaves nattch unchanged: the attaches may belong to children that nattch does not count yet.
+//! A killed task may have children that nattch does not count yet. Each child inherits the mapping
+//! of the task's hold. So while any process has this hold mapped, recovery does not subtract the
+//! dead task's attaches from nattch.
 //!
-//! A child has its parent's segments attached as soon as it runs, but nattch counts it a little
-//! later: if a program makes the child by clone(2) through syscall(2), at its first IPC call. If
-//! the parent is killed before that, nattch counts the parent's attaches in place of the child's.
-//! It does so as long as any process has the hold (the locked file) of the parent.
+//! A child has its parent's segments attached as soon as it runs. But nattch counts it a little
+//! later, or, after clone(2) through syscall(2), at its first IPC call.
 //!
-//! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child inherits the
-//! mapping, and unmaps it once the child is counted. The hold is a mapping and not a descriptor,
-//! because some programs close all descriptors that they did not open.
+//! A child unmaps its parent's hold once nattch counts the child. The hold
+//! (`corewalk_ipc::Backing`) is a mapping and not a descriptor, because some programs close all
+//! descriptors that they did not open.
 //!
-//! A child that may not open the directory of segments cannot make a hold of its own. So it keeps
-//! the hold (the locked file) of its parent. If that parent is killed, nattch counts the parent's
-//! attaches until the child ends. So nattch may be too high, and is never too low.
+//! A child that may not open the directory of segments keeps the hold (the mapping of a locked
+//! file) of its parent. If that parent is killed, nattch counts the parent's attaches until the
+//! child ends. So nattch may be too high, but never too low.
 //!
 //! # Locks
 //!
-//! The functions of this module run on one thread at a time. They run under the lock of attached
-//! segments (`AttachLock`), before the process has a task, or while the process has only one
-//! thread.
+//! The functions of this module run on one thread at a time: under the lock of attached segments
+//! (`AttachLock`), before the process has a task, or while it has only one thread.
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
@@ -32,8 +29,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address at which this process has mapped a hold (a locked file), or null. A child has its
-/// parent's hold mapped there, until it has a hold of its own.
+/// The address of the mapped hold, or null. In a child it is its parent's hold, until the child has
+/// its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the hold of a task that attaches its first segment.
@@ -58,16 +55,15 @@ pub(crate) fn give_up() {
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Called in a child that does not know which segments it has attached. Leaves the parent's hold (a
-/// locked file) mapped until the process ends, so that nattch still counts the parent's attaches.
+/// Called in a child that does not know which segments it has attached. Leaves the parent's hold
+/// mapped until the process ends, so that nattch still counts the parent's attaches.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold of a task (a locked file that children inherit). Returns `None` if that fails.
-/// Then, if the task is killed, nattch drops its attaches at once, even if children still use the
-/// segments.
+/// Maps the hold (a locked file) of a task. Returns `None` if that fails: if the task is then
+/// killed, nattch drops its attaches at once, even if children use the segments.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;

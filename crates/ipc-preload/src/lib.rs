@@ -93,8 +93,8 @@ export! {
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
 
-/// The functions that the loader runs when it loads this library and when the process exits. The
-/// crate's unit tests do not register these functions, since they do not load the library.
+/// The functions that the loader runs when it loads this library and when the process exits. Unit
+/// tests do not register them.
 mod load {
     extern "C" fn load() {
         // `process::resolve` registers a fork handler, which must run before all other handlers in

@@ -1,20 +1,18 @@
 //! dlsym(3), for programs that look functions up by name.
 //!
 //! A program that is linked with semop(2) gets this library's semop(2), since the loader searches a
-//! preloaded library first. But a program that passes a handle to dlsym(3), as Python's
-//! `ctypes.CDLL("libc.so.6")` does, would get the C library's function.
+//! preloaded library first. But with a handle, as from Python's `ctypes.CDLL("libc.so.6")`,
+//! dlsym(3) would return the C library's function.
 //!
-//! So this library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
+//! This library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
 //! this library interposes, it returns this library's function instead.
 //!
-//! For the handles `RTLD_NEXT` and `RTLD_DEFAULT`, this library's dlsym(3) does not call the C
-//! library's dlsym(3), but jumps there with the stack unchanged. The reason is that the C library's
-//! dlsym(3) finds its caller (a program or library) by the return address. That address is then in
-//! the program. A search that begins at the program finds this library's function first, since this
-//! library is preloaded.
+//! For `RTLD_NEXT` and `RTLD_DEFAULT`, the C library's dlsym(3) finds its caller by the return
+//! address, and begins its search there. So this library jumps to it with the stack unchanged, and
+//! the return address is that of the program. Such a search finds the functions of this preloaded
+//! library.
 //!
-//! This library does not interpose dlvsym(3), so it uses dlvsym(3) to find the C library's
-//! dlsym(3).
+//! The library finds the C library's dlsym(3) by dlvsym(3), which it does not interpose.
 //!
 //! # Limits
 //!
@@ -44,8 +42,7 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 /// Aborts the process if the C library has no dlsym(3), because no interposed function works
 /// without it.
 fn next() -> Dlsym {
-    // ORDERING: Relaxed. `NEXT` is the address of the C library's dlsym(3). Every thread finds the
-    // same address, and no data is published with it.
+    // ORDERING: Relaxed. Every thread finds the same address, and no data is published with it.
     let mut address = NEXT.load(Ordering::Relaxed);
     if address.is_null() {
         let of_version = |version: &&CStr| {
@@ -78,8 +75,7 @@ pub(crate) fn next_of(name: &CStr) -> *mut c_void {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
-        // The three pushes and the return address take 32 bytes, so the stack is aligned for the
-        // call.
+        // Three pushes and the return address keep the stack aligned for the call.
         "push rdi",
         "push rsi",
         "push rsi",
@@ -98,9 +94,8 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Returns the function of this library with which dlsym(3) must answer. Returns null if the C
-/// library's dlsym(3) must answer. In this second case `dlsym` jumps to the address in [`NEXT`],
-/// which this function has set.
+/// Returns the function of this library with which dlsym(3) must answer. If it returns null,
+/// `dlsym` jumps to the C library's dlsym(3), whose address this function has stored in [`NEXT`].
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let next = next();

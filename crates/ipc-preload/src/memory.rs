@@ -4,8 +4,8 @@
 //! `MCL_CURRENT` would allocate memory for all its pages. `MCL_FUTURE` alone does not concern the
 //! namespace, since the library maps it before `main`.
 //!
-//! mlockall(2) cannot exclude a mapping, and the library cannot unmap the namespace for the
-//! duration of the call, because other threads use it. So `lock_all` works in three steps:
+//! mlockall(2) cannot exclude a mapping, and other threads use the namespace meanwhile. So
+//! `lock_all` works in three steps:
 //! 1. It locks everything without allocating memory (`MCL_ONFAULT`).
 //! 2. It unlocks the namespace.
 //! 3. It calls mlock(2) for each other mapping in `/proc/self/maps`, which allocates the memory. If
@@ -13,10 +13,8 @@
 //!
 //! # What differs from the kernel
 //!
-//! In the kernel, mlockall(2) fails if the size of the address space is above `RLIMIT_MEMLOCK`.
-//! With this library, the address space also contains the namespace. So mlockall(2) may fail under
-//! a limit that would otherwise be high enough. A process with `CAP_IPC_LOCK`, or without a limit,
-//! does not notice this.
+//! mlockall(2) fails if the size of the address space, which includes the namespace, is above
+//! `RLIMIT_MEMLOCK`. So it may fail under a limit that would otherwise be high enough.
 //!
 //! Source: mlockall(2), mlock(2); Linux `mm/mlock.c` (`apply_mlockall_flags`).
 

@@ -1,8 +1,8 @@
 //! msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
 //!
-//! The library copies the text of a message straight from the caller's buffer into the namespace,
-//! and back. If another thread changes the buffer meanwhile, the message is a mixture of old and
-//! new bytes, as with the kernel.
+//! The library copies the text of a message straight between the caller's buffer and the namespace.
+//! If another thread changes the buffer meanwhile, the message mixes old and new bytes, as with the
+//! kernel.
 //!
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 

@@ -1,8 +1,7 @@
 //! The functions of the C library that this library interposes.
 //!
-//! This library looks up all these functions of the C library when it is loaded, and not at their
-//! first call. The first call of setuid(2), for example, may come from a signal handler, where
-//! dlsym(3) is not safe.
+//! This library looks up the C library's functions when it is loaded. Their first call may come
+//! from a signal handler, where dlsym(3) is not safe.
 //!
 //! Source: dlsym(3), `RTLD_NEXT`.
 
@@ -11,8 +10,8 @@ use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::mem::transmute_copy;
 
-/// A function of type `F` that this library interposes. The program would call it in the next
-/// library of the search order, which is usually the C library.
+/// A function of type `F` that this library interposes, in the next library of the search order
+/// (usually the C library).
 pub(crate) struct Next<F> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,

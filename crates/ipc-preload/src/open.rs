@@ -1,13 +1,12 @@
 //! Maps the namespace.
 //!
-//! `corewalk ipc exec` has created the namespace's file. If the file is gone, the library creates
-//! no new one: other processes still have the old file mapped, so a new file would be a second
-//! namespace.
+//! If the namespace's file is gone, the library creates no new one: other processes may still have
+//! the old file mapped.
 //!
-//! The library uses the inherited descriptor if there is one (`handed`). Otherwise it opens the
-//! file by its path. A namespace without a name is a memfd of the process `corewalk ipc exec`. Its
-//! path is in the `/proc/PID/fd` of that process. Only in that directory does the library follow a
-//! symbolic link.
+//! The library uses the inherited descriptor if there is one (`handed`), and otherwise the path of
+//! the file. A namespace without a name is a memfd of the process `corewalk ipc exec`, with a path
+//! in that process's `/proc/PID/fd`. Only in that directory does the library follow a symbolic
+//! link.
 //!
 //! Source: open(2), proc(5).
 

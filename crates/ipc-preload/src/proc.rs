@@ -1,9 +1,8 @@
 //! The files of proc(5) that show IPC objects and their limits.
 //!
 //! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
-//! If the file is in the table below, the library replaces the file by a memfd under the same
-//! descriptor number. The memfd has the text that the kernel would show for the objects of the
-//! namespace.
+//! If the file is in the table below, the library replaces it by a memfd under the same descriptor
+//! number. The memfd has the text that the kernel would show for the objects of the namespace.
 //!
 //! | file | text |
 //! |---|---|
@@ -17,10 +16,9 @@
 //!
 //! A file of the table that the library has replaced differs in these points from the kernel's
 //! file:
-//! - The text is made when the program opens the file. A program that keeps the file open and reads
-//!   it again reads the same text.
-//! - The limits of a namespace are fixed when it is created. Opening one of the files under
-//!   `/proc/sys/kernel` for writing fails with `EACCES`, also for root.
+//! - The text is made when the program opens the file, and does not change afterwards.
+//! - The limits of a namespace are fixed. Opening a file under `/proc/sys/kernel` for writing fails
+//!   with `EACCES`, also for root.
 //! - In `/proc/sysvipc/shm`, the columns `rss` and `swap` are 0.
 //! - fstat(2) describes the memfd.
 //!
@@ -113,8 +111,8 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::ACCESS);
     }
-    // The program has opened a file that this library must replace. If the process cannot join the
-    // namespace, there is no text for the file, and the program's open(2) fails with `EACCES`.
+    // If the process cannot join the namespace, there is no text for the file, and the program's
+    // open(2) fails with `EACCES`.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();

@@ -1,39 +1,39 @@
 //! The process as a task of the namespace.
 //!
-//! When the library is loaded, it maps the namespace and reads the identity of this program
-//! (`Program`). At the first IPC call, the program may already have lost the right to open files.
-//! The mapping takes up addresses, but no line (64 bytes) of the namespace, because most programs
-//! that inherit `LD_PRELOAD` never make a call. The first call registers the process.
+//! When the library is loaded, it maps the namespace and reads the identity of the program
+//! (`Program`): at its first IPC call, the program may no longer have the right to open files. The
+//! first call registers the process, so a program without IPC calls takes no line (64 bytes) of the
+//! namespace.
 //!
 //! If a process cannot be registered, its calls fail with `ENOSYS`, as on a kernel without System V
 //! IPC. One line on standard error says why.
 //!
 //! # Fork
 //! A child is a task of its own, without undo adjustments. If segments are attached, the child
-//! registers during the fork (module `fork`). The kernel zeroes the *wiped page* in the child of
-//! any kind of fork (`MADV_WIPEONFORK`). So the child lacks two words of its parent:
-//! - The address of the task. So a call reads one word to know whether it runs in a new child.
-//! - The parent's pid. If a signal handler forks while it interrupts an IPC call, a copy of the
-//!   call goes on in the child. That copy finds another pid (`Task::tell_copies_by`), and ends with
+//! registers during the fork (module `fork`).
+//!
+//! The kernel zeroes the *wiped page* in the child of any kind of fork (`MADV_WIPEONFORK`). The
+//! child therefore lacks two words of its parent:
+//! - The address of the task. One word tells a call whether it runs in a new child.
+//! - The parent's pid. A signal handler may fork while it interrupts an IPC call, and a copy of the
+//!   call goes on in the child. The copy finds another pid (`Task::tell_copies_by`), and ends with
 //!   `EINTR`.
 //!
 //! # A child of vfork(2)
 //! A child of vfork(2) shares its parent's memory and wiped page (zeroed only by a fork):
 //! - If the parent has a task, the child acts as that task until it calls execve(2). To notice the
 //!   vfork(2), each call would need a system call.
-//! - If the parent has no task, the page still contains the parent's pid, and the child's first
-//!   call fails with `ENOSYS`. If the child registered a task, the parent would later use it.
+//! - If the parent has no task, the child's first call fails with `ENOSYS`. A task of the child
+//!   would later be that of the parent.
 //!
 //! # Exec
-//! A program that a process becomes by execve(2) takes over the task of the process at its first
-//! call, so undo survives. If the program makes no call, the recovery of the namespace applies
-//! undo.
+//! After execve(2), the new program takes over the task at its first call, so undo survives. If it
+//! makes no call, the recovery of the namespace applies undo.
 //!
 //! # Locks
 //! The wiped page (zeroed in a forked child) contains three locks: of registration, of attached
 //! segments, and of the tables of signal handlers. So a child never inherits them locked. A thread
-//! blocks signals while it holds one, so a handler never waits for a lock of its own thread. The
-//! lock of attached segments is taken before the lock of registration.
+//! blocks signals while it holds one. Lock order: attached segments, then registration.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
@@ -95,13 +95,13 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// The task that was registered last. In a forked child, this is the parent's task until the child
-/// has registered its own.
+/// The task that was registered last: in a forked child, the parent's task until the child has
+/// registered its own.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
 /// True while a thread holds [`AttachLock`]. A child inherits this flag, but not the lock itself.
-/// If the flag is true in a child, the fork came while a thread of the parent changed the list of
-/// attached segments. So the child cannot rely on its copy of this list.
+/// If the flag is true in a child, the fork interrupted a change of the list of attached segments,
+/// and the child cannot rely on its copy of the list.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
 /// Maps the page that the kernel zeroes in a forked child, and registers a fork handler with the C
@@ -128,12 +128,10 @@ pub(crate) fn join() {
 }
 
 /// Stores the pid of this process as the owner of its memory. The C library calls this function in
-/// a child of fork(2), as a fork handler. In a child of vfork(2) it is never called, since the
-/// memory belongs to the parent.
+/// a child of fork(2), as a fork handler, but not in a child of vfork(2).
 extern "C" fn own() {
     if let Some(page) = known_page() {
-        // ORDERING: Relaxed. The process has only one thread now. A child that is forked later gets
-        // a copy of the memory with this store.
+        // ORDERING: Relaxed. The process has only one thread now.
         page.owner.store(pid(), Ordering::Relaxed);
     }
 }
@@ -189,10 +187,9 @@ pub(crate) fn pid() -> u32 {
 /// Registers this process, a forked child that has the segments of its parent attached. `parent` is
 /// the copy of the parent's task in the child's memory. No call uses that copy later.
 ///
-/// A child may be unable to register, for instance in another pid namespace. It then keeps its
-/// mappings of the segments, although nattch does not count it. It also keeps its parent's hold (a
-/// mapped file, see `hold`). While it has the hold, nattch still counts the parent's attaches, even
-/// if the parent is killed.
+/// A child that cannot register, for instance in another pid namespace, keeps its mappings of the
+/// segments, and its parent's hold (a mapped file, see `hold`). Meanwhile nattch does not count the
+/// child, but counts the parent's attaches even if the parent is killed.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -210,9 +207,8 @@ pub(crate) fn refresh_cred() {
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // A forked child gets a copy of this task, and `Task::fork` reads the credentials in this
-        // copy. The lock of attached segments prevents a fork while the credentials are half
-        // stored.
+        // The lock of attached segments prevents a fork while the credentials are half stored.
+        // `Task::fork` reads them in the child's copy of the task.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
@@ -238,8 +234,7 @@ pub(crate) fn refresh_thread_cred() {
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
     let changes = CRED_CHANGES.load(Ordering::Relaxed);
-    // A child of vfork(2) shares the memory of its parent. So `task` and `ASKED` (the version of
-    // the credentials read last) belong to the parent, and the child changes neither.
+    // A child of vfork(2) must not change `task` and `ASKED`, which belong to its parent.
     if ASKED.get() != changes && task.pid() == pid() {
         ASKED.set(changes);
         task.set_thread_cred(cred::current());
@@ -278,8 +273,8 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // A child that was made by clone(2) through syscall(2) has run no fork handler. So the wiped
-    // page, which the kernel zeroes at a fork, lacks the child's pid. Store the pid now.
+    // A child that was made by clone(2) through syscall(2) has run no fork handler, so store its
+    // pid now.
     own();
     let made = match forked_from() {
         Some(parent) => forked(parent),
@@ -307,9 +302,9 @@ fn why_not(who: &str, errno: Errno) -> String {
 /// Registers this process, a child of the process of `parent`, and returns its task. From now on
 /// nattch counts the child.
 ///
-/// So this function unmaps the parent's hold (a locked file that keeps attaches counted, module
-/// `hold`), and maps a hold of the child. It also creates the child's mark: a file that tells the
-/// next program after execve(2) to detach the segments (module `shm`).
+/// The child gets a hold of its own (a locked file, module `hold`) in place of its parent's. It
+/// also gets a mark: a file that tells the next program after execve(2) to detach the segments
+/// (module `shm`).
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());
@@ -318,9 +313,8 @@ fn forked(parent: &Task) -> Result<Task, Errno> {
     Ok(task)
 }
 
-/// Returns the child's copy of its parent's task, or none. The copy exists if this process was
-/// forked without the C library and has segments attached. The caller holds the lock of
-/// registration.
+/// Returns this child's copy of its parent's task, if the child was forked without the C library
+/// and has segments attached. The caller holds the lock of registration.
 fn forked_from() -> Option<&'static Task> {
     // ORDERING(preload-last): Acquire. Pairs with the store in `publish`, so the task is complete.
     let last = LAST.load(Ordering::Acquire);
@@ -356,8 +350,8 @@ fn known_page() -> Option<&'static Page> {
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that the kernel zeroes in a forked child. The caller knows that this process or
-/// its parent has a task, so the page exists.
+/// Returns the page that the kernel zeroes in a forked child. It exists, because this process or
+/// its parent has a task.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
@@ -376,8 +370,8 @@ fn map_page() {
     }
 }
 
-/// Returns the namespace. Maps its memory into this process first, if no earlier call has done so.
-/// The caller holds the lock under which the process registers.
+/// Returns the namespace, and maps it if no earlier call has done so. The caller holds the lock of
+/// registration.
 fn namespace() -> Result<&'static Namespace, String> {
     // ORDERING(preload-namespace): Acquire. Pairs with the Release store in this function: the
     // namespace is complete.
@@ -431,9 +425,8 @@ impl Drop for PageLock {
 pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
-    /// Takes the lock of attached segments, which is in the page that the kernel zeroes in a forked
-    /// child. The page is mapped, since no process registers a task without it, and this process or
-    /// its parent has a task.
+    /// Takes the lock of attached segments. It is in the page that the kernel zeroes in a forked
+    /// child. That page is mapped, because this process or its parent has a task.
     pub(crate) fn take() -> Self {
         let lock = PageLock::take(&page().is_attaching);
         // ORDERING: Relaxed. Only a forked child reads `IS_ATTACHING`, and the child has a copy of
@@ -450,13 +443,13 @@ impl Drop for AttachLock {
     }
 }
 
-/// Takes the lock of the tables of signal handlers. A child of vfork(2) changes no table and takes
-/// no lock. If the page with the lock could not be mapped, the function only blocks signals, so
-/// that no handler of this thread uses the tables.
+/// Takes the lock of the tables of signal handlers, and blocks all signals. A child of vfork(2),
+/// which changes no table, takes no lock. Nor does a process that could not map the page with the
+/// lock.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
-    // Block all signals before `PageLock::take`, which blocks them too. The drop of the `PageLock`
-    // restores the signal mask that `take` has found. All signals are blocked in that mask, so they
-    // stay blocked until the caller drops `blocked`, which it does last.
+    // `PageLock::take` blocks all signals, and its drop restores the mask that `take` has found. So
+    // block all signals first: they then stay blocked until the caller drops `blocked`, which it
+    // does last.
     let blocked = BlockedSignals::new();
     let page = known_page().filter(|_| is_own());
     (page.map(|page| PageLock::take(&page.is_handling)), blocked)

@@ -106,8 +106,8 @@ fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
 
 /// semctl(2).
 ///
-/// semctl(2) is variadic in C. The fourth argument is a number or a pointer. On the machines that
-/// this crate supports, it is in the register of a plain fourth argument.
+/// semctl(2) is variadic in C. On the machines that this crate supports, its fourth argument is in
+/// the register of a plain one.
 ///
 /// # Safety
 ///

@@ -1,23 +1,21 @@
 //! shmget(2), shmat(2), shmdt(2), shmctl(2), if `COREWALK_IPC_SHM` names a folder.
 //!
-//! If `COREWALK_IPC_SHM` is not set, this library passes the calls on to the C library. The
-//! kernel's segments are mapped memory too, and as fast. If the variable names a folder, a segment
-//! is a file in that folder, and shmat(2) maps the file.
+//! If `COREWALK_IPC_SHM` is not set, this library passes the calls on to the C library. If the
+//! variable names a folder, a segment is a file in that folder, and shmat(2) maps the file.
 //!
 //! # Locks
 //!
-//! One lock of the process covers every call that attaches or detaches a segment, including the
-//! mmap(2) or munmap(2). A fork takes the lock too (`fork`). So in the child, the list of attached
-//! segments agrees with the mappings.
+//! One lock of the process covers every attach and detach, with its mmap(2) or munmap(2). A fork
+//! takes the lock too (`fork`), so in the child the list of attached segments agrees with the
+//! mappings.
 //!
-//! The thread that holds the lock blocks all signals. The lock is in the page that the kernel
-//! zeroes in a child, so the child does not inherit it locked.
+//! The thread that holds the lock blocks all signals.
 //!
 //! # Marks
 //!
-//! execve(2) detaches all segments, but the next program may never call this library to count that.
-//! So while a process has a segment attached, the library keeps a *mark* for it: the file
-//! `exec-PID` in the folder of segments.
+//! execve(2) detaches all segments, but the next program may make no call. So while a process has a
+//! segment attached, the library keeps a *mark* for it: the file `exec-PID` in the folder of
+//! segments.
 //!
 //! When a program is loaded, the library removes the mark of its pid. If there was a mark, the
 //! library registers the process at once, which detaches the segments of the previous program.
@@ -111,9 +109,9 @@ pub(crate) fn resolve() {
 
 /// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
-/// If the program cannot join the namespace, this function prints no error, because the program may
-/// never make an IPC call. Instead it leaves the mark in place (a file, see `mark`). Then the next
-/// program, after a further execve(2), tries again. Until then nattch counts the old attaches.
+/// If the program cannot join the namespace, the mark (the file that `mark` creates) stays. The
+/// program after a further execve(2) then tries again. Until then nattch counts the old attaches.
+/// No error is printed, because the program may never make an IPC call.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
@@ -125,8 +123,7 @@ pub(crate) fn detach_former() {
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Ignore an error of openat(2). Without this file, the next program after execve(2) does not
-    // know that segments were attached. Then nattch counts their attaches until the process ends.
+    // Ignore an error. Without the mark, nattch counts the attaches until the process ends.
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 

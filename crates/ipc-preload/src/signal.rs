@@ -2,14 +2,14 @@
 //! ends the call's wait with `EINTR`.
 //!
 //! In the kernel, an IPC call queues itself and sleeps in one step. In this library the call is
-//! queued first, and then sleeps by futex(2). A signal handler that runs between these two steps
-//! must prevent the sleep. Otherwise a program that relies on the signal would wait for ever.
+//! queued first, and then sleeps by futex(2). A signal handler that runs in between must prevent
+//! the sleep, or the call would wait for ever.
 //!
-//! So the handler changes the futex word on which the call is about to sleep. A counter of signals,
-//! which the call compares before the sleep, would miss a signal after the comparison.
+//! To prevent the sleep, the handler changes the futex word on which the call is about to sleep. A
+//! counter of signals would not do: a signal may come after the call has read the counter.
 //!
-//! To end the wait of an interrupted call, the library installs an *entry*, a few instructions of
-//! its own, in place of every handler. The entry ends the wait and jumps to the program's handler.
+//! The library installs an *entry*, a few instructions of its own, in place of every handler. The
+//! entry ends the wait of an interrupted call, and jumps to the program's handler.
 //!
 //! The handler finds the registers, the stack and the return address as the kernel has left them.
 //! So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are
@@ -22,17 +22,17 @@
 //! 1. It writes the new handler to the table of the other entry.
 //! 2. One system call installs that other entry with the new flags.
 //!
-//! So a signal that arrives meanwhile runs the old handler with the old flags, or the new handler
-//! with the new flags.
+//! A signal that arrives between the two steps runs the old handler with the old flags. After the
+//! second step, it runs the new handler with the new flags.
 //!
-//! A child of vfork(2) shares its parent's memory, and so the tables of handlers. But in the kernel
-//! it has signal handlers of its own. So in such a child the library changes no table, and installs
-//! the program's handler directly, without an entry. That handler ends no wait.
+//! A child of vfork(2) has signal handlers of its own, but shares the tables with its parent. So in
+//! such a child the library changes no table, and installs the program's handler without an entry.
+//! That handler ends no wait.
 //!
 //! # Limits
 //! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` have no entry
-//!   (the library's code before a handler). So they end no wait. Instructions raise these signals.
-//!   They interrupt a wait only if a process sends them.
+//!   (the library's code before a handler), and end no wait. Instructions raise these signals; they
+//!   interrupt a wait only if a process sends them.
 //! - Handlers that are installed without libc's functions have no entry either.
 //! - An entry reads its table a few instructions after the kernel has jumped to it. If two new
 //!   handlers are installed in between, the second one runs with the flags of the old handler.
@@ -54,15 +54,14 @@ const SIGNALS: usize = 65;
 /// `SIG_HOLD` of sigset(3), which like `SIG_ERR` is a constant and not the address of a handler.
 const SIG_HOLD: sighandler_t = 2;
 
-/// Signals whose handlers the library does not wrap with an entry (code of its own that runs
-/// first). Instructions raise the first six, and programs cannot handle the other two.
+/// Signals whose handlers get no entry (code of this library that runs first). Instructions raise
+/// the first six, and programs cannot handle the other two.
 const LEFT_ALONE: [c_int; 8] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGKILL, SIGSTOP];
 
 /// The number of entries, and of their tables of handlers.
 const ENTRIES: usize = 2;
 
-/// The program's handler of each signal. There are two such tables, one for each entry (the
-/// library's code that runs before a handler).
+/// The program's handler of each signal, in one table for each of the two entries.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
@@ -98,8 +97,7 @@ extern "C" fn arrived<const ENTRY: usize>(signal: c_int) -> *mut c_void {
 #[unsafe(naked)]
 unsafe extern "C" fn entry<const INDEX: usize>(_: c_int, _: *mut c_void, _: *mut c_void) {
     std::arch::naked_asm!(
-        // The three pushes and the return address take 32 bytes, so the stack is aligned for the
-        // call.
+        // Three pushes and the return address keep the stack aligned for the call.
         "push rdi",
         "push rsi",
         "push rdx",
@@ -142,21 +140,19 @@ fn cell(signal: c_int) -> Option<usize> {
 /// Begins a call that changes or reads the handler of `signal`.
 ///
 /// There are two entries (the library's code that runs before a handler), each with a table of
-/// handlers. If `handler` is a function, it is stored in the table of the entry that is not
-/// installed for `signal`. So a signal that arrives now still finds the old handler, in the table
-/// of the installed entry.
+/// handlers. The new handler goes to the table of the entry that is not installed for `signal`.
+/// Until the kernel has installed that entry, a signal finds the old handler in the other table.
 ///
-/// Returns the lock of the two tables, and the address that the kernel must install as the handler.
-/// The caller holds the lock until the kernel has installed it.
+/// Returns a guard of the lock of the tables, and the address that the kernel must install as the
+/// handler. The caller keeps the guard until the kernel has installed it.
 fn begin(
     signal: c_int,
     cell: usize,
     handler: Option<sighandler_t>,
 ) -> ((Option<PageLock>, BlockedSignals), sighandler_t) {
     let lock = process::lock_tables();
-    // A program that calls rt_sigaction(2) without this library gets the address of an entry (the
-    // library's code before a handler) as the old handler. So it may pass this address as
-    // `handler`.
+    // A program may pass the address of an entry (the library's code before a handler) as
+    // `handler`, if it got that address from rt_sigaction(2) without this library.
     let [first, second] = entries();
     let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
     let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -171,9 +167,8 @@ fn begin(
     (lock, entries()[free])
 }
 
-/// Replaces the address that the kernel has reported as the handler of a signal. If it is an entry
-/// of this library (its code before the program's handler), returns the program's handler.
-/// Otherwise returns the address unchanged.
+/// If the address that the kernel has reported as a handler is an entry of this library, returns
+/// the program's handler. Otherwise returns the address unchanged.
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -283,8 +278,8 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
         return unsafe { next(signal, handler) };
     };
     let (lock, installed) = begin(signal, cell, Some(handler));
-    // sigset(3) also changes the signal mask. The release of the lock restores the former signal
-    // mask. So for sigset(3) the lock is released before the call.
+    // sigset(3) also changes the signal mask, and the release of the lock restores the mask. So
+    // release the lock first.
     let lock = (!is_sigset).then_some(lock);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };
@@ -303,8 +298,8 @@ macro_rules! replacing {
         }
         $(
             /// Calls the function of the same name in the C library. If `handler` is a function,
-            /// installs an entry in its place. (An entry is code of this library that ends the wait
-            /// of an IPC call, and then runs `handler`.)
+            /// installs an entry in its place: code of this library that ends the wait of an IPC
+            /// call, and then runs `handler`.
             ///
             /// # Safety
             ///

@@ -3,9 +3,8 @@
 //! syscall(2) is variadic in C. Its arguments are where a plain function with seven arguments has
 //! them: six in registers, the last one on the stack.
 //!
-//! For system calls that this library does not answer, the function jumps to the C library's
-//! syscall(2), with the stack as the caller left it. So even clone(2) through syscall(2) works as
-//! without this library.
+//! For system calls that this library does not answer, it jumps to the C library's syscall(2) with
+//! the stack unchanged. So even clone(2) works as without this library.
 //!
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 
@@ -31,9 +30,8 @@ next! {
 /// The address of the C library's syscall(2), or null until it is looked up.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// The numbers of the system calls that this library handles. The calls from `SYS_setuid` on may
-/// change credentials. `dispatch` passes them on to the kernel, and then reads the credentials of
-/// the calling thread again.
+/// The numbers of the system calls that this library handles. After a call from `SYS_setuid` on,
+/// `dispatch` reads the credentials of the calling thread again.
 const CALLS: &[c_long] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,

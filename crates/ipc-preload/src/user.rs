@@ -1,9 +1,8 @@
 //! Memory of the program that a call reads or writes.
 //!
-//! The kernel returns `EFAULT` for a bad address. This library runs in the program, and an access
-//! to a bad address would end the program with `SIGSEGV`. The library installs no handler, since
-//! the program may have its own. So before an access [`check`] makes a system call that touches the
-//! address and changes nothing:
+//! The kernel returns `EFAULT` for a bad address. This library runs in the program, which an access
+//! to a bad address would end with `SIGSEGV`. So before an access, [`check`] makes a system call
+//! that touches the address and changes nothing:
 //!
 //! | access | checked by |
 //! |---|---|
@@ -16,22 +15,21 @@
 //! remembers some ranges of addresses that it has found accessible:
 //!
 //! - The stack: the range from the stack pointer, at the time of a check, to the highest address
-//!   that the check has found accessible. While the thread's stack pointer is in this range, the
-//!   memory above it belongs to functions that have not returned.
+//!   that the check has found accessible. A later call whose stack pointer is in this range need
+//!   not check the memory above the pointer.
 //! - The program's image and its heap: the last few accessible ranges below the program break
 //!   (brk(2)). When the break falls below a range, the thread forgets the range.
 //!
 //! In most programs, the operations of semop(2) and the messages are on the stack, on the heap or
-//! in the program's image. A thread does not remember other memory (mmap(2), the heaps of further
-//! threads). For such memory, each call makes one system call per page, to check that it is
-//! accessible.
+//! in the program's image. For other memory (mmap(2), the heaps of further threads), each call
+//! makes one system call per page.
 //!
 //! # Limits
 //!
 //! In two cases the program gets `SIGSEGV` where the kernel would return `EFAULT`:
 //! - Another thread unmaps the memory during the call.
-//! - An earlier call has checked a part of the stack, the image or the heap. The program unmaps or
-//!   protects it, and then passes it to a call.
+//! - The program unmaps or protects memory that an earlier call has found accessible, and then
+//!   passes it to a call.
 //!
 //! Source: rt_sigprocmask(2), futex(2), brk(2). The use of rt_sigprocmask(2) to check that memory
 //! can be read is from `AddressIsReadable` of Abseil.
@@ -44,8 +42,7 @@ use std::ptr;
 
 use crate::syscall;
 
-/// The smallest page size of all machines. On a machine with larger pages, the check for access
-/// makes more than one system call per page.
+/// The smallest page size of all machines.
 const PAGE: usize = 4096;
 
 /// Number of bytes above the stack pointer within which an address counts as part of the stack.
@@ -67,7 +64,6 @@ struct Range {
 }
 
 /// How many ranges of the image and heap a thread remembers as accessible, for each kind of access.
-/// A loop that sends messages and calls `IPC_STAT` uses two or three ranges.
 const RANGES: usize = 4;
 
 /// The address ranges that this thread remembers as accessible. All begin and end at page
@@ -174,9 +170,8 @@ impl Range {
 }
 
 impl Known {
-    /// Remembers an accessible range of the program's image or heap. If a remembered range overlaps
-    /// `range` or is adjacent to it, extends that range. Otherwise `range` replaces the oldest
-    /// remembered range.
+    /// Remembers an accessible range of the program's image or heap. Extends a remembered range
+    /// that overlaps `range` or is adjacent to it. Otherwise `range` replaces the oldest one.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
@@ -193,8 +188,7 @@ impl Known {
     /// the end of `range` is accessible. Returns true if so.
     fn note_stack(&self, here: usize, range: Range) -> bool {
         // SAFETY: the function takes no argument. The result is the address of the thread's `struct
-        // pthread`. The C library keeps it at the upper end of the stack of each thread but the
-        // first. So addresses above it do not belong to the stack.
+        // pthread`. It lies at the upper end of the stack of each thread but the first.
         let thread = unsafe { libc::pthread_self() } as usize;
         let is_beyond = here < thread && thread < range.end;
         if range.start < here || range.end - here > STACK_MAX || is_beyond {
@@ -210,7 +204,7 @@ impl Known {
     }
 }
 
-/// Makes system calls to check that a range of addresses is accessible. Remembers the range if it
+/// Checks by system calls that a range of addresses is accessible. Remembers the range if it
 /// belongs to the stack, the heap or the program's image.
 #[cold]
 fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
@@ -245,9 +239,8 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // This system call reads a signal set from the word at `address`. But address 0 means "no set",
-    // and the kernel reads nothing there. So if `address` is in the first word of page 0, read the
-    // second word of that page instead.
+    // The system call reads a signal set, but takes address 0 for "no set". So for an address in
+    // the first word of page 0, read the second word of that page.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
     // SAFETY: the kernel reads the signal set, and then fails with `EINVAL`, because `unknown` is
     // no valid operation. So the signal mask does not change.

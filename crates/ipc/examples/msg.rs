@@ -1,9 +1,8 @@
 //! Measures nanoseconds per message, sent and received, for corewalk and for the kernel.
 //!
 //! Run it with `cargo run --release -p corewalk-ipc --example msg [seconds per row]`. Rounds of
-//! corewalk and of the kernel alternate. Each row shows the medians of seven rounds. The last
-//! columns of a row show the smallest and the largest ratio of the kernel's time to corewalk's in
-//! one round.
+//! corewalk and of the kernel alternate. Each row shows the medians of seven rounds. The last two
+//! columns show the smallest and the largest ratio of the kernel's time to corewalk's.
 //!
 //! Source: msgop(2).
 

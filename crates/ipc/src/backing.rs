@@ -10,14 +10,12 @@
 //! # Holds
 //!
 //! After fork(2) a child has its parent's segments mapped, but nattch (the number of attaches)
-//! includes the child only later: before the fork, the parent knows no pid of the child. If the
-//! parent is killed in between, no record shows the child's attaches. Then nattch must keep the
-//! attaches of the dead parent in place of the child's.
+//! includes the child only later, when its pid is known. If the parent is killed in between, nattch
+//! must keep the attaches of the dead parent in place of the child's.
 //!
-//! For this purpose, a task (a process of the namespace) with attaches has a *hold*: an open file
-//! with a flock(2) lock, which the host program maps.
-//! - Each child inherits the mapping, however it is created, and unmaps it when nattch includes the
-//!   child.
+//! To show that such a child exists, a task with attaches has a *hold*: an open file with a
+//! flock(2) lock, which the host program maps.
+//! - Each child inherits the mapping, and unmaps it when nattch includes the child.
 //! - execve(2) and the end of the process remove the mapping, too.
 //! - As long as the lock of a dead task's hold exists, nattch keeps the attaches of that task.
 //!
@@ -53,8 +51,8 @@ pub enum Access {
 
 /// Creates, opens and removes the memory of segments.
 ///
-/// The namespace may hold one of its locks when it calls `create`, `remove`, `is_held` or `forget`.
-/// To avoid a deadlock, these functions must not call the namespace.
+/// The functions `create`, `remove`, `is_held` and `forget` must not call the namespace, which may
+/// hold a lock when it calls them.
 #[expect(unused_variables, reason = "a default has no holds")]
 pub trait Backing: Send + Sync {
     /// Creates the memory of a new segment: `size_bytes` zero bytes.
@@ -77,39 +75,36 @@ pub trait Backing: Send + Sync {
     /// Returns false if this process lacks the permission to remove the segment's memory. The
     /// namespace later calls `remove` again in other processes, which may have the permission.
     ///
-    /// After a process was killed, the namespace may call `remove` again for the same segment, also
-    /// from two tasks at once. It may also call `remove` for a segment without memory. In these
-    /// cases `remove` must do nothing.
+    /// The namespace may call `remove` again for the same segment, also from two tasks at once, and
+    /// for a segment without memory. In these cases `remove` must do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
     /// Returns the hold of task number `task`: an open file with a flock(2) lock. The host program
     /// maps this file while the task has segments attached. It then closes the descriptor, since
-    /// the mapping keeps the lock. No other living task has this number.
+    /// the mapping keeps the lock.
     ///
     /// # Errors
     ///
-    /// Returns the errors of open(2) and flock(2). After an error, the task has no hold. If it
-    /// dies, nattch drops its attaches, even if a forked child is not counted yet.
+    /// Returns the errors of open(2) and flock(2). The task then has no hold: if it dies, nattch
+    /// drops its attaches, even if a forked child is not counted yet.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Called for a dead task that had segments attached. Its hold is a locked file, which forked
-    /// children inherit. Returns true if the lock on the hold of task number `task` still exists,
-    /// or if this is unknown. In both cases nattch keeps the attaches of the task, because a forked
-    /// child may still use the segments.
+    /// Returns true if the hold (the locked file) of the dead task number `task` is still locked,
+    /// or if this is unknown. Then a forked child may still use the segments, and nattch keeps the
+    /// attaches of the task.
     fn is_held(&self, task: u32) -> bool {
         false
     }
 
-    /// Tells this `Backing` that task number `task` has no attaches and will get no more. It can
-    /// then delete the task's hold (the locked file that forked children inherit).
+    /// Called when task number `task` has no attaches and will get no more. The function can delete
+    /// the task's hold.
     fn forget(&self, task: u32) {}
 }
 
-/// The [`Backing`] of a process that uses no segments. Other processes of the same namespace may
-/// use segments. `NoBacking` has no access to the memory of segments, so it cannot remove it. Nor
-/// can it see whether a hold (the locked file of a task) is still locked.
+/// The [`Backing`] of a process that uses no segments, in a namespace whose other processes may use
+/// them. It cannot remove memory of segments, nor see whether a hold is still locked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBacking;
 
@@ -169,7 +164,7 @@ impl Backing for Memfds {
 }
 
 /// Lengthens an empty file. The function checks the limit of `ulimit -f` itself, because the kernel
-/// would send SIGXFSZ, which ends the process unless the program handles it.
+/// would send SIGXFSZ.
 ///
 /// # Errors
 ///

@@ -1,15 +1,13 @@
 //! Counts of waits for a lock that another call holds, like those of the kernel's lock_stat.
 //!
 //! A wait begins when a call finds a lock held, or the word of a semaphore frozen (locked by
-//! another call). The wait ends when the call has the lock or the word, or when it gives up the
-//! word and takes the lock of the set.
+//! another call). It ends when the call has the lock or the word, or takes the set's lock instead.
 //!
-//! Other delays are not counted: a failed compare-exchange, after which the call tries again at
-//! once, and a wait for a semaphore's value or for a message.
+//! Not counted are failed compare-exchanges, and waits for a semaphore's value or for a message.
 //!
 //! The table `lock-share` of `corewalk-lab` shows the counts. Waits are counted only with
 //! [`NamespaceOptions::is_contention_counted`]. A call that counts a wait reads the clock twice,
-//! and these two reads take as long as a call holds a lock.
+//! which takes as long as a call holds a lock.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!
@@ -25,13 +23,12 @@ pub struct Contention {
     /// The number of times that a call found a lock held, or a semaphore frozen (locked by another
     /// call).
     pub contentions: u64,
-    /// The total time of all these waits, in nanoseconds of the wall clock.
+    /// The total time of the counted waits, in nanoseconds of the wall clock.
     pub waited_ns: u64,
 }
 
-/// The counters behind [`Contention`] for one process and one namespace, in the order of its
-/// fields. `None` if waits are not counted. The counters have their own cache lines, apart from the
-/// fields that every call reads.
+/// The counters behind [`Contention`], in the order of its fields. `None` if waits are not counted.
+/// The counters have their own cache lines, apart from the fields that every call reads.
 #[derive(Default)]
 pub(crate) struct Counts(pub(crate) Option<CachePadded<[AtomicU64; 2]>>);
 

@@ -2,13 +2,12 @@
 //! is killed before each store of the recovery.
 //!
 //! A [`Case`] prepares a semaphore set, and names the call during which a task, the victim, is
-//! killed. Two runs give the expected states: in one the victim dies before its call, in the other
-//! after it. After each kill, the namespace must be in one of these two states, and [`audit`] must
-//! find nothing wrong.
+//! killed. Two runs give the allowed states: the victim dies before its call, or after it. After
+//! each kill, the namespace must be in one of these two states, and [`audit`] must find nothing
+//! wrong.
 //!
-//! Two controls (mutation tests) leave out a step of recovery, and the test must notice it. In the
-//! first control, recovery finds no logs. In the second, the locks of dead tasks count as free, so
-//! recovery repairs nothing.
+//! Two controls (mutation tests) must fail. In the first, recovery finds no logs. In the second,
+//! the locks of dead tasks count as free, so recovery repairs nothing.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -92,8 +91,8 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The waiting task may still hold the set's lock. `GETNCNT` takes the set's lock too, so it
-        // returns only after the waiting task has released the lock.
+        // The waiting task may still hold the set's lock. `GETNCNT` takes that lock, too, so it
+        // returns only after that.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }
@@ -124,8 +123,8 @@ impl World {
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
-                // The killed task may have completed the waiting call, and may have been killed
-                // before it woke the thread of that call. So repeat the wake-up.
+                // The killed task may have completed a waiting call without waking the call's
+                // thread. So repeat the wake-up.
                 wake_waiting(&waiter.task);
                 thread::yield_now();
             }
@@ -135,8 +134,7 @@ impl World {
     }
 
     fn end(self) {
-        // The case under test may have removed the set already, and so ended the waiting calls.
-        // Then this removal fails, which is no error.
+        // This removal fails if the case has already removed the set.
         let _gone = self.survivor.sem_rmid(self.id);
         for waiter in self.waiters {
             while !waiter.thread.is_finished() {
@@ -196,8 +194,8 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Makes one run for each store of the victim's call, and kills the victim (the task under test)
-/// before this store. Returns the number of stores, or a description of the first wrong state.
+/// Kills the victim (the task under test) before each store of its call, in one run for each store.
+/// Returns the number of stores, or a description of the first wrong state.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -219,9 +217,8 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills the victim (the task under test) before each store of its call. After each of these kills,
-/// also kills the task that runs recovery, before each store of the recovery. Returns the number of
-/// combinations.
+/// Kills the victim (the task under test) before each store of its call, and then the task that
+/// runs recovery before each store of the recovery. Returns the number of combinations.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -261,9 +258,8 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
 }
 
 /// Kills a task (the victim) half-way through its call, in a namespace without a free task record.
-/// Then a new process takes over the victim's task record, and is killed, too: before its first
-/// store in the first run, before its second store in the second run, and so on. Returns the number
-/// of stores of a whole take-over.
+/// A new process then takes over the victim's record, and is killed before each of its stores, in
+/// one run for each store. Returns the number of stores of a whole take-over.
 fn stop_take_over_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let half = stop_everywhere(case, Protocol::Whole)? / 2;
@@ -303,9 +299,9 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // Before the tested call, the victim has frozen (locked) the semaphore's word twice,
-            // and `GETALL` freezes it under the set's lock. Recovery must not mistake one of these
-            // earlier freezes for that of the tested call.
+            // Recovery must not mistake the log of an earlier freeze (lock) of this word for that
+            // of the tested call. So freeze it twice before the call, and once by `GETALL` under
+            // the set's lock.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

@@ -43,14 +43,15 @@ pub(crate) struct Totals {
 
 /// Returns the id of the object with `key`, or creates an object and returns its id.
 ///
-/// If the object exists, this function calls `check` before it checks the permissions. Otherwise
+/// With an existing object, this function calls `check`, and then checks the permissions. Otherwise
 /// `make` creates an object with the given owner and mode.
 ///
 /// # Errors
 ///
-/// Fails with `ENOENT` if no object exists and `CREATE` is not given, with `EEXIST` if one exists
-/// and `CREATE` and `EXCLUSIVE` are given, and with `EACCES` if the mode denies access. Also
-/// returns the errors of `check`, `make` and the security hook.
+/// - `EACCES`: the object's mode denies access.
+/// - `EEXIST`: an object exists, and both `CREATE` and `EXCLUSIVE` are given.
+/// - `ENOENT`: no object exists, and `CREATE` is not given.
+/// - The errors of `check`, `make` and the security hook.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,

@@ -1,10 +1,9 @@
-//! Functions that read and write words of shared memory, with a lock for the ordering. Also
-//! functions for two numbers in one word.
+//! Reads and writes words of shared memory whose order a lock determines. Packs two numbers into
+//! one word.
 //!
-//! Most words of the region (the memory of a namespace) are read and written under a lock, or in a
-//! section of a sequence count. The lock or the count orders the accesses, so each access itself
-//! may be relaxed. It must be atomic all the same, since another process may write to the shared
-//! mapping at any time.
+//! A lock or a sequence count orders most accesses to the region (the memory of a namespace), so
+//! each access may be relaxed. It must be atomic all the same, since another process may write to
+//! the shared mapping at any time.
 //!
 //! Source: `docs/developing/style.md` section 4.
 

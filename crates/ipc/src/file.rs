@@ -1,10 +1,9 @@
 //! The file of a namespace that several processes share: how a process creates the file, joins the
 //! namespace in it, or refuses the file.
 //!
-//! The namespace's file contains the region (the memory of the namespace). The header describes the
-//! region. A process checks the header against the size of the file before it maps anything. It
-//! accesses the mapped region only by the number of a line (64 bytes), which is checked against the
-//! region's bounds.
+//! The namespace's file contains the region (the memory of the namespace), and a header that
+//! describes the region. A process checks the header against the size of the file before it maps
+//! anything. It then accesses the region only by bounds-checked line numbers.
 //!
 //! # Making and joining
 //!
@@ -27,8 +26,8 @@
 //! - A file of another user, unless the caller is root: a user with write access to the file could
 //!   make calls return anything.
 //!
-//! If a file is truncated while it is mapped, each process that uses it gets `SIGBUS`. A memfd is
-//! sealed against truncation. Other files are not protected.
+//! If a mapped file is truncated, each process that uses it gets `SIGBUS`. A memfd is sealed
+//! against truncation.
 //!
 //! Source: flock(2), memfd_create(2) `F_SEAL_SHRINK`, pid_namespaces(7).
 
@@ -202,16 +201,16 @@ pub(crate) fn map(
 
 /// Maps the namespace in a file. Returns `None` if the file has no complete namespace.
 ///
-/// This function takes no lock, since the maker of a namespace writes the magic number last: a file
-/// with the magic number is complete. A lock would not exclude every maker. A process that shares
-/// its open file description with the maker also shares the maker's flock(2) lock.
+/// This function takes no lock. The maker of a namespace writes the magic number last, so a file
+/// with the magic number is complete. A flock(2) lock would not exclude a maker that shares its
+/// open file description with this process.
 fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     let (words, _) = read_header(file)?;
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
-    // The first read may have returned the magic number together with older values of the other
-    // words. So read the header again, now that the magic number is known to be there.
+    // The first read may have returned the magic number with older values of the other words. So
+    // read the header again.
     let (words, size) = read_header(file)?;
     let (layout, limits) = validate(&words, size)?;
     let region = Region::shared(file, layout.lines).map_err(errno_of)?;
@@ -222,9 +221,8 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
 fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Mapped, OpenError> {
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
-    // If the maker of this namespace has died, the header has no magic number. This process can go
-    // on only if the file already has the size that this process would choose. (If the dead maker
-    // used another capacity, the size differs, and the file is refused.)
+    // If the maker has died, the header has no magic number. This process goes on if the file has
+    // the size that it would choose itself, and refuses the file otherwise.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     refuse_if(size != 0 && !is_unfinished, OpenError::NotANamespace)?;
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
@@ -271,9 +269,8 @@ fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), 
 /// Returns the header of the namespace's file, as words, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
-    // Get the size before the header, because another process may lengthen the file in between. If
-    // the size is not 0 here, the file is long enough for the header. So if the read then returns
-    // too few bytes, the file is no namespace.
+    // Get the size first, because another process may lengthen the file. If the size is not 0, the
+    // file of a namespace is long enough for the header, so a shorter read means another file.
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
@@ -290,9 +287,7 @@ fn boot_id() -> [u64; 2] {
 }
 
 /// Returns true if `program` is known to be in another pid namespace than the processes that share
-/// the namespace's file. This happens if one of these processes forks a child into another pid
-/// namespace. If `/proc` cannot be read, as in an empty root directory, the pid namespace is
-/// unknown, and the function returns false.
+/// the namespace's file, as a forked child may be. If `/proc` cannot be read, returns false.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own
@@ -318,8 +313,8 @@ mod tests {
     use super::*;
     use crate::{Cred, Namespace, NamespaceOptions};
 
-    /// Checks that a child that was forked into another pid namespace cannot register, although it
-    /// has inherited its parent's mapping.
+    /// A child that was forked into another pid namespace cannot register, although it has its
+    /// parent's mapping.
     #[test]
     fn process_in_another_pid_namespace_is_not_registered() {
         let capacity = Capacity { tasks: 4, ..Capacity::LEAST };

@@ -1,29 +1,29 @@
 //! Ids and permissions of the objects of one kind. Lookups and permission checks take no lock.
 //!
 //! An id consists of a generation and the index of a slot. A slot is a cache line that is never
-//! used for anything else, so any thread may read the slot of any id. A lookup stores nothing, so a
-//! reader that stops blocks no other thread. The reader checks two words:
-//! - The slot's sequence count tells whether the fields of the slot belong together.
+//! used for anything else, so any thread may read the slot of any id. A lookup stores nothing. It
+//! checks two words of the slot:
+//! - The sequence count tells whether the fields of the slot belong together.
 //! - The generation tells whether the slot still has the object of the id.
 //!
-//! Another thread may remove the object right after the lookup, and make another one in its memory.
-//! So each object has a tag: a number that differs from those of earlier objects in the same
+//! Another thread may remove the object right after the lookup, and make a new object in its
+//! memory. So each object has a tag, which differs from the tags of earlier objects in the same
 //! memory.
 //!
-//! The object's own words contain the tag, and so does the *payload* of the slot, the word that
-//! says where the object is. An operation compares the two tags in the same atomic step that
-//! changes a word of the object (trap I10).
+//! Both the object's own words and the *payload* of the slot (the word that says where the object
+//! is) contain the tag. An operation compares the two in the same atomic step that changes a word
+//! of the object (trap I10).
 //!
 //! Each kind of objects (sets, queues, segments) has one lock, as Linux's `ipc_ids.rwsem`. This
-//! lock protects creation, removal and `IPC_SET`. The store that ends the write section of the
-//! slot's sequence count publishes a complete object (traps I7, I11).
+//! lock protects creation, removal and `IPC_SET`. The store that ends a write section of the slot's
+//! sequence count publishes a complete object (traps I7, I11).
 //!
 //! The state words of the slots are authoritative. If a task dies with the lock of the kind held,
 //! `recover` rebuilds from these words the counts of objects, the hash table of keys, and the
 //! bitmap of the slots in use.
 //!
-//! After the removal of an object, its slot stays marked in the bitmap until all memory of the
-//! object is free. The reason is that a stopped process may still work on the object.
+//! The slot of a removed object stays marked in the bitmap until all memory of the object is free,
+//! since a stopped process may still work on the object.
 //!
 //! # Guarantees
 //!
@@ -65,8 +65,8 @@ pub const IPC_PRIVATE: i32 = 0;
 /// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// The number of times that a lookup re-reads a slot that another thread is changing. After that,
-/// the lookup waits for the lock of the object kind, which the writer holds.
+/// The number of times that a lookup re-reads a slot that another thread is changing, before it
+/// waits for the writer's lock.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
 /// The number of times that a lookup waits for the lock of the object kind (as Linux's
@@ -89,8 +89,7 @@ const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
 /// The bit of `STATE` that selects the word with the owner: `OWNER` or `SECOND_OWNER`. `IPC_SET`
-/// fills the word that is not selected. Then one store of `STATE` changes the owner and the mode at
-/// once.
+/// fills the other word. One store of `STATE` then changes owner and mode at once.
 const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 
@@ -140,8 +139,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words are copied without unpacking them into smaller fields. Unpacking was slow: the
-    /// processor stalls when one load reads the bytes of several smaller stores.
+    /// The words are copied and not unpacked: the processor stalls when one load reads the bytes of
+    /// several smaller stores.
     state: u64,
     owner: u64,
     creator: u64,
@@ -201,10 +200,9 @@ type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Err
 /// This structure contains the functions in which the kinds differ.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after a task has died that held the lock of all objects of this kind. The
-    /// repair may complete the object's removal. Returns what the object adds to the total that
-    /// `Limits` bounds, such as its number of semaphores. The caller adds up these numbers to
-    /// correct the total.
+    /// Repairs an object after a task has died with the lock of this kind held. The repair may
+    /// complete the object's removal. Returns the object's share of the total that `Limits` bounds,
+    /// such as its number of semaphores.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
     /// Frees the memory that a removed object still has. Returns true if all of it is free. Before
     /// that, no new object gets the slot of the removed one.
@@ -243,8 +241,7 @@ impl<'r> Ids<'r> {
     }
 
     /// Takes the lock of all objects of this kind (semaphore sets, queues or segments). If the last
-    /// holder of the lock has died, `lock` first completes or reverts the change that the holder
-    /// left unfinished.
+    /// holder has died, `lock` first repairs the data.
     ///
     /// # Errors
     ///
@@ -305,8 +302,7 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // The writer of the slot holds the lock of the object kind. Once this thread has
-                // taken that lock, the writer has finished.
+                // The writer of the slot holds the lock of the object kind, so wait for that lock.
                 drop(self.lock()?);
             }
         }
@@ -325,9 +321,8 @@ impl<'r> Ids<'r> {
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
     }
 
-    /// Returns the sequence count of slot `index`. If a task has died inside a write section of the
-    /// slot, this function first ends that write section. The caller holds the lock of the object
-    /// kind, such as that of all semaphore sets.
+    /// Returns the sequence count of slot `index`. First ends the write section of a dead task, if
+    /// there is one. The caller holds the lock of the object kind.
     fn closed(self, index: u32) -> &'r SeqCount {
         let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
@@ -388,10 +383,8 @@ pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64>
     (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
 }
 
-/// Returns the state word of slot `index`, which each `IPC_SET` changes. At the start of an
-/// `IPC_SET` of a message queue, the task records this word in the queue. If the task dies,
-/// recovery compares the recorded word with the present one. So it learns whether the `IPC_SET` has
-/// changed the slot.
+/// Returns the state word of slot `index`, which each `IPC_SET` changes. Recovery compares it with
+/// a recorded one to learn whether the `IPC_SET` of a dead task has changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
@@ -402,10 +395,9 @@ fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
-/// Returns the object's owner from the word `SECOND_OWNER`. A bit of the state word tells whether
-/// the owner is in this word or in `OWNER`. The attribute `cold` makes the compiler use a branch on
-/// this bit, which the processor predicts. Without a branch, the load of the owner would wait for
-/// the load of the state word.
+/// Returns the object's owner from the word `SECOND_OWNER`. The attribute `cold` makes the compiler
+/// use a branch, which the processor predicts. Without a branch, the load of the owner would wait
+/// for the load of the state word.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
@@ -491,11 +483,11 @@ impl IdsGuard<'_> {
         }
     }
 
-    /// Publishes a new object and returns its id. The generation in `perm.seq` is ignored: this
-    /// function chooses a new one. Analogous to Linux's `ipc_addid`.
+    /// Publishes a new object and returns its id. Ignores the generation in `perm.seq`. Analogous
+    /// to Linux's `ipc_addid`.
     ///
-    /// Calls `make` with the index of the new object. `make` creates the object, which no other
-    /// thread can see yet, and returns the payload: the word that says where the object is.
+    /// Calls `make` with the index of the new object. `make` creates the object, and returns its
+    /// payload: the word that says where the object is.
     ///
     /// # Errors
     ///
@@ -558,8 +550,8 @@ impl IdsGuard<'_> {
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
         let _section = self.ids.closed(object.index).write();
         put(&slot[owner_word(state)], pair(uid, gid));
-        // ORDERING(ipc-redo): Release. The state word says which word of the slot contains the
-        // object's owner. So a thread that reads the new state word must also read the new owner.
+        // ORDERING(ipc-redo): Release. A thread that reads the new state word also reads the new
+        // owner.
         slot[STATE].store(state, Ordering::Release);
         put(&slot[CTIME], ctime);
     }
@@ -567,8 +559,8 @@ impl IdsGuard<'_> {
     /// Removes the key of an object that stays until its last user detaches, and sets `flags` in
     /// its mode. Analogous to Linux's `ipc_set_key_private`.
     ///
-    /// Stores `flags` first, and then removes the key. If this task dies in between, recovery finds
-    /// an object with the flags and with a key. It then removes the key ([`Ids::forget_key`]).
+    /// Stores `flags` first. If this task dies before it removes the key, recovery does so
+    /// ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = self.ids.closed(object.index).write();
@@ -601,8 +593,8 @@ impl IdsGuard<'_> {
             let key = &self.ids.slot(index)[KEY];
             seen = high(get(key));
             if seen == object.index + 1 {
-                // Only the link to the next slot of the hash chain changes. Lookups by id take no
-                // lock and do not read this link, so the store need not change the sequence count.
+                // Only the link of the hash chain changes, which lookups without a lock do not
+                // read. So the sequence count stays.
                 put(key, pair(low(get(key)), next));
                 return;
             }

@@ -40,16 +40,16 @@ pub(crate) const SEGMENT_LINES: u32 = 1;
 /// of the task and one bit for a flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
-/// The maximum number of lines of a pool. It keeps the line numbers of semaphores below 2^27. The
-/// payload of a semaphore set (the word that says where the set is) has 27 bits for such a number.
+/// The maximum number of lines of a pool. It keeps the line numbers of semaphores below 2^27: the
+/// word that says where a set is has 27 bits for such a number.
 const LINES_MAX: u32 = 1 << 26;
 
 /// The capacity of a namespace. Address space is reserved for the whole capacity, but memory is
 /// used only when it is needed. On a file system with a size limit, creating a namespace file with
 /// the default capacity also reserves about 15 MB of memory.
 ///
-/// A call that needs more memory than the capacity allows fails with `ENOMEM`, as on a kernel
-/// without memory. Limits such as `SEMMNI` are no part of the capacity: see [`crate::Limits`].
+/// A call that needs more memory than the capacity allows fails with `ENOMEM`. For limits such as
+/// `SEMMNI` see [`crate::Limits`].
 ///
 /// # Examples
 ///
@@ -70,8 +70,8 @@ pub struct Capacity {
     /// set.
     pub undos: u32,
     /// The memory for calls that wait at semaphore sets, in lines of 64 bytes. A waiting semop(2)
-    /// with one operation takes two lines. Calls that wait at message queues have separate memory
-    /// of the same size.
+    /// with one operation takes two lines. Calls at message queues have separate memory of the same
+    /// size.
     pub waits: u32,
     /// Tasks at a time.
     pub tasks: u32,
@@ -150,8 +150,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Returns `EINVAL` if a field of `capacity` is zero or too large. Also returns `EINVAL` if a
-    /// field that has to be a power of two is not.
+    /// Returns `EINVAL` if a field of `capacity` is zero, too large, or no power of two where one
+    /// is required.
     pub(crate) fn new(capacity: &Capacity) -> Result<Self, Errno> {
         let Capacity { sets, sems, undos, waits, tasks, .. } = *capacity;
         let Capacity { queues, msgs, segments, attaches, waits: msg_waits, .. } = *capacity;
@@ -165,8 +165,7 @@ impl Layout {
         let take = |lines| next.replace(next.get() + lines);
         let ids = |slots| IdLayout::new(take(IdLayout::lines(slots)), slots);
         let pool = |lines, joins| Pool { head: take(HEAD_LINES), first: take(lines), lines, joins };
-        // Rust evaluates these fields in the order in which they are written, and each one takes
-        // the next lines. So this is also the order of the parts in memory.
+        // Each field takes the next lines, so this is the order of the parts in memory.
         Ok(Self {
             sem_ids: ids(sets),
             sets: take(sets),
@@ -195,9 +194,8 @@ impl Layout {
     /// Returns the lines of the region whose memory is allocated when the namespace is made, since
     /// any process may access them at any time.
     ///
-    /// These are all lines except those of the pools, and the first line of each pool, which a walk
-    /// over an empty pool reads. A pool allocates memory for its other lines before their first
-    /// use.
+    /// The result contains all lines outside of the pools, and the first line of each pool, which a
+    /// walk over an empty pool reads. A pool allocates its other lines before their first use.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
         let pools = self.pools();
         let starts = [0].into_iter().chain(pools.iter().map(|pool| pool.first + pool.lines));
@@ -215,9 +213,8 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // Subtract 6: each of the six pools has its first line in `fixed`. The capacity `waits`
-        // counts twice, because it is the size of two pools: one is for calls at semaphore sets,
-        // and one for calls at queues.
+        // Each of the six pools has its first line in `fixed`, so subtract 6. The capacity `waits`
+        // is the size of two pools.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

@@ -4,9 +4,10 @@
 //!
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
 //! in one region of cache lines, which the code accesses by bounds-checked line numbers and atomic
-//! words. So garbage in the region causes wrong answers and errors, but no undefined behaviour. One
-//! word of each object is authoritative for its state. If a process dies, other processes rebuild
-//! all other words from these.
+//! words. So garbage in the region causes wrong answers and errors, but no undefined behaviour.
+//!
+//! One word of each object is authoritative for its state. After the death of a process, other
+//! processes rebuild all other words from these.
 //!
 //! # Guarantees
 //! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux,
@@ -23,13 +24,12 @@
 //! # Layers: no module uses a module of a higher layer
 //! 1. Words and slots: the region's layout, locks, pools, ids, permissions, records of tasks.
 //! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
-//! 3. Recovery: reaping of dead tasks, and the watcher.
+//! 3. Recovery: the cleanup after dead tasks, and the watcher.
 //! 4. Operations: tasks, namespaces, their calls, and code that the three kinds share (`ctl`).
 //!
 //! # Lock order
 //! 1. The lock for cleaning up after one task (`REAPER` in `task_line`).
-//! 2. The lock of an object kind (`ids`): one for all sets, one for all queues, one for all
-//!    segments.
+//! 2. The lock of an object kind (`ids`): of all sets, of all queues, or of all segments.
 //! 3. The lock of one set or queue. No thread holds two of them.
 //! 4. The innermost locks: the lock of a memory pool, and the locks of a task's lists in the
 //!    private memory of its process.

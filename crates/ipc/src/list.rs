@@ -1,9 +1,9 @@
 //! Doubly linked lists of messages, waiting calls or attaches. A link is the number of a cache
 //! line.
 //!
-//! A word of the object contains the numbers of the first and the last member (the ends of the
-//! list). Each member contains its links (the numbers of its neighbours) in a word of its first
-//! line. 0 means no member. The object's lock protects all of these words.
+//! A word of the object contains the numbers of the first and the last member. A word of each
+//! member contains the numbers of its neighbours. 0 means no member. The object's lock protects
+//! these words.
 //!
 //! A damaged list gives wrong members, but no endless loop and no bad access: walks are bounded,
 //! and a number out of range leads to a line that no object uses (the scratch line).
@@ -18,8 +18,7 @@ use crate::field::{get, high, low, pair, put};
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
-    /// The first line of each member has a word with its links to its neighbours. This is the index
-    /// of that word.
+    /// The index of the word with the links to the neighbours, in the first line of each member.
     pub(crate) links: usize,
     /// The maximum number of members that a walk over this list visits: the number of lines of the
     /// pool to which all members belong.

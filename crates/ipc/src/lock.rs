@@ -1,11 +1,11 @@
 //! A robust lock in one word of the region: the lock stays usable if its holder dies.
 //!
 //! The owner is the task that holds the lock. One compare-exchange writes the whole word of the
-//! lock, so every thread that finds the lock held knows the owner:
-//! - The low half contains the owner's task number plus one, and a bit for sleeping threads. These
-//!   threads sleep by futex(2) on this half.
-//! - The high half is the owner's generation. So a later task with the same number is not mistaken
-//!   for the owner.
+//! lock, so a held lock always names its owner:
+//! - The low half contains the owner's task number plus one, and a bit for threads that sleep by
+//!   futex(2) on this half.
+//! - The high half is the owner's generation, which tells the owner from a later task with the same
+//!   number.
 //!
 //! | low half | meaning |
 //! |---|---|
@@ -20,15 +20,13 @@
 //! still alive ([`Shared::is_over`]). It checks again after ever longer sleeps.
 //!
 //! If the owner is dead, or its process now runs another program, the waiting thread takes the
-//! lock. That thread then calls the caller's `recover`, which repairs the protected data before
-//! they are used. If it dies during the repair, the next thread repairs them. In a private
-//! namespace an owner cannot die alone, so none of this runs.
+//! lock. That thread then calls the caller's `recover`, which repairs the protected data. If the
+//! thread dies during the repair, the next thread repairs them. In a private namespace an owner
+//! cannot die alone, so these checks are omitted.
 //!
-//! An owner may be alive and still never release the lock: its process was stopped, or is hostile.
-//! In a shared namespace, a call that waits therefore fails with `EIO` after one of two time
-//! limits:
-//! - [`WAIT_MAX_NS`] for one owner. This limit starts anew with each new owner and each unlock, so
-//!   a call does not fail if owners take turns.
+//! A live owner may never release the lock, since its process was stopped or is hostile. In a
+//! shared namespace, a call therefore fails with `EIO` after one of two time limits:
+//! - [`WAIT_MAX_NS`] for one owner. This limit starts anew with each owner and each unlock.
 //! - [`Wait::Long`] for all owners together, or [`Wait::Short`] for work that a later call can do.
 //!
 //! # Lock order
@@ -49,8 +47,8 @@ use crate::shared::Shared;
 
 pub(crate) const SLEEPERS: u64 = 1 << 31;
 
-/// The owner number in the word of a lock whose last owner could not repair the protected data. No
-/// task has this number. The next thread that takes the lock repairs the data.
+/// The owner number in the word of a lock whose last owner could not repair the protected data. The
+/// next thread that takes the lock repairs them.
 const NOBODY: u64 = SLEEPERS - 1;
 
 /// The number of attempts to take the lock before a thread sleeps. They take about as long as a
@@ -61,9 +59,8 @@ const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 /// the lock is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
-/// The maximum length of a sleep. Each sleep is twice as long as the previous one. If hundreds of
-/// sleeping threads often woke to check the lock's owner, they would keep a preempted owner from a
-/// processor.
+/// The maximum length of a sleep. Each sleep is twice as long as the previous one, since hundreds
+/// of waking threads would keep a preempted owner from a processor.
 const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 
 /// The time for which a call waits for one live holder of a lock: 10 s, and 3 s in tests.
@@ -73,11 +70,11 @@ pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_00
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// The call waits at most [`WAIT_MAX_NS`] for one owner of the lock, and 120 s for all owners
+    /// A call waits at most [`WAIT_MAX_NS`] for one owner of the lock, and 120 s for all owners
     /// together.
     Long = 120_000_000_000,
-    /// For work that a later call can do instead, such as the end of a removal. The call waits at
-    /// most 1 s for all owners of the lock together.
+    /// A call waits at most 1 s for all owners of the lock together. Used for work that a later
+    /// call can do instead, such as the end of a removal.
     Short = 1_000_000_000,
 }
 
@@ -140,8 +137,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // A thread that has slept does not know whether other threads still sleep at this lock. So
-        // it sets the bit `SLEEPERS` when it takes the lock.
+        // Other threads may still sleep at this lock, so a thread that has slept takes the lock
+        // with the bit `SLEEPERS`.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -153,10 +150,10 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
-        // The holder of the lock has died, so try to take its place. If another task has taken the
-        // lock by now, the word has changed, and this exchange fails.
-        // ORDERING(ipc-lock): Acquire. If the exchange succeeds, this task repairs the data, so it
-        // must see the stores of the dead holder.
+        // The holder has died, so try to take its place. If another task has taken the lock by now,
+        // the word has changed, and this exchange fails.
+        // ORDERING(ipc-lock): Acquire. The repair of the data must see the stores of the dead
+        // holder.
         let taken =
             word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
@@ -165,8 +162,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-/// `seen` is the word of a lock. Returns true if it names an owner that has died, or whose process
-/// now runs another program. The next owner then repairs the protected data.
+/// Returns true if `seen`, the word of a lock, names an owner that has died, or whose process now
+/// runs another program.
 pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
     let holder = low(seen) & (SLEEPERS - 1) as u32;
     seen != 0 && shared.is_over(holder.wrapping_sub(1), Some(high(seen)))
@@ -177,8 +174,8 @@ pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
-    /// The value of the word at the last sleep, and a deadline. If the word still has this value at
-    /// the deadline, the call fails with `EIO`.
+    /// The value of the word at the last sleep. If the word still has this value at the deadline,
+    /// the call fails with `EIO`.
     seen: Option<(u64, Deadline)>,
     /// The end of all sleeps together.
     end: Option<Deadline>,
@@ -192,8 +189,8 @@ impl<'s> Patience<'s> {
     }
 
     /// Sleeps until the low half of `word` differs from that of `seen`. In a shared namespace, the
-    /// sleep also ends after a while. It then returns true: the caller must check whether the
-    /// lock's owner is alive.
+    /// sleep also ends after a while. The function then returns true: the caller must check whether
+    /// the lock's owner is alive.
     ///
     /// # Errors
     ///
@@ -221,8 +218,7 @@ impl<'s> Patience<'s> {
         let end = *self.end.get_or_insert(within(self.wait as u64));
         let (_, of_seen) = *match &mut self.seen {
             Some(last) if last.0 == seen => last,
-            // The lock has changed its owner since the last sleep. So the time limit for one owner
-            // starts anew.
+            // The lock has a new owner, so the time limit for one owner starts anew.
             other => other.insert((seen, within(WAIT_MAX_NS))),
         };
         refuse_if(now >= end.min(of_seen) && self.shared.scope == Scope::Shared, Errno::IO)?;
@@ -277,8 +273,6 @@ mod tests {
                         let _held =
                             lock(namespace.shared(), &words.0, owner, Wait::Long, || Ok(()))
                                 .expect("private");
-                        // Increment with a separate load and store, so that increments get lost if
-                        // the lock does not exclude other threads.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);
                     }
                 })
@@ -295,8 +289,8 @@ mod tests {
         Namespace::open_fd(&file, NamespaceOptions { capacity, ..Default::default() }).unwrap()
     }
 
-    /// Checks a call that waits for a lock while two other tasks take turns with the lock. It must
-    /// not fail after [`WAIT_MAX_NS`], which is the time limit for one owner.
+    /// A call that waits while two other tasks take turns with the lock must not fail after
+    /// [`WAIT_MAX_NS`], the time limit for one owner.
     #[test]
     fn holders_that_take_turns_do_not_exhaust_the_wait() {
         let namespace = shared_namespace();

@@ -3,8 +3,8 @@
 //! operation that completes it.
 //!
 //! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`), so that
-//! the test can require each outcome. The namespace has one slot and few cache lines. So the slot,
-//! the lines of a semaphore and the undo record are reused at once.
+//! the test can require each outcome. The namespace is so small that slots, lines and undo records
+//! are reused at once.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -30,9 +30,9 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-/// Runs `complete`, which completes a waiting call, while the task of that call checks its wait
-/// node for the last time and goes to sleep. Counts three outcomes: the task slept and was woken;
-/// it did not sleep and was not woken; it did not sleep, but was woken.
+/// Runs `complete`, which completes a waiting call, while the task of that call goes to sleep.
+/// Counts three outcomes: the task slept and was woken; it did not sleep and was not woken; it did
+/// not sleep, but was woken.
 fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     Tally::of(move |tally| {
         let namespace = namespace();
@@ -65,9 +65,8 @@ fn control_completion_in_two_steps_is_caught() {
 /// Runs `add`, an operation on a semaphore set, while another thread removes the set and makes a
 /// new one. Counts three outcomes of `add`: success, `EINVAL`, `EIDRM`.
 ///
-/// The model allows one preemption. The model spawns both threads, so either thread can run first
-/// without a preemption. One preemption is then enough to run the other thread in the middle of the
-/// first one's operation.
+/// Either thread can run first. One preemption is then enough to run the other thread in the middle
+/// of the first one's operation.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -95,8 +94,7 @@ fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
 }
 
 /// Traps I3 and I10 (`docs/developing/traps.md`): a set may be removed between its lookup and the
-/// operation. So the step that changes a semaphore must check again that the set is the one that
-/// the lookup found.
+/// operation. The step that changes a semaphore must notice that.
 #[test]
 fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
@@ -139,8 +137,6 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
             Ok(1),
             "I8: a task applied an adjustment of another task"
         );
-        // Raise the semaphore's value by 5. A value cannot fall below 0, so near 0 a wrong undo
-        // adjustment might not show.
         one.semop(next, &[SemBuf::new(0, 5, SemFlags::empty())]).unwrap();
         let last = task(&namespace, 3);
         drop(one);
@@ -220,9 +216,8 @@ fn control_operations_one_by_one_are_caught() {
     });
 }
 
-/// Runs `add`, which increments a semaphore, while another call waits for this semaphore or begins
-/// to wait. Counts how often the other call did not wait yet when `add` began, and how often it
-/// waited.
+/// Runs `add`, which increments a semaphore, while another call begins to wait for it. Counts how
+/// often the other call did not wait yet, and how often it waited.
 fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -240,8 +235,8 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5 (`docs/developing/traps.md`): in one step, a call must find that it has to wait and
-/// become visible as a waiting call. Otherwise the increment that it waits for could miss it.
+/// Trap I5 (`docs/developing/traps.md`): a call must, in one step, find that it has to wait and
+/// become visible as waiting. Otherwise the increment that it waits for could miss it.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));

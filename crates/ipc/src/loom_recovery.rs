@@ -1,8 +1,8 @@
 //! Loom models: two tasks reap the same dead task at once.
 //!
 //! A task that already has an undo adjustment is killed in the middle of a second operation with
-//! `SEM_UNDO`. The two other tasks then reap it. A loom model has no clock, so it cannot test how a
-//! thread notices that a lock's holder is dead. `crash_models` and `tests/torture` test that.
+//! `SEM_UNDO`. Two other tasks then clean up after it. A loom model has no clock, so `crash_models`
+//! and `tests/torture` test how a thread notices that a lock's holder is dead.
 
 use corewalk_base::Region;
 use corewalk_base::futex::Scope;
@@ -20,8 +20,8 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Returns a namespace that is marked as shared by several processes. Only such a namespace reaps
-/// dead tasks.
+/// Returns a namespace that is marked as shared by several processes. Only in such a namespace do
+/// tasks clean up after dead tasks.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();
@@ -66,8 +66,8 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
             0,
             "the line of the dead task is not free"
         );
-        // The pool has room for one undo record, that of the dead task. If this record was freed
-        // exactly once, one allocation succeeds, and a second one fails.
+        // The pool has room for one undo record. If the dead task's record was freed exactly once,
+        // one allocation succeeds, and a second one fails.
         let again = [(); 2].map(|()| records.alloc(&shared, 2, one.owner, 0).is_ok());
         assert_eq!(again, [true, false], "the lines are free twice, or never");
         // The task is already reaped, so dropping its `Task` has nothing to clean up.

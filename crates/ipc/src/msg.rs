@@ -13,8 +13,7 @@
 //!
 //! # How it works
 //! A text is copied without the queue's lock: by the sender before it takes the lock, by the
-//! receiver after it has released the lock. Lookup and permission checks take no lock either. Under
-//! the lock:
+//! receiver after it has released the lock. Under the lock:
 //! - A sender passes its message to the first waiting receiver whose filter fits, or else appends
 //!   the message to the queue.
 //! - A receiver takes the first message that fits its filter, and wakes the waiting senders whose
@@ -23,18 +22,19 @@
 //!
 //! # One truth word per message
 //! One word of a message, its truth word, contains its state: private, queued, or delivered to a
-//! node (the record of a waiting call). A store to that word sends or receives the message.
+//! wait node. A store to that word sends or receives the message.
 //!
 //! Messages and nodes have tickets, numbers in the order of arrival. They define the order of the
 //! lists. All other words can be rebuilt from messages and nodes (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
-//! - A message fits if the queue with it has at most `msg_qbytes` bytes, and as many messages.
-//! - If a message fits a receiver's filter but not its buffer, the receiver without `MSG_NOERROR`
-//!   gets `E2BIG`. The message goes to the next receiver.
+//! - A message fits if the queue, together with this message, has at most `msg_qbytes` bytes and at
+//!   most `msg_qbytes` messages.
+//! - A receiver without `MSG_NOERROR` whose buffer is too small gets `E2BIG`. The message goes to
+//!   the next receiver.
 //! - After `IPC_SET`, waiting receivers check permission again. So do those waiting senders whose
 //!   messages now fit.
-//! - A woken sender checks again whether its message fits. If not, it waits again, as the last one.
+//! - A woken sender whose message does not fit waits again, as the last one.
 //! - `MSG_COPY` counts messages from zero, takes none and truncates none (`EINVAL`).
 //!
 //! Source: Linux `ipc/msg.c` for the semantics; msgop(2), msgctl(2), msgget(2).

@@ -12,8 +12,8 @@
 //! objects that it was changing, so no daemon is needed (`recover`).
 //!
 //! A process that can write to the file can make the calls of other processes fail or return wrong
-//! answers. It cannot do worse, as the crate's documentation explains. So the file belongs to one
-//! user, and only that user and root may open it.
+//! answers. It cannot do worse, as the crate's documentation explains. So only the file's owner and
+//! root may open the file.
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
@@ -39,9 +39,8 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task::Task;
 
-/// Options of a namespace. A process that opens an existing namespace gets the limits and the
-/// capacity of that namespace, not those in its options. The other options apply to this process
-/// only.
+/// Options of a namespace. An existing namespace keeps its limits and its capacity. The other
+/// options apply to this process only.
 ///
 /// # Examples
 /// ```
@@ -67,8 +66,8 @@ pub struct NamespaceOptions {
     /// The time for which a waiting semop(2) or msgrcv(2) of this process polls before it sleeps,
     /// in nanoseconds. With 0 it sleeps at once. The default and the maximum are [`SPIN_NS_MAX`].
     ///
-    /// Each poll calls sched_yield(2). A `SCHED_DEADLINE` thread thereby gives up the processor
-    /// until its next period. So programs with `SCHED_DEADLINE` threads should set this field to 0.
+    /// Programs with `SCHED_DEADLINE` threads should set this field to 0: each poll calls
+    /// sched_yield(2), by which such a thread gives up the processor until its next period.
     ///
     /// A signal during the polling does not by itself end the wait with `EINTR`. A call of
     /// [`Task::interrupt`] does, and so does a call of [`Task::interrupt_own`] in the signal's
@@ -80,8 +79,7 @@ pub struct NamespaceOptions {
 }
 
 /// The longest time for which a call polls before it sleeps. It is a little shorter than a sleep
-/// and a wake-up on an idle processor. Those took 28 us on a machine with two processors (table
-/// `wakeup` of `corewalk-lab`).
+/// and a wake-up on an idle processor, which took 28 us (table `wakeup` of `corewalk-lab`).
 pub const SPIN_NS_MAX: u64 = 20_000;
 
 impl Default for NamespaceOptions {
@@ -295,9 +293,8 @@ impl Namespace {
         self.register(cred, pid)?.adopt()
     }
 
-    /// Like [`Namespace::adopt`], for a namespace in a file. The caller supplies `program`, the
-    /// identity of its process. So this function need not open `/proc` files to find that identity.
-    /// It opens files only if it finds tasks of dead processes.
+    /// Like [`Namespace::adopt`], but the caller supplies `program`, the identity of its process.
+    /// So this function reads `/proc` only if it finds tasks of dead processes.
     ///
     /// # Errors
     ///
@@ -343,9 +340,9 @@ impl Namespace {
 
     /// Reaps all tasks whose processes have ended. Returns their number.
     ///
-    /// A program need not call this function, since other calls reap dead tasks when that matters
-    /// (`recover`). A program that runs long may call it from time to time. Then the `SEM_UNDO`
-    /// adjustments of dead tasks are also applied to semaphore sets that no task uses.
+    /// A program need not call this function, since other calls clean up after dead tasks when that
+    /// matters (`recover`). The function also applies the `SEM_UNDO` adjustments of dead tasks to
+    /// sets that no task uses.
     ///
     /// # Errors
     ///
@@ -370,8 +367,8 @@ impl Namespace {
     }
 
     /// Returns how often and how long calls of this process have waited for locks, or for
-    /// semaphores that another call had frozen. The table `lock-share` of `corewalk-lab` reads
-    /// these counts. All counts are zero without [`NamespaceOptions::is_contention_counted`].
+    /// semaphores that another call had frozen. All counts are zero without
+    /// [`NamespaceOptions::is_contention_counted`].
     ///
     /// # Examples
     ///

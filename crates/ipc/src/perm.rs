@@ -8,9 +8,8 @@
 //! A permission check takes no lock, and works on a consistent copy of the object's permissions.
 //!
 //! Linux keeps credentials for each thread. In this crate they belong to a task, which may have
-//! several threads. A thread may have its own credentials, which replace those of one task. A flag
-//! of the task tells whether any thread has its own credentials. A thread without them reads only
-//! that flag.
+//! several threads. A thread can replace them by its own. A flag of the task says whether any
+//! thread has done so; other threads read only this flag.
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
@@ -226,8 +225,8 @@ pub trait SecurityHook: Send + Sync {
 }
 
 thread_local! {
-    /// The credentials that this thread has set for itself. For this thread only, they replace the
-    /// credentials of one task. The number in the pair is that of the task's `CredCell`.
+    /// This thread's own credentials, and the number of the `CredCell` whose credentials they
+    /// replace.
     static OWN: RefCell<Option<(u64, Cred)>> = const { RefCell::new(None) };
 }
 
@@ -237,14 +236,14 @@ pub(crate) struct CredCell {
     /// Identifies the cell, also after a move.
     number: u64,
     /// Whether any thread has set credentials for itself. Relaxed accesses are enough: a thread
-    /// that has set its own credentials has stored `true` itself, and reads that. Another thread
-    /// may read either value. If it reads `true`, it looks for its own credentials and finds none.
+    /// with its own credentials has stored `true` itself. Another thread may read either value,
+    /// since it finds no credentials of its own.
     has_own: unmodelled::AtomicBool,
     /// The effective user and group.
     ids: AtomicU64,
     caps: AtomicU64,
-    /// The complete credentials, for hooks and group checks. A hook is a callback, and must not run
-    /// in an RCU read-side critical section. So each call copies the credentials for the hook.
+    /// The complete credentials, for hooks and group checks. A hook must not run in an RCU
+    /// read-side critical section, so each call copies the credentials for the hook.
     whole: RcuCell<Cred>,
     /// Serializes changes: each stores all three fields.
     changes: Mutex<()>,
@@ -267,8 +266,7 @@ impl CredCell {
 
     pub(crate) fn set(&self, cred: Cred) {
         let _change = self.changes.lock();
-        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word. Both
-        // are right, since no other data depend on them.
+        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word.
         self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.caps.store(cred.caps, Ordering::Relaxed);
@@ -279,10 +277,9 @@ impl CredCell {
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // The closure returns the old credentials, and they are dropped after it, when `OWN` is no
-        // longer borrowed, because their drop runs code. `set_own` changes nothing in two cases: a
-        // signal handler that has interrupted a borrow of `OWN` calls it; or the thread ends, and
-        // `OWN` no longer exists.
+        // The old credentials are dropped outside of the closure, because their drop runs code that
+        // may borrow `OWN`. `set_own` changes nothing if it is called in a signal handler that has
+        // interrupted a borrow, or at the end of the thread.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))
@@ -399,8 +396,8 @@ mod tests {
         assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
     }
 
-    /// Checks that a permission check does not wait while another thread changes the task's
-    /// credentials. The check uses the credentials before the change.
+    /// A permission check does not wait while another thread changes the task's credentials. It
+    /// uses the credentials before the change.
     #[test]
     fn check_during_a_change_does_not_wait() {
         let cell = CredCell::new(Cred { groups: vec![10], ..Cred::user(9, 9) });

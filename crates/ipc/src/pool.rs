@@ -2,24 +2,22 @@
 //! power of two.
 //!
 //! A cache line never moves to another pool, so a semaphore's line is always reused for a
-//! semaphore. A thread may still use the number of a line whose object was freed. That thread then
-//! reads a later object of the same type, and notices the change by the object's tag.
+//! semaphore. A thread that still has the number of a freed line may read a later object of the
+//! same type. It notices the change by the object's tag.
 //!
 //! A range (a run of lines that are allocated together) keeps its size. If no range of the right
 //! size is free, the pool uses a larger one. Only some pools join free ranges, when none is large
 //! enough (`join`).
 //!
-//! The pool itself uses words 6 and 7 in the first line of a range, for the range's header and the
-//! link of the free list. In a pool that joins ranges, any line may later become the first of a
-//! range. So objects use words 6 and 7 in none of their lines. The texts of messages are the
-//! exception.
+//! The pool uses words 6 and 7 of the first line of a range, for the range's header and the link of
+//! the free list. Any line may become the first of a joined range. So objects do not use words 6
+//! and 7 in any line, except for the texts of messages.
 //!
 //! # The truth
 //! The header of a range contains the range's size, whether it is used, and its user: a task, or
-//! the slot of an object. Two facts follow from the headers: the free lists, and where the
-//! never-used lines begin. If a task dies with the pool's lock held, [`Pool::rebuild`] restores
-//! both by a walk over all headers. The cleanup after a dead task finds its ranges in this way, too
-//! ([`Pool::used`]).
+//! the slot of an object. If a task dies with the pool's lock held, [`Pool::rebuild`] rebuilds the
+//! free lists by a walk over all headers. The cleanup after a dead task finds its ranges by such a
+//! walk, too ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -30,8 +28,7 @@
 //! # Memory
 //! On a full file system the first access to a page of the mapped file can end in `SIGBUS`. So
 //! before the pool uses its cache lines, it reserves memory for them, [`CHUNK`] lines at a time.
-//! The pool also reserves one more line, which a walk over the ranges reads. The pool's lock
-//! protects the count of reserved lines.
+//! The pool also reserves one more line, which a walk over the ranges reads.
 //!
 //! # Limits
 //! A pool returns no memory to the system. The pools of wait nodes and of attach records do not
@@ -93,19 +90,17 @@ pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
     /// The pool joins free ranges (runs of cache lines) when no range is large enough. It does not
-    /// zero the joined lines. In the pool of semaphores, a line must keep the tag of its last set,
-    /// since the next set needs a newer tag. In the pool of undo records, freed lines are already
-    /// zero.
+    /// zero the joined lines. A semaphore's line must keep the tag of its last set, since the next
+    /// set needs a newer tag. Freed lines of undo records are already zero.
     Keeping,
-    /// The pool joins free ranges (runs of cache lines), but only after 1/256 of its lines were
-    /// freed since the last time. It zeroes the first line of each new range, since old text of a
-    /// message may be there.
+    /// The pool joins free ranges only after 1/256 of its lines were freed since the last time. It
+    /// zeroes the first line of each new range, which may contain old text of a message.
     Clearing,
 }
 
 impl Pool {
-    /// Allocates a range of at least `lines` cache lines. `whose` is the number of the task or
-    /// object that will use the range. Returns the number of its first line.
+    /// Allocates a range of at least `lines` cache lines for the task or object `whose`. Returns
+    /// the number of its first line.
     ///
     /// # Errors
     ///
@@ -127,8 +122,7 @@ impl Pool {
         Ok(line)
     }
 
-    /// Frees the range that begins at `line`. If that range is not in use, the function does
-    /// nothing.
+    /// Frees the range that begins at `line`, if it is in use.
     ///
     /// If the pool's lock cannot be taken, the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
@@ -171,9 +165,9 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns all ranges of cache lines that are in use. Each item is the number of the range's
-    /// first line, and the number of the task or object that uses the range. In a pool that joins
-    /// free ranges, use [`Pool::collect_used`] instead.
+    /// Returns the ranges in use: the number of the first cache line, and the number of the task or
+    /// object that uses the range. In a pool that joins free ranges, use [`Pool::collect_used`]
+    /// instead.
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -210,8 +204,8 @@ impl Pool {
         })
     }
 
-    /// Returns the pool's free and used ranges, but not the cache lines that were never in a range.
-    /// If the caller does not hold the pool's lock, a range that is just being made may be missing.
+    /// Returns the pool's free and used ranges. Without the pool's lock, a range that is just being
+    /// made may be missing.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -223,8 +217,8 @@ impl Pool {
     /// line was never the first of a range.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: if the header shows a free range,
-        // this thread sees all stores of the last user.
+        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: this thread sees all stores of a
+        // free range's last user.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
         // Ignore a header whose size class is too large for the pool. Only a hostile process can
         // have written it.
@@ -254,8 +248,8 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // Store the header before `NEXT_FRESH`, the end of the used lines. After a crash, `rebuild`
-        // computes that end from the headers.
+        // Store the header before `NEXT_FRESH`, the end of the used lines: `rebuild` computes that
+        // end from the headers.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);
@@ -275,16 +269,15 @@ impl Pool {
             let lines = self.first + done as u32..self.first + *end as u32;
             region.reserve(lines).is_ok()
         };
-        // Reserve memory in steps of [`CHUNK`] cache lines. If the file system is too full for a
-        // whole step, reserve memory only for the `count` lines that the caller needs.
+        // If the file system is too full for a whole step of [`CHUNK`] lines, reserve only the
+        // `count` lines that the caller needs.
         let end = [count.next_multiple_of(CHUNK).min(all), count].into_iter().find(is_reserved)?;
         put(word, end);
         Some(())
     }
 
-    /// Reserves memory for the given cache lines of the pool, unless they have memory already. A
-    /// free range may lack memory, because `join` also puts lines into free ranges that were never
-    /// used before. Returns false if no memory is left. The caller holds the pool's lock.
+    /// Reserves memory for the given cache lines, unless they have memory already. Returns false if
+    /// no memory is left. The caller holds the pool's lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
@@ -295,8 +288,8 @@ impl Pool {
         let line = u32::try_from(get(list)).ok().filter(|line| *line != 0)?;
         let header = self.header(region, line);
         if header.is_none_or(|header| header.is_used() || header.class() != class) {
-            // The pool's free list is damaged. The headers of the ranges are authoritative, so
-            // rebuild all free lists from them.
+            // The pool's free list is damaged. Rebuild all free lists from the headers of the
+            // ranges.
             self.rebuild(region);
             return None;
         }
@@ -399,8 +392,8 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // Damage the pool: make each free list begin with the range `a`, which is in use, and set
-        // the number of lines that were ever used to 0.
+        // Damage the pool: each free list begins with the range `a`, which is in use, and no line
+        // counts as ever used.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -19,11 +19,8 @@
 //!
 //! execve(2) keeps the pid and the start time, but ends all threads of the old program. The *image*
 //! tells one program of a process from the next: it is the address at which the program's stack
-//! begins (field 28). The kernel chooses this address at random for each program, below the
-//! program's arguments and environment. The image has two limits:
-//! - Without randomization, two programs with equal arguments and environments have the same image,
-//!   so they cannot be told apart. The random bytes of `AT_RANDOM` (getauxval(3)) would tell them
-//!   apart, but other processes cannot read those.
+//! begins (field 28), which the kernel chooses at random. The image has two limits:
+//! - Without randomization, two programs with equal arguments and environments have the same image.
 //! - The kernel shows an image of 0 if the reader lacks permission. Then the program is unknown.
 //!
 //! If `/proc` does not show a process, because it is mounted with `hidepid`, pidfd_open(2) tells
@@ -51,16 +48,14 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Check only by pidfd_open(2). This check does not detect a reused pid: if a new process has
-    /// the pid of an ended one, the ended process seems alive.
+    /// Check only by pidfd_open(2). This check does not detect a reused pid.
     Quick,
     /// Also by its start time in `/proc`.
     Close,
 }
 
 impl Identity {
-    /// The identity that all tasks of a private namespace have. All of them belong to one process,
-    /// so no task outlives that process.
+    /// The identity that all tasks of a private namespace have.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
     /// Returns the identity of process `pid`, whose start time is `start` clock ticks after boot.
@@ -77,8 +72,8 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Returns true if the process with this identity has ended. Also returns true if the word is
-    /// damaged, so that it is not an identity.
+    /// Returns true if the process with this identity has ended, or if the word is no identity
+    /// because it was damaged.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -97,10 +92,9 @@ impl Identity {
 /// The identity of the calling process and of its program. Other processes use it to check whether
 /// the program still runs.
 ///
-/// The identity consists of the pid and of data that is read from `/proc`. A process may drop
-/// privileges, change its root directory, or close its descriptors before it registers. It may then
-/// be unable to read `/proc`. So it should read its identity earlier, and pass it to
-/// [`crate::Namespace::adopt_as`].
+/// The identity is read from `/proc`. A process that drops privileges, changes its root directory,
+/// or closes its descriptors before it registers may be unable to read `/proc` then. Such a process
+/// should read its identity earlier, and pass it to [`crate::Namespace::adopt_as`].
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     pub(crate) identity: Identity,
@@ -170,8 +164,8 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
 
 /// Returns the text of a small file of `/proc`.
 ///
-/// This function makes its system calls directly. A preloaded library, such as that of fakeroot(1),
-/// may replace functions of the C library. Its functions might call the namespace again.
+/// This function makes its system calls directly: the functions of a preloaded library, such as
+/// that of fakeroot(1), might call the namespace again.
 ///
 /// # Errors
 ///
@@ -188,8 +182,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// Parses a line of `/proc/PID/stat`. The program's name in the line may contain any character,
-/// even a parenthesis. So fields are counted from the last closing parenthesis.
+/// Parses a line of `/proc/PID/stat`. The program's name may contain any character, so fields are
+/// counted from the last closing parenthesis.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();

@@ -1,12 +1,12 @@
 //! Cleanup after tasks that were killed.
 //!
-//! If a task dies in the middle of a change, the next thread that needs the changed data repairs
-//! them. That is the next holder of the lock (`lock`), or a thread that needs a frozen (locked)
-//! semaphore (`sem::recover`).
+//! If a task dies in the middle of a change, the next thread that needs the data repairs them. That
+//! is the next holder of the lock (`lock`), or a thread that needs a frozen (locked) semaphore
+//! (`sem::recover`).
 //!
 //! All other traces of a dead task are removed by *reaping* the task. Reaping does what the end of
 //! a live task does: it applies the `SEM_UNDO` adjustments, removes the waiting calls from their
-//! queues, and frees the task's record, its line.
+//! queues, and frees the task's record.
 //!
 //! # When a dead task is reaped
 //!
@@ -22,18 +22,17 @@
 //! - [`crate::Namespace::recover`].
 //!
 //! A semop(2) that can succeed at once does not look for dead tasks, although their undo
-//! adjustments might lower the semaphore so that the call would fail. The reason is speed: the
-//! search takes a system call for each task with undo adjustments, whereas semop(2) itself is one
-//! compare-exchange.
+//! adjustments might lower the semaphore. The search would take a system call for each task with
+//! undo adjustments, whereas semop(2) itself is one compare-exchange.
 //!
-//! Rejected alternative: a flag in the semaphore which says that an undo adjustment would lower it.
-//! The flag would help for semaphores used as locks. But if one process raises a semaphore and
-//! another lowers it, both with `SEM_UNDO`, the flag would always be set.
+//! Rejected alternative: a flag in each semaphore that an undo adjustment would lower. If one
+//! process raises a semaphore and another lowers it, both with `SEM_UNDO`, the flag would always be
+//! set.
 //!
 //! # Locks
 //!
-//! To reap a dead task, a thread takes the lock `REAPER` in the dead task's record. This lock comes
-//! before all others in the lock order. So a thread that holds another lock must not reap.
+//! To reap a dead task, a thread takes the lock `REAPER` in the dead task's record. This lock is
+//! the first in the lock order, so a thread that holds another lock must not reap.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`).
 
@@ -50,9 +49,8 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaps the task numbered `index` if its process has ended. Applying its undo adjustments may
-/// complete waiting calls of other tasks. If those tasks have died too, the function also reaps
-/// them. The caller holds no lock.
+/// Reaps the task numbered `index` if its process has ended. This may complete calls of other dead
+/// tasks, which are then reaped too. The caller holds no lock.
 ///
 /// Returns true if the task was dead. If a forked child still uses the segments of the task, the
 /// task's record stays in use (`shm::reap`).
@@ -67,9 +65,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// Like [`reap`], but reaps only the task numbered `index`. That may complete waiting calls of
-/// other tasks. Some of these tasks may have died. The function returns their numbers, and the
-/// caller must reap them.
+/// Like [`reap`], but reaps only the task numbered `index`. Returns the tasks of completed calls
+/// that may have died, and the caller must reap them.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let is_other = index < shared.layout.tasks_max && index != owner.index;
@@ -77,8 +74,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
         return Ok((false, Absent::new()));
     }
     let _reaper = lock(shared, &line[REAPER], owner, Wait::Long, || Ok(()))?;
-    // Check again under the lock. Another thread may have reaped the task before this thread got
-    // the lock. Then the task's record may be free, or may even belong to a live task.
+    // Check again under the lock: another thread may have reaped the task, and the record may
+    // belong to a live task by now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));
@@ -86,8 +83,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Reaps those tasks in `absent` that have died. Reaping them may complete waiting calls of further
-/// dead tasks, which are then reaped too. The caller holds no lock.
+/// Reaps those tasks in `absent` that have died, and further dead tasks whose calls this completes.
+/// The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     // Each task is reaped at most once. So the number of tasks bounds the loop, even if shared
     // memory is damaged.
@@ -109,8 +106,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     with_reaper(shared, owner, index, || {
         let state = identity(task_line(shared, index));
-        // While this process lives, no other process reaps the task numbered `index`. So if the
-        // task's record still contains the identity of this process, the task is not reaped yet.
+        // No other process reaps this task while this process lives. So the task is not reaped yet
+        // if its record contains the identity of this process.
         if index == owner.index || state != identity(task_line(shared, owner.index)) {
             return Ok((false, Absent::new()));
         }
@@ -118,25 +115,22 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     })
 }
 
-/// Cleans up after a task that this process had before its execve(2). Ends the task's unfinished
-/// calls, thaws (unlocks) its frozen semaphores, and removes its attaches. The `SEM_UNDO`
-/// adjustments of the task stay until the process ends.
+/// Cleans up after a task that this process had before its execve(2), but keeps its `SEM_UNDO`
+/// adjustments until the process ends.
 ///
 /// # Errors
 ///
 /// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
-    // execve(2) has unmapped all segments of the process, so `end_all` removes its attaches. There
-    // is one exception: a forked child that nattch does not count yet may still use the segments.
-    // In that case the attaches stay until the process ends.
+    // execve(2) has unmapped all segments of the process, so `end_all` removes its attaches. They
+    // stay only if a forked child that nattch does not count yet still uses the segments.
     let end = || end_all(shared, owner, index, sem::settle);
     with_reaper(shared, owner, index, end).map(drop)
 }
 
 /// Takes the lock `REAPER` of the task numbered `index`, and calls `end`, which cleans up after
-/// that task. The cleanup may complete waiting calls of other tasks. Some of these tasks may have
-/// died. The function reaps them after it has released the lock.
+/// that task. Then releases the lock, and reaps the tasks of completed calls that have died.
 fn with_reaper<T>(
     shared: &Shared,
     owner: Owner,
@@ -151,8 +145,8 @@ fn with_reaper<T>(
 }
 
 /// Reaps the task whose record has the number `index`, and whose process has the identity `state`.
-/// The caller holds the record's lock `REAPER`. If another process takes over the record during the
-/// reaping, the record stays in use.
+/// The caller holds the record's lock `REAPER`. If another process takes over the record meanwhile,
+/// the record stays in use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -162,8 +156,8 @@ pub(crate) fn reap_line(
     let line = task_line(shared, index);
     let (is_whole, absent) = end_all(shared, owner, index, sem::reap)?;
     if !is_whole {
-        // A forked child still has the dead task's segments mapped, and nattch does not count the
-        // child yet. So keep the dead task's record.
+        // A forked child that nattch does not count yet has the segments mapped. So keep the dead
+        // task's record.
         return Ok((true, absent));
     }
     put(&line[IMAGE], 0);
@@ -179,25 +173,23 @@ pub(crate) fn reap_line(
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
-    // Another thread may have begun to reap the dead task before the new task `owner` took over its
-    // record. That thread still holds the record's lock `REAPER`. So take this lock, which waits
-    // for that thread.
+    // Take the lock `REAPER`, which waits for a thread that began to reap the dead task before
+    // `owner` took over its record.
     let end = || end_all(shared, owner, owner.index, sem::reap);
     with_reaper(shared, owner, owner.index, end)
 }
 
-/// Cleans up after a task, but does not free the task's record. `end_sems` cleans up the task's
-/// semaphore sets. The returned flag is true if the cleanup is complete. It is false if attaches of
-/// the task must stay, because a forked child uses the segments.
+/// Cleans up after a task, but does not free its record. `end_sems` cleans up the semaphore sets.
+/// The returned flag is false if attaches of the task must stay, because a forked child uses the
+/// segments.
 fn end_all(
     shared: &Shared,
     owner: Owner,
     index: u32,
     end_sems: fn(&Shared, Owner, u32) -> Result<Absent, Errno>,
 ) -> Result<(bool, Absent), Errno> {
-    // First take the lock of all sets, and then the lock of all queues. If the dead task held one
-    // of them, this completes the removal that the task had begun, and thaws the semaphores of the
-    // removed set.
+    // Take and release the lock of all sets, and then that of all queues. If the dead task held one
+    // of them, this repairs what the lock protects.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     // Repair the pools whose lock a dead task held.
@@ -205,8 +197,7 @@ fn end_all(
     let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, index)?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(end_sems(shared, owner, index)?);
-    // Memory of a removed set or queue may be left, because the dead task was using or removing it
-    // when it was killed. So try to free all such memory now.
+    // Free the memory of removed sets and queues that the dead task was still using or removing.
     for kind in [sem::SETS, msg::QUEUES] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
@@ -250,8 +241,8 @@ pub(crate) fn with_room<T>(
 /// any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
-    // If reaping fails because a live task does not release a lock, return false. Then the caller's
-    // call fails with `ENOMEM`, as it would have without this attempt.
+    // If a live task does not release a lock, return false. The caller's call then fails with
+    // `ENOMEM`.
     reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 
@@ -352,9 +343,8 @@ mod tests {
         });
     }
 
-    /// Checks a call that fails because no memory is free. A live task holds `REAPER`, the lock for
-    /// the cleanup after a dead task, so the cleanup cannot free memory. The call must return its
-    /// own error, not that of the cleanup.
+    /// A call finds no free memory, and cannot clean up after a dead task whose lock `REAPER` is
+    /// held. The call must return its own error, not that of the cleanup.
     #[test]
     fn call_that_finds_no_room_says_so_also_if_the_dead_cannot_be_reaped() {
         let namespace = namespace();

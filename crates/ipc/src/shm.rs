@@ -14,8 +14,8 @@
 //!
 //! # Attaches
 //! A task has one *attach record* for each segment that it has attached, with the number of its
-//! attaches. `shm_nattch` is the sum over all tasks. `Task::fork` copies the attaches of the parent
-//! to the child. A task that ends detaches all its segments.
+//! attaches. `shm_nattch` is the sum of these numbers. `Task::fork` copies the attaches of the
+//! parent to the child. A task that ends detaches all its segments.
 //!
 //! A killed task leaves its records. So some calls first clean up after killed tasks: those that
 //! return the number of attaches, remove a segment, or attach a segment marked for removal.
@@ -27,9 +27,9 @@
 //!
 //! # Locks
 //!
-//! One lock protects all segments and their attach records. A lookup takes no lock, so the segment
-//! may be removed afterwards. So under the lock, a call looks it up again (traps I2, I10, I18).
-//! Calls remove memory after they have released the lock. Recovery removes memory under the lock.
+//! One lock protects all segments and their attach records. A lookup takes no lock, so a call looks
+//! the segment up again under the lock (traps I2, I10, I18). Calls remove memory after they have
+//! released the lock. Recovery removes memory under the lock.
 //!
 //! # Limits
 //!

@@ -5,15 +5,15 @@
 //! then on, no other task completes the call, and it will return `EINTR`. So the outcome of the
 //! wait is decided before the handler continues, as in the kernel.
 //!
-//! A handler may itself make a call that waits. During this inner wait, the thread-local variable
-//! `WAIT` contains the wait node of the inner call. So the handler should call `interrupt_own`
-//! first, which marks the node of the interrupted call.
+//! A handler may itself make a call that waits. Meanwhile the thread-local variable `WAIT` contains
+//! the wait node of the inner call. So the handler should call `interrupt_own` first, to end the
+//! interrupted call.
 //!
 //! # Waits that a handler leaves
 //!
 //! A handler may leave a wait by siglongjmp(3). The wait node of that wait then stays in its queue
-//! until the task ends, and no other task gets the node. `WAIT` still contains it, so a later call
-//! of `interrupt_own` may mark it once more. That does no harm, because the call was abandoned.
+//! until the task ends, and no other task gets the node. A later call of `interrupt_own` may mark
+//! it once more, which does no harm.
 //!
 //! Source: signal-safety(7), sigsetjmp(3).
 
@@ -30,9 +30,8 @@ thread_local! {
     static WAIT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Called by a signal handler. Adds 1 to the thread's count of handlers that have run. Returns the
-/// wait node of the interrupted call, as the number of its first cache line, or 0 if no call was
-/// waiting.
+/// Called by a signal handler. Counts the handler. Returns the wait node of the interrupted call,
+/// as the number of its first cache line, or 0 if no call was waiting.
 pub(crate) fn arrived() -> u32 {
     SIGNALS.set(SIGNALS.get().wrapping_add(1));
     WAIT.get()
@@ -46,8 +45,7 @@ pub(crate) fn count() -> u64 {
 /// Records the wait node with which the thread waits, or 0 for none. Returns the node recorded
 /// before.
 ///
-/// In a loom model, this function does nothing, and `WAIT` stays 0. The threads of a model would
-/// share `WAIT`, and no signal handler interrupts them.
+/// In a loom model, this function does nothing: the threads of a model would share `WAIT`.
 pub(crate) fn wait_with(node: u32) -> u32 {
     if IS_MODEL {
         return 0;

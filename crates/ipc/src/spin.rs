@@ -5,15 +5,11 @@
 //! sooner than that, polling costs less than sleeping. If the event comes later, or another program
 //! needs the processor, the polling is wasted.
 //!
-//! So a thread that has polled in vain does not poll in its next [`REST_MIN`] waits. The number
-//! doubles each time the thread polls in vain again.
+//! A thread that has polled in vain does not poll in its next [`REST_MIN`] waits. Each further
+//! futile poll doubles this number.
 //!
 //! A poll is useful if the awaited event comes during the poll. Each thread keeps its own history
 //! of useful and futile polls, because the threads of a program differ.
-//!
-//! Example: in the table `wakeup`, one thread sends a request to each of 8 to 400 others in turn.
-//! That thread gets each answer soon, so its polls are useful. Each of the others waits long for
-//! its next request, so its polls are futile.
 //!
 //! | [`Spin`] | the thread polls |
 //! |---|---|
@@ -27,8 +23,7 @@
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;
 
-/// After one futile poll, this many waits of the thread skip polling. Each further futile poll
-/// doubles the number.
+/// After one futile poll, this many waits of the thread skip polling.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 
@@ -41,16 +36,15 @@ pub(crate) enum Spin {
 }
 
 thread_local! {
-    /// For each kind of poll ([`Spin`]), two numbers of waits. The first is how many of the next
-    /// waits must sleep without a poll. The second is how many had to do so after the last futile
-    /// poll. A futile poll doubles the second number, and a useful poll reduces it.
+    /// For each kind of poll ([`Spin`]): how many of the next waits must sleep without a poll, and
+    /// how many the last futile poll has suppressed. A futile poll doubles the second number, and a
+    /// useful poll reduces it.
     static HISTORIES: Cell<[(u32, u32); 3]> = const { Cell::new([(0, 0); 3]) };
 }
 
 impl Spin {
-    /// Returns true if the next wait of this thread should poll before it sleeps. The results of
-    /// earlier polls of the thread decide this. In a loom model the result is always true, because
-    /// the threads of a model would share their results.
+    /// Returns true if the next wait of this thread should poll before it sleeps. Earlier polls of
+    /// the thread decide this. In a loom model the result is always true.
     pub(crate) fn is_worth_it(self) -> bool {
         let mut histories = HISTORIES.get();
         let (rest, _) = &mut histories[self as usize];
@@ -68,8 +62,9 @@ impl Spin {
             *last_rest = last_rest.saturating_mul(2).clamp(REST_MIN, REST_MAX);
             *rest = *last_rest;
         } else if *last_rest > REST_MIN {
-            // This poll was useful, so after the next futile poll, fewer waits will sleep without a
-            // poll. A single futile poll among many useful ones must not stop the polling for long.
+            // This poll was useful, so the next futile poll suppresses fewer polls. The step is
+            // small, because one futile poll among many useful ones must not stop the polling for
+            // long.
             *last_rest -= *last_rest / 64;
         }
         HISTORIES.set(histories);
@@ -81,9 +76,9 @@ mod tests {
     use super::*;
     use corewalk_base::primitives::thread;
 
-    /// Starts a thread that has to wait `waits` times. Returns how many polls the thread makes
-    /// before these waits. `of_use` gets the index of a wait, and returns true if a poll before
-    /// that wait is useful.
+    /// Makes `waits` waits on a new thread. Returns how many polls the thread makes before these
+    /// waits. `of_use` gets the index of a wait, and returns true if a poll before that wait is
+    /// useful.
     fn looks(waits: u32, of_use: fn(u32) -> bool) -> u32 {
         let looks = move |wait: &u32| {
             let looks = Spin::Queued.is_worth_it();
@@ -103,7 +98,7 @@ mod tests {
     #[test]
     fn looking_in_vain_is_given_up_for_longer_and_longer() {
         // After the first futile poll, 64 waits sleep without a poll. Each later futile poll
-        // doubles this number, up to 65,536. From then on, only one of 65,536 waits polls.
+        // doubles this number, up to 65,536.
         assert_eq!(looks(64 * 2047 + 11, |_| false), 11);
         assert!(looks(10_000_000, |_| false) <= 11 + 10_000_000 / REST_MAX);
     }

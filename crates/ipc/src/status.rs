@@ -8,8 +8,8 @@
 //! | 31 | `INTERRUPTED`: the call must give up |
 //! | 32-63 | of a receiver: the line of its message |
 //!
-//! The status word is 0 while the task sleeps and has no reason to wake up. In the wait node of a
-//! call at a message queue, the status word has two more bits (`msg::node`).
+//! The status word is 0 while the task sleeps and has no reason to wake up. A call at a message
+//! queue has two more bits (`msg::node`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
@@ -49,9 +49,8 @@ pub(crate) fn load(word: &AtomicU64) -> u64 {
     word.load(Ordering::Acquire)
 }
 
-/// Returns true if the call to which this status word belongs must go on waiting. Its task then
-/// polls or sleeps. The call has no outcome, and was not asked to give up. A call at a message
-/// queue was also not asked to check the queue again.
+/// Returns true if the call to which this status word belongs must go on waiting: it has no
+/// outcome, and was asked neither to give up nor to check its queue again.
 pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
     load(word) as u32 & !(AWAKE as u32) == 0
 }
@@ -59,6 +58,6 @@ pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
 /// Returns true if the call can still be interrupted.
 pub(crate) fn is_interruptible(word: &AtomicU64) -> bool {
     // ORDERING: Relaxed. The returned value is only a hint, since the status word may change at
-    // once. An interrupted task takes the lock of its set or queue before its call ends.
+    // once.
     word.load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0
 }

@@ -99,9 +99,8 @@ impl Task {
         refuse_if(is_in_other_pid_namespace(&shared.region, program), Errno::XDEV)?;
         let owner = claim_line(&shared, pid, program);
         let owner = owner.or_else(|| take_over_line(&shared, pid, program)).ok_or(Errno::NOMEM)?;
-        // Reap (clean up after) dead tasks whose records follow the new task's record, because the
-        // next new tasks may take these records. If a clean-up fails, the next new task tries
-        // again.
+        // Reap (clean up after) dead tasks whose records follow the new task's record: the next new
+        // tasks need these records.
         for step in 1..=REAPED_BESIDE {
             let beside = (owner.index + step) % shared.layout.tasks_max;
             let _reaped = recover::reap(&shared, owner, beside);
@@ -114,11 +113,10 @@ impl Task {
 
     /// Takes over the tasks that this process registered before its execve(2).
     ///
-    /// After execve(2), the process is the same, but its program is new, and the calls of its old
-    /// tasks have ended with the old program:
+    /// The calls of the old tasks have ended with the old program:
     /// - The undo adjustments of the old tasks stay until the new task ends.
-    /// - The records of the old tasks get a new generation, so that other tasks treat locks of the
-    ///   old tasks as locks of dead tasks.
+    /// - The records of the old tasks get a new generation, so their locks count as locks of dead
+    ///   tasks.
     pub(crate) fn adopt(mut self) -> Result<Self, Errno> {
         if self.shared.scope == futex::Scope::Private {
             return Ok(self);
@@ -242,9 +240,8 @@ impl Task {
     /// has interrupted. This holds even if the handler leaves that call by siglongjmp(3). The wait
     /// node of a call that was left in this way stays in use until the task ends.
     ///
-    /// The function takes no lock and makes no system call. The call that the signal handler has
-    /// interrupted may already have an outcome. That call then returns its outcome instead of
-    /// `EINTR`.
+    /// The function takes no lock and makes no system call. If the interrupted call already has an
+    /// outcome, the call returns this outcome and not `EINTR`.
     pub fn interrupt_own(&self) {
         let node = signals::arrived();
         if node != 0 {
@@ -252,17 +249,16 @@ impl Task {
         }
     }
 
-    /// Asks the waiting call of `node` to end, and returns the status word of the node. Returns
-    /// `None` if the call already has an outcome, or if another task owns the node. The list of
-    /// waiting calls may contain such a node: a child of vfork(2) shares the list, and may be
-    /// killed before it removes its node.
+    /// Asks the waiting call of `node` to end, and returns the status word of the node.
+    ///
+    /// Returns `None` if the call already has an outcome, or if another task owns the node: a
+    /// killed child of vfork(2) may have left its node in the list of waiting calls.
     fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
         let status = &self.shared.region.line(node)[STATUS];
         if !self.is_own(node) || !is_interruptible(status) {
             return None;
         }
-        // ORDERING: Relaxed. The bit only asks the waiting call to end. Before that call ends, it
-        // takes the lock of its set or queue.
+        // ORDERING: Relaxed. The waiting call takes the lock of its set or queue before it ends.
         status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         Some(status)
     }
@@ -288,9 +284,9 @@ impl Task {
     /// continues a call that its parent began. `MADV_WIPEONFORK` can ensure this.
     ///
     /// A signal handler may interrupt a waiting call, fork, and return in both processes. Then
-    /// parent and child both continue the call. With the word `home`, the call ends with `EINTR` in
-    /// the child and changes nothing, since its wait node belongs to the parent. Without this word,
-    /// the child would remove the parent's node from the wait queue.
+    /// parent and child both continue the call. The wait node belongs to the parent, so the call in
+    /// the child ends with `EINTR` and changes nothing. The word `home` tells the call that it is
+    /// in the child.
     ///
     /// # Examples
     ///
@@ -313,13 +309,11 @@ impl Task {
 
     /// Returns true if this process is a forked child that continues a call of its parent.
     pub(crate) fn is_copy(&self) -> bool {
-        // ORDERING: Relaxed. A forked child has its own copy of `home`, in which this same thread
-        // has stored the child's value.
+        // ORDERING: Relaxed. In a forked child, this same thread has stored the child's value.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
     }
 
-    /// Returns the number of the task's calls that still wait, without those that are already
-    /// completed.
+    /// Returns the number of the task's calls that wait and are not completed yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let region = &self.shared.region;
@@ -358,8 +352,8 @@ impl Task {
         self.ask(|hook, cred| hook.permission(cred, &object.perm(), flag))
     }
 
-    /// Begins a wait with the wait node `node`. If a signal handler makes this call, returns the
-    /// node of the wait that the signal has interrupted, and otherwise 0.
+    /// Begins a wait with the wait node `node`. Returns the node of the wait that a signal handler
+    /// of this thread has interrupted, or 0.
     pub(crate) fn begin_wait(&self, node: u32) -> u32 {
         self.waiting.enter(node);
         signals::wait_with(node)
@@ -403,8 +397,6 @@ fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
     (0..max).map(move |step| (pid % max + step) % max)
 }
 
-/// Takes a free task record (a line of the region) for this process. Returns none if no record is
-/// free.
 fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     let Program { identity, image, .. } = *program;
     let generation = next_generation(shared);
@@ -419,22 +411,22 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     })
 }
 
-/// Takes over the task record of a dead task, for a process that finds no free task record.
-/// Normally another task cleans up after a dead task. That task needs a record of its own, since a
-/// lock identifies its holder by the number of the record. This process has no record yet.
+/// Takes over the record of a dead task, for a process that finds no free record.
 ///
-/// The record is taken over as follows:
-/// - The exchange of `STATE` gives the dead task's record to this process, so no other thread
-///   begins to clean up after the dead task.
-/// - The new generation makes the locks of the dead task recognisable as those of a dead holder.
-/// - The new `IMAGE` (the identity of the program) tells other tasks that this process is alive and
-///   still holds its own locks.
+/// Normally another task cleans up after a dead task. Such a task needs a record of its own,
+/// because a lock names its holder by the record's number. This process has no record yet.
 ///
-/// If this process dies during the take-over, the next process that takes over the record cleans
-/// up.
+/// The process takes over the record with three stores:
+/// - The exchange of `STATE` makes the record that of this process. No other thread then begins to
+///   clean up after the dead task.
+/// - A new generation shows that the holder of the dead task's locks is dead.
+/// - A new `IMAGE` (the identity of the program) shows that this process is alive and holds its
+///   locks.
 ///
-/// If attaches of the dead task must stay (`shm::reap`), its record stays too. Then this function
-/// tries the records of other dead tasks.
+/// If this process dies during the take-over, the next process to take over the record cleans up.
+///
+/// If a forked child still needs the dead task's attaches (`shm::reap`), the record stays, and this
+/// function tries the next record.
 #[cold]
 fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     (0..shared.layout.tasks_max).find_map(|index| {
@@ -455,8 +447,8 @@ fn take_over_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner>
             return None;
         }
         put(&line[PID], u64::from(pid));
-        // Store the identity of the program in `IMAGE` a second time. Another thread that was still
-        // cleaning up after the dead task may have cleared it since the first store.
+        // Store `IMAGE` a second time: a thread that was still cleaning up after the dead task may
+        // have cleared it.
         put(&line[IMAGE], program.image);
         Some(owner)
     })
@@ -472,13 +464,13 @@ impl Drop for Task {
     fn drop(&mut self) {
         for index in &self.former {
             // Clean up after a task that this process registered before its execve(2). If this
-            // fails, another task does it after this process has ended.
+            // fails, another task does it later.
             let _reaped = recover::reap_former(&self.shared, self.owner, *index);
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // If `exit_waits` or `exit_sem` fails, the task's record stays in use. Another task cleans
-        // up after this process has ended.
+        // If `exit_waits` or `exit_sem` fails, the record stays in use, and another task cleans up
+        // later.
         for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
             let Ok(absent) = exit(self) else { return };
             recover::reap_absent(&self.shared, self.owner, absent);
@@ -535,8 +527,7 @@ mod tests {
         assert!(matches!(namespace.register(Cred::root(), 3), Err(Errno::NOMEM)));
     }
 
-    /// Checks that a new task can take over the record of a dead task. The dead task held the lock
-    /// of the pool of undo records, and owned a record of this pool.
+    /// Checks that a new task can take over the record of a dead task that held a pool's lock.
     #[test]
     fn line_of_a_dead_task_is_taken_over_with_its_records_and_locks() {
         let namespace = namespace();

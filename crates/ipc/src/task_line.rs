@@ -9,9 +9,8 @@
 //! | `PID` | the pid that `GETPID` returns |
 //! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
 //!
-//! A task's line has three more words, which are unused. A task frees its own line when it ends. If
-//! the task has died, another task takes the lock in its word `REAPER`, cleans up, and frees the
-//! line.
+//! A task frees its own line when it ends. If it has died, another task takes the lock in its word
+//! `REAPER`, cleans up, and frees the line.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -36,8 +35,8 @@ pub(crate) const IMAGE: usize = 4;
 /// The header word that has the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// The numbers of tasks that may have died: each had a waiting call that another task completed,
-/// but at that moment the task neither slept nor polled.
+/// The numbers of tasks that may have died. Each had a waiting call that another task completed
+/// when its own task neither slept nor polled.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
 /// Returns the record of task number `index`, which is one cache line. If `index` is out of range,
@@ -57,8 +56,8 @@ impl Shared {
         self.scope == Scope::Shared && (is_none || identity(line).is_gone(Look::Close))
     }
 
-    /// Returns true if task number `index` cannot complete its calls: it is dead, or its process
-    /// has called execve(2). In the second case its undo adjustments stay until the process ends.
+    /// Returns true if task number `index` is dead, or if its process has called execve(2). In both
+    /// cases its unfinished calls have ended.
     pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
         let line = task_line(self, index);
         let has_other_image = || has_other_image(identity(line), get(&line[IMAGE]));
@@ -66,7 +65,7 @@ impl Shared {
     }
 
     /// Returns true if the process of the task numbered `index` has ended. `look` says whether the
-    /// check also reads `/proc`, to detect that a pid was reused.
+    /// check reads `/proc`, to detect a reused pid.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }

@@ -2,9 +2,10 @@
 //! they want to end.
 //!
 //! A call adds itself by one compare-exchange in a slot of the list, and removes itself by another.
-//! Only calls that find no free slot use a lock. The reason is that a signal handler may interrupt
-//! a call at any instruction, and make a waiting call itself. If the interrupted thread held a lock
-//! of the list, the handler would wait for that lock for ever.
+//! Only calls that find no free slot use a lock.
+//!
+//! A signal handler may interrupt a call at any instruction and itself make a waiting call. If the
+//! interrupted thread held a lock of the list, the handler would wait for that lock for ever.
 //!
 //! # Slots
 //!
@@ -16,13 +17,12 @@
 //!
 //! # Model checker
 //!
-//! Under loom, `enter` and `leave` skip the loads that only save a futile exchange. The reason is
-//! how loom finds new schedules: it moves a load only relative to the last access to the same word.
-//! So a load in front of an exchange would hide some schedules from loom.
+//! Under loom, `enter` and `leave` try the exchange without a load before it. Such a load, which
+//! only saves a futile exchange, would keep loom from exploring some schedules.
 //!
 //! # Guarantees
 //!
-//! - W.1: while `collect` runs its closure for a wait node, the node belongs to a call of this
+//! - W.1: while `collect` calls its closure with a wait node, that node belongs to a call of this
 //!   task.
 //!
 //! Source: signal-safety(7).
@@ -35,9 +35,8 @@ use corewalk_base::primitives::thread;
 /// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// A bit of a slot of the list. It says that another thread is using the wait node in this slot.
-/// The other bits are the number of the node's first cache line in shared memory. All such numbers
-/// are below this bit.
+/// A bit of a slot of the list: another thread is using the wait node in this slot. The bits below
+/// are the number of the node's first cache line.
 const LOOKED_AT: u32 = 1 << 31;
 
 /// The nodes of waiting calls.
@@ -57,8 +56,8 @@ impl Waiting {
     /// Adds a node.
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
-            // ORDERING: Relaxed. The loaded value is only a guess: if the slot is in use, the
-            // compare-exchange fails.
+            // ORDERING: Relaxed. The value is a guess: if the slot is in use, the compare-exchange
+            // fails.
             (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
                 // ORDERING(ipc-waiting): Release. Pairs with the exchange in `collect`, which then
                 // finds a complete wait node.
@@ -147,8 +146,8 @@ mod tests {
         assert_eq!(nodes(&waiting), left);
     }
 
-    /// A signal handler may interrupt a thread inside `collect`, and make a waiting call. Checks
-    /// that this call can add itself to the list and remove itself without a deadlock.
+    /// A signal handler may interrupt a thread inside `collect`, and make a waiting call. That call
+    /// must not deadlock at the list.
     #[test]
     fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();

@@ -8,33 +8,32 @@
 //! The namespace has a ladder of [`RUNGS`] words, the rungs. A waiting call can hold a rung. The
 //! rung then contains the time at which the call last took it.
 //!
-//! Each waiting call sleeps for a span of time, its *turn*. On the lowest rung a turn lasts
-//! [`TURN_NS`], on each higher rung twice as long as on the rung below, and without a rung twice as
-//! long as on the highest one. After its turn, a call takes a rung again: its own, or a lower one
-//! whose holder is late (has not taken its rung again within 1.25 turns).
+//! Each waiting call sleeps for a span of time, its *turn*: [`TURN_NS`] on the lowest rung, and
+//! twice as long on each higher rung. A call without a rung sleeps twice as long as on the highest
+//! rung.
+//!
+//! After its turn, a call takes a rung (word of the ladder) again: its own, or a lower one whose
+//! holder is late. A holder is late if it has not taken its rung again within 1.25 turns.
 //!
 //! The watcher is the waiting call that holds the lowest rung (word of the ladder). If the watcher
-//! dies or its call ends, the time in that rung just gets old. Then the call on the next rung takes
-//! the lowest rung when it wakes up. If all holders of rungs are killed, the next call that wakes
-//! up becomes the watcher.
+//! dies or its call ends, the time in that rung gets old. The call on the next rung then takes the
+//! lowest rung when it wakes up. If all holders of rungs are killed, the next call that wakes up
+//! becomes the watcher.
 //!
-//! All waiting calls of a namespace wake up fewer than 20 times a second in total. A call without a
-//! rung (a word of the ladder) wakes up once in 12.8 s. In its first 100 ms, no call takes a rung.
+//! All waiting calls of a namespace together wake up fewer than 20 times a second. A call without a
+//! rung wakes up once in 12.8 s. A call takes no rung before it has waited for 100 ms.
 //!
 //! # The look
 //! [`look`] makes all checks that each waiting call would otherwise have to make for itself:
-//! - It wakes calls that were completed. The completing process may have been killed before its
-//!   wake-up.
-//! - If a set or queue at which a call waits is locked by a dead task, it takes the lock, which
-//!   repairs the object.
+//! - It wakes calls that were completed by a process that died before it woke them.
+//! - It repairs a set or queue at which a call waits and whose lock a dead task holds.
 //! - It completes the removal of such an object if a dead task has begun it.
-//! - It reaps (cleans up after) dead tasks of two kinds. Tasks of the first kind have undo
-//!   adjustments for a set at which a call waits. Tasks of the second kind had waiting calls that
-//!   were completed.
+//! - It reaps (cleans up after) dead tasks that had a completed call, or that have undo adjustments
+//!   for a set at which a call waits.
 //!
 //! # Locks
-//! The caller of [`look`] holds no lock. A wrong time in a word of the ladder only causes a
-//! needless check or delays a check.
+//! The caller of [`look`] holds no lock. A wrong time in a rung (word of the ladder) only delays a
+//! check or adds one.
 //!
 //! Source: none. The watcher's role (the search for dead tasks) is a lease (Gray, Cheriton, 1989).
 
@@ -49,8 +48,7 @@ use crate::recover;
 use crate::shared::Shared;
 use crate::{msg, sem};
 
-/// The time between two checks by the watcher. If there is a watcher, it notices the death of a
-/// task within this time.
+/// The time between two checks by the watcher.
 pub(crate) const TURN_NS: u64 = 100_000_000;
 
 /// The number of rungs.
@@ -58,30 +56,27 @@ const RUNGS: usize = 7;
 
 const MS_NS: u64 = 1_000_000;
 
-/// The time between two close checks for dead tasks, in milliseconds. A close check also reads
-/// `/proc`, and so notices that a pid was reused.
+/// The time between two close checks for dead tasks, in milliseconds. A close check reads `/proc`
+/// to detect reused pids.
 const CLOSE_LOOK_MS: u64 = 1000;
 
 /// The place of a waiting call on the ladder.
 pub(crate) struct Turn {
     rung: usize,
-    /// The time that this call stored in its word of the ladder (its rung) when it last took it. A
-    /// call that takes over the word stores a later time. So this call holds the rung as long as
-    /// the word still contains this time.
+    /// The time that this call last stored in its rung (word of the ladder). The call holds the
+    /// rung as long as the word contains this time.
     since_ms: u64,
 }
 
 impl Turn {
-    /// Returns the state of a call that begins to wait. The call first sleeps for [`TURN_NS`]. It
-    /// holds no word of the ladder (the words by which waiting calls agree on one that checks for
-    /// dead tasks).
+    /// Returns the state of a call that begins to wait: it has no rung (word of the ladder), and
+    /// its first sleep lasts [`TURN_NS`].
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
 
-    /// Returns the time at which a sleep that begins now must end. If several processes share the
-    /// namespace, the sleep lasts for the call's turn, whose length depends on the rung, or until
-    /// `deadline` if that is earlier. Otherwise it lasts until `deadline`.
+    /// Returns the time at which a sleep that begins now must end: after the call's turn or at
+    /// `deadline`, whichever is earlier. In a private namespace it is always `deadline`.
     pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
         match scope {
             Scope::Private => deadline,
@@ -92,9 +87,8 @@ impl Turn {
         }
     }
 
-    /// Tries to take a rung (a word of the ladder, which one waiting call can hold). The caller has
-    /// just woken up. Returns true if the caller now holds the lowest rung. It is then the watcher,
-    /// the call that must call [`look`] for all.
+    /// Tries to take a rung (word of the ladder) for a caller that has just woken up. Returns true
+    /// if the caller now holds the lowest rung. It is then the watcher, and must call [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -108,18 +102,15 @@ impl Turn {
         let seen = get(word);
         let is_own = rung == self.rung && seen == self.since_ms;
         let turn_ms = (TURN_NS / MS_NS) << rung;
-        // Only a hostile process stores a time in the future in `word`. For such a time the
-        // subtraction wraps to a large number. So the holder of `word` counts as late, and this
-        // call may take the word.
+        // `now_ms - seen` wraps to a large number if `seen` is in the future. So the holder counts
+        // as late. Only a hostile process stores such a time.
         let is_late = now_ms.wrapping_sub(seen) >= turn_ms + turn_ms / 4;
-        // ORDERING: Relaxed. The word only decides which call checks for dead tasks. It publishes
-        // no data.
+        // ORDERING: Relaxed. The word publishes no data.
         let exchange = || word.compare_exchange(seen, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         (is_own || is_late) && exchange().is_ok()
     }
 }
 
-/// Checks for dead tasks on behalf of all calls that wait. The caller holds no lock.
 #[cold]
 pub(crate) fn look(shared: &Shared, owner: Owner) {
     let mut suspects = BTreeSet::from_iter(sem::look_at_waits(shared, owner));
@@ -188,14 +179,13 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // Overwrite the word with the time at which the watcher (the call that checks for dead
-        // tasks) was last active. With the time 0 the watcher seems late, so another call becomes
-        // the watcher. The same must happen with a time in the future, which only a hostile process
-        // stores.
+        // Overwrite the time that the watcher has stored in its rung (word of the ladder). With 0,
+        // and with a time in the future, the watcher must count as late, so that another call
+        // becomes the watcher.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // `next` is going to store the current time in milliseconds in place of the watcher's.
-            // Wait until that time differs, since `watcher` would take an equal time for its own.
+            // `next` stores the current time in the rung. Wait until it differs from the time of
+            // `watcher`, which would otherwise believe that it still holds the rung.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }
@@ -206,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Checks that `look` wakes a waiting task whose call was completed by a process that was then
-    /// killed. That process was killed after it completed the call and before it woke the task.
+    /// Checks that `look` wakes the task of a call that was completed by a process that was killed
+    /// before it woke the task.
     #[test]
     fn look_wakes_a_call_that_was_completed_and_not_woken() {
         let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));
@@ -218,8 +208,7 @@ mod tests {
         let shared = &*other.shared;
         thread::scope(|scope| {
             put(word, 1);
-            // The status word of the waiting call does not change. So only a wake-up by `look` ends
-            // this `futex::wait`.
+            // The status word does not change, so only a wake-up by `look` ends this sleep.
             let sleeps = scope.spawn(|| futex::wait(word, 1, Deadline::NEVER, Scope::Shared));
             while !sleeps.is_finished() {
                 look(shared, other.owner);
@@ -238,8 +227,8 @@ mod tests {
             wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
             kill(one);
             look(&other.shared, other.owner);
-            // Find out first whether `look` has reaped the dead task, and only then call `GETVAL`.
-            // `GETVAL` would reap the dead task itself.
+            // Check first whether `look` has cleaned up after the dead task, because `GETVAL` would
+            // do so, too.
             let is_reaped = !crate::task_line::pids(&other.shared).contains(&1);
             assert_eq!(is_reaped, is_awaited);
             assert_eq!(other.sem_getval(held, 1), Ok(0));

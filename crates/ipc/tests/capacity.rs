@@ -35,8 +35,8 @@ fn set_of_any_size_finds_room_after_sets_of_another_have_gone() {
     assert_eq!(make(&task, 65), Err(Errno::NOMEM));
     ids.into_iter().for_each(|id| task.sem_rmid(id).expect("an existing set"));
     assert!(make(&task, 65).is_ok());
-    // A set of 32,000 semaphores takes 32,768 lines of 64 bytes. Besides the set of 65 semaphores
-    // that was just made, the region has lines for 31 of these large sets.
+    // A set of 32,000 semaphores takes 32,768 lines. Besides the set of 65 semaphores, there are
+    // lines for 31 such sets.
     let large: Vec<SemId> = (0..).map_while(|_| make(&task, 32_000).ok()).collect();
     assert_eq!(large.len(), 31);
 }
@@ -51,8 +51,7 @@ fn sets_of_different_sizes_use_the_same_lines_in_turns() {
     }
 }
 
-/// A call with the id of a removed set must change no semaphore of a new set that uses the same
-/// memory. The id contains the generation of the removed set, so the call fails.
+/// A call with the id of a removed set must change no semaphore of a new set in the same memory.
 #[test]
 fn line_of_a_removed_set_serves_others_with_a_new_tag() {
     let seed = Seed::choose();

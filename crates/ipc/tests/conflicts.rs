@@ -6,14 +6,12 @@
 //! They conflict if one call writes a cache line that the other call reads or writes.
 //!
 //! The controls are calls that must conflict: two calls on the same semaphore, and two calls that
-//! take the lock of the set. That lock is free before and after each call, so a comparison of
-//! memory contents would not show the conflict.
+//! take the lock of the set.
 //!
 //! # Limits
 //!
-//! Two calls conflict if one writes a cache line that the other reads or writes. The test finds
-//! only conflicts on the code paths that it runs, and in the memory layout of this run. It does not
-//! watch static variables, but calls of this crate write none.
+//! The test finds only conflicts on the code paths that it runs, and in the memory layout of this
+//! run. It does not watch static variables, but calls of this crate write none.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]

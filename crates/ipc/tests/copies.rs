@@ -2,10 +2,9 @@
 //! copy of the call must end. The parent's call must go on waiting, so the child must not remove
 //! the parent's entry from the wait queue.
 //!
-//! These tests do not fork. The library recognises a forked child by the word that was given to
-//! `tell_copies_by`: in a child, this word has another value. The tests change the word as a fork
-//! would. Then they interrupt the waiting call, which ends as it would in a child, and change the
-//! word back.
+//! These tests do not fork. They change the word that was given to `tell_copies_by`, by which the
+//! library recognises a forked child. Then they interrupt the waiting call, which ends as it would
+//! in a child, and change the word back.
 //!
 //! The tests of `corewalk-ipc-preload` fork real processes.
 //!
@@ -25,8 +24,7 @@ const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
 /// Runs a blocking call in a thread, and makes the library believe that this thread runs in a
-/// forked child. The call must then return `EINTR`. Its entry must stay in the wait queue, because
-/// a child must not remove an entry of its parent.
+/// forked child. The call must then return `EINTR`, and its entry must stay in the wait queue.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));
@@ -73,8 +71,7 @@ fn msgrcv_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has memory for only one waiting call. The parent's call must still occupy it,
-    // so a second call that has to wait must fail.
+    // The namespace has memory for one waiting call, which the parent's call must still occupy.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()), Err(Errno::NOMEM));
 }
 
@@ -88,7 +85,6 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has memory for only one waiting call. The parent's call must still occupy it,
-    // so a second call that has to wait must fail.
+    // The namespace has memory for one waiting call, which the parent's call must still occupy.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

@@ -110,8 +110,6 @@ fn adjustment_out_of_range_is_erange() {
     let (_namespace, task) = plain();
     let id = set(&task, 1);
     let far = SemBuf::new(0, 32_767, SemFlags::UNDO);
-    // Each round ends with SETVAL, which clears the undo adjustment. So the second round starts
-    // like the first.
     for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
@@ -169,12 +167,11 @@ fn signal_ends_a_wait_with_eintr() {
             task.semop(id, &[DOWN])
         });
         let number = number.recv().unwrap();
-        // A signal that arrives before the thread waits does not end the wait, so the loop sends
-        // signals until the call ends.
+        // A signal that arrives before the wait does not end the wait, so send signals until the
+        // call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
-                // The thread may already have ended by an earlier signal. Then the send fails with
-                // `ESRCH`.
+                // An earlier signal may have ended the thread.
                 let sent = sysv::send_usr1(std::process::id(), number);
                 let is_over = sent == Err(Errno::SRCH.raw_os_error());
                 assert!(sent.is_ok() || is_over, "{sent:?}");
@@ -243,8 +240,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
-    // An undo record for a set of two semaphores fills the pool of undo records, which has four
-    // lines of 64 bytes. So there is no space for the next record.
+    // The pool of undo records has four lines. One undo record for a set of two semaphores fills
+    // it.
     task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
     assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));

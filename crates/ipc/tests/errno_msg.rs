@@ -136,8 +136,8 @@ fn capabilities_override_mode_owner_and_limit() {
     assert_eq!(task.msg_stat(id).unwrap().qbytes, 16_385);
 }
 
-/// Makes a blocking call by `call` with the task `other`, on a thread of its own. Runs `act` once
-/// this call waits, and returns the result of the call.
+/// Makes a blocking call by `call`, on a thread of its own, in the name of the task `other`. Runs
+/// `act` once this call waits, and returns the result of the call.
 fn wait_then<T: Send>(other: &Task, call: impl FnOnce(&Task) -> T + Send, act: impl FnOnce()) -> T {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(other));
@@ -196,8 +196,8 @@ fn signal_ends_a_wait_with_eintr() {
             receive(task, id, 0, 0, MsgFlags::empty())
         });
         let number = number.recv().unwrap();
-        // A signal that arrives before the thread waits does not end the wait, so the loop sends
-        // signals until the call ends.
+        // A signal that arrives before the wait does not end the wait, so send signals until the
+        // call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
                 sysv::send_usr1(std::process::id(), number).unwrap();

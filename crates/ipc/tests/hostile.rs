@@ -1,14 +1,12 @@
 //! While a hostile process overwrites words of a namespace, each call must return and must not
 //! crash.
 //!
-//! A test changes the file of a namespace in batches: it replaces words, flips single bits, and
-//! zeroes lines (of 64 bytes). After each batch, a task makes calls. The test ignores their
-//! results, which may be wrong, but each call must return within [`CALL_MAX`]. The test interrupts
-//! calls that wait, since no other call completes them.
+//! A test changes words of a namespace in batches. After each batch, a task makes calls. Their
+//! results may be wrong, but each call must return within [`CALL_MAX`]. The test interrupts calls
+//! that wait.
 //!
-//! Another test copies the file of a namespace, changes the copy, including its header and its
-//! length, and opens it. Either the open must fail, or the calls in the opened namespace must
-//! return.
+//! Another test changes a copy of a namespace's file, including its header and its length, and
+//! opens it. Either the open must fail, or the calls in the namespace must return.
 //!
 //! `COREWALK_IPC_MUTATIONS` sets how many changes are made to the files of namespaces. The default
 //! is 50,000. The test of changed copies opens one copy per 32 of these changes.
@@ -29,21 +27,19 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-/// The test overwrites words of a namespace in batches, and makes calls after each batch. These are
-/// the number of overwritten words in a batch, and the number of batches in one namespace.
+/// The number of words that the test overwrites before each batch of calls, and the number of
+/// batches in one namespace.
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
-/// The time limit for a call. A word that the test has overwritten may look like a lock of a living
-/// task. A call may wait 10 s for such a lock, and may wait for two of them. The rest of the limit
-/// is a margin for a slow machine.
+/// The time limit for a call. An overwritten word may look like a lock of a living task, for which
+/// a call waits 10 s. A call may wait for two such locks. The rest is a margin for a slow machine.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The pid of all tasks. The test changes memory at random, so it may copy the pid into a word that
-/// should contain a task number. The pid is larger than any task number, so that word then names no
-/// living task.
+/// The pid of all tasks. It is larger than any task number: a random change may copy it into a word
+/// for a task number, and that word must name no living task.
 const PID: u32 = 3_000_000;
 
 struct Victim {
@@ -245,8 +241,8 @@ fn calls_on_sets_that_a_process_overwrites_return() {
     overwrite(Victim::with_sets, Victim::call, 1);
 }
 
-/// This test of queues and segments overwrites a quarter as many words as the test of semaphore
-/// sets. The code of queues and segments has fewer protocols between tasks.
+/// This test overwrites a quarter as many words as the test of semaphores: queues and segments have
+/// fewer protocols between tasks.
 #[test]
 fn calls_on_queues_and_segments_that_a_process_overwrites_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);
@@ -280,16 +276,15 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
                 is_slow |= start.elapsed() > Duration::from_secs(1);
             }
             if is_slow {
-                // A word that the test has damaged looks like a lock of a living task. Each further
-                // call in this namespace would wait for that lock, so the test makes a new
-                // namespace.
+                // A damaged word looks like a lock of a living task. Each further call would wait
+                // for it, so make a new namespace.
                 break;
             }
         }
         slow += u32::from(is_slow);
         if is_slow {
-            // Do not drop the victim: the drop would end its task, and wait for the damaged lock
-            // once for each undo record.
+            // Dropping `victim` would end its task, and wait for the damaged lock once for each
+            // undo record.
             std::mem::forget(victim);
         } else {
             let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);
@@ -369,8 +364,7 @@ enum Opened {
     Namespace,
     NotANamespace,
     Damaged,
-    /// The open failed for another reason: for example, the header now has another format version,
-    /// another boot or another pid namespace.
+    /// The open may fail for another reason, such as another format version, boot or pid namespace.
     Otherwise,
 }
 
@@ -407,8 +401,7 @@ fn file_that_was_changed_is_refused_or_its_calls_return() {
 }
 
 /// Applies a list of edits from the fuzzer to the bytes of a namespace file. An edit has 16 bytes:
-/// the index of a word, the kind of change, and the argument of the change. The first byte of the
-/// fuzzer's input chose the file, and is not part of `edits`.
+/// the index of a word, the kind of change, and the argument of the change.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);

@@ -56,8 +56,7 @@ fn sleeps(threads: &[i32]) -> u64 {
     threads.iter().map(of).sum()
 }
 
-/// Trap X8 (`docs/developing/traps.md`): a waiting call must not wake up periodically. Before the
-/// fix, each one woke ten times a second to check whether a process had died.
+/// Trap X8 (`docs/developing/traps.md`): a waiting call must not wake up periodically.
 #[test]
 fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
     const WAITERS: usize = 200;
@@ -83,9 +82,8 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
         while task.waiting() != WAITERS {
             thread::yield_now();
         }
-        // Each waiting call wakes up once, after its first sleep of 100 ms. After that, one call,
-        // the watcher, checks for dead processes for all others. The other calls wake up rarely
-        // (`src/watch.rs`).
+        // Each waiting call wakes up once, after 100 ms. Then one call, the watcher, checks for
+        // dead processes, and the others wake up rarely (`src/watch.rs`).
         pass(Duration::from_secs(1));
         let threads = threads.lock().unwrap().clone();
         let before = sleeps(&threads);
@@ -112,9 +110,8 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// The watcher is the waiting call that looks for dead processes on behalf of all waiting calls.
-/// Here the dying process holds a semaphore, and its own call is the watcher. A waiting call of
-/// another process must still notice its death.
+/// A process that holds a semaphore dies, and its own call is the watcher (the waiting call that
+/// looks for dead processes). Another waiting call must notice the death.
 ///
 /// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for more than 100 ms,
 /// so its call becomes the watcher (the waiting call that looks for dead processes). The test kills

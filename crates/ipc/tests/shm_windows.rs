@@ -1,9 +1,9 @@
 //! Deterministic tests of races of shared memory: another task acts on a segment between two steps
 //! of a call.
 //!
-//! A call looks up the segment, asks the security hook, takes the lock, counts the attach, and
-//! opens the memory. The test supplies the hook and the backing of the memory. So it can let
-//! another task act at exactly these steps, in each run and on any machine.
+//! shmat(2) looks up the segment, asks the security hook, takes the lock, counts the attach, and
+//! opens the memory. The tests supply the hook and the source of the memory, so another task can
+//! act at exactly these steps.
 //!
 //! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch`
 //! updates".
@@ -54,9 +54,8 @@ impl SecurityHook for Window {
     }
 }
 
-/// A backing (the source of the memory of segments) that records which segments have memory, and
-/// stores no contents. A test can set a function that runs inside `open`, between two steps of
-/// shmat(2).
+/// A source of segment memory that only records which segments have memory. A test can set a
+/// function that runs inside `open`, between two steps of shmat(2).
 #[derive(Clone, Default)]
 struct Memory {
     there: Arc<Mutex<HashSet<SegmentName>>>,
@@ -157,9 +156,8 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Traps I2 and I10: a call looks a segment up by its id. Then the segment is removed, and a new
-/// segment in the same slot gets the same id. The call must still fail, since it named the removed
-/// segment, and must not change the new segment.
+/// Traps I2 and I10: after the lookup of a call, the segment is removed, and a new one in the same
+/// slot gets the same id. The call must fail, and must not change the new segment.
 #[test]
 fn id_that_is_reused_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
@@ -207,10 +205,9 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
 }
 
-/// Trap I18 (`docs/developing/traps.md`): with `shm_rmid_forced`, a segment without attaches is
-/// removed when the task that made it ends. Meanwhile another task may be in shmat(2). If
-/// `shm_nattch` does not count that attach yet when the maker ends, the shmat(2) must fail with
-/// `EIDRM`.
+/// Trap I18 (`docs/developing/traps.md`): with `shm_rmid_forced`, a segment is removed when its
+/// maker ends, unless it has attaches. Another task may be in shmat(2), and `shm_nattch` does not
+/// count its attach yet. Then this shmat(2) must fail with `EIDRM`.
 #[test]
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
@@ -224,9 +221,8 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
 }
 
 /// Trap I18: with `shm_rmid_forced`, a segment is removed when its maker ends, unless it has
-/// attaches. Meanwhile another task may be in shmat(2). If `shm_nattch` counts that attach before
-/// the maker ends, the segment must stay until shmdt(2), even if shmat(2) has not opened the memory
-/// yet. If this shmat(2) then fails, the segment must be removed.
+/// attaches. Another task may be in shmat(2), and `shm_nattch` already counts its attach. Then the
+/// segment must stay until shmdt(2). If this shmat(2) fails, the segment must be removed.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {

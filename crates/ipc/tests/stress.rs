@@ -41,8 +41,8 @@ fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
         let task = task(&namespace, 1 + racer.thread as u32);
         for _ in 0..ROUNDS {
             task.semop(id, enter).unwrap();
-            // ORDERING: Relaxed. The load and the store of the counter are two separate steps. So
-            // if the semaphore let in both threads, an increment would be lost.
+            // ORDERING: Relaxed. The load and the store are separate, so a semaphore that let in
+            // both threads would lose an increment.
             let seen = counter.load(Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             counter.store(seen + 1, Ordering::Relaxed);
@@ -92,9 +92,8 @@ fn tokens_that_are_moved_are_conserved() {
     let maker = task(&namespace, 9);
     let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
-    // The tasks must live until the test has summed up the values. The end of a task undoes its
-    // operations. An undo that would make a value negative sets it to 0 instead, so the sum would
-    // change.
+    // The tasks must live until the test has summed up the values: the undo at their end clamps
+    // negative values to 0, which would change the sum.
     let tasks = [task(&namespace, 1), task(&namespace, 2)];
     let moved = race::run(2, Seed::choose(), |mut racer| {
         let task = &tasks[racer.thread];
@@ -117,8 +116,8 @@ fn tokens_that_are_moved_are_conserved() {
             }
             if racer.rng.below(100) == 0 {
                 let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
-                // A thread may take a unit from one semaphore in one call, and add it to another in
-                // a second call. So the two threads may hold up to two units at this moment.
+                // Each of the two threads may hold one unit that it has taken from one semaphore
+                // and not yet added to another.
                 assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
             }
         }
@@ -156,8 +155,8 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The event for which the remover (the removing thread) waits before it removes a set. Without
-/// such waits, a run might miss some outcomes.
+/// The event for which the removing thread waits before it removes a set, so that all outcomes
+/// occur.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.
@@ -170,8 +169,8 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The thread that removes sets publishes one word for each set. Its low 32 bits are the id of the
-/// set, and the bits from this one on are an index into [`AWAITED`].
+/// The removing thread publishes one word for each set: the set's id in the low 32 bits, and an
+/// index into [`AWAITED`] in the high bits.
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.
@@ -201,8 +200,8 @@ fn sets_that_are_removed_under_operations_end_them() {
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // The word in which the thread `remover` publishes the id of the set that exists now. The word
-    // is 0 until the first set is made. Until then, 0 is the id of no set.
+    // The word with the id of the present set, which the thread `remover` publishes. It is 0, the
+    // id of no set, until the first set exists.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {
@@ -229,8 +228,8 @@ fn sets_that_are_removed_under_operations_end_them() {
             if AWAITED[at] == Awaited::Waits {
                 until(|| get(&outcomes.removed) != removed);
             }
-            // Wait until a call of the thread `user` has failed with `EINVAL`, because the set is
-            // gone. Until then the id of the removed set stays published.
+            // Publish the id of the removed set until a call of the thread `user` has failed with
+            // `EINVAL`.
             until(|| get(&outcomes.invalid) != invalid);
         }
         // ORDERING: Relaxed. As above.

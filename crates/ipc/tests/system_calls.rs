@@ -112,8 +112,7 @@ fn check(counts: Option<trace::Counts>) {
 }
 
 /// Trap X6 (`docs/developing/traps.md`): sending a message to a blocked receiver must take one
-/// system call. Before the fix it took five under the lock of the queue, to check whether the
-/// receiver was alive.
+/// system call.
 #[test]
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(

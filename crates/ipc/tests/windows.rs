@@ -1,10 +1,9 @@
 //! Deterministic tests of races of semaphore sets and queues. After a call has looked up its
-//! object, and before its next step, another task acts on the object. In one more test, a call
-//! waits at a set that is removed. When it wakes up, a new set is already in the same slot.
+//! object, and before its next step, another task acts on the object.
 //!
 //! A call looks up its object, asks the security hook, and then takes the lock or reads the word of
-//! the semaphore. These tests supply the hook, so they can let another task act between the lookup
-//! and the next step. `shm_windows.rs` has the tests for segments.
+//! the semaphore. These tests supply the hook, so another task can act between the lookup and the
+//! next step.
 //!
 //! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling
 //! `sem_array` access in semtimedop race".
@@ -176,9 +175,8 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Trap I16 (`docs/developing/traps.md`): a call waits at a set, and the set is removed. When the
-/// call wakes up, a new set has the same slot and the same semaphore words, with enough units for
-/// the call. The call must take none of these units.
+/// Trap I16 (`docs/developing/traps.md`): a call waits at a set that is removed. When it wakes up,
+/// a new set has the same slot and the same semaphore words. The call must take none of its units.
 #[test]
 fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;
@@ -187,8 +185,7 @@ fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     let mut late = 0;
     for round in 0..ROUNDS {
         let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
-        // Rounds differ in the number of operations, and in whether the call has a timeout. The
-        // timeout is so long that it never ends the call.
+        // Every second call has two operations, and every third one a timeout that never ends it.
         let sops = [SemBuf::new(0, -1, SemFlags::empty()), SemBuf::new(1, 1, SemFlags::empty())];
         let sops = &sops[..1 + round % 2];
         let timeout = (round % 3 == 0).then(|| Duration::from_secs(10_000));

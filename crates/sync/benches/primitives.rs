@@ -1,12 +1,11 @@
 //! Measures one use of each primitive by a single thread, and compares it with other
 //! implementations.
 //!
-//! Each row of the printed table is one measured operation. Every round measures all operations in
-//! turn, so that a change of the machine's speed affects all rows.
+//! Each row of the printed table is one operation. Every round measures all operations in turn, so
+//! that a change of the machine's speed affects all rows.
 //!
-//! A row shows the minimum and the median time over the rounds. It also names a yardstick, which is
-//! another operation, and shows the ratio of the two times, computed round by round. The program
-//! `corewalk-lab` measures contention.
+//! A row shows the minimum and the median time over the rounds. It also names another operation,
+//! and shows the ratio of the two times, computed round by round.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.

@@ -9,16 +9,16 @@
 //! the slot tells the reader whether the words belong together.
 //!
 //! The arena reserves the address space of all slots at once. The kernel adds memory page by page,
-//! at the first access. A thread allocates from its shard, and shards trade slots with a common
-//! depot in batches. A shard takes fresh slots only if the depot is empty.
+//! at the first access. A thread allocates from its shard (a list of free slots), and shards trade
+//! slots with a common depot in batches.
 //!
 //! Analogous to Linux's `SLAB_TYPESAFE_BY_RCU`.
 //!
 //! # Guarantees
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
-//!   of a slot, so no free list runs through the slots. The links of such a list would overwrite
-//!   the reference count of a freed object, which a late reader may still access (trap T7).
+//!   of a slot: the links of a free list would overwrite the reference count of a freed object,
+//!   which a late reader may still access (trap T7).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
 //! - A.4: the arena prefers freed slots to fresh (never used) ones. If a shard (the free slots of
 //!   some threads) has no slot of the requested [`Group`], it takes a batch of that group from the
@@ -53,28 +53,26 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Number of slots in a batch. A shard (the free slots of some threads) gives slots to the shared
-/// depot and takes slots from it in batches. It takes never used slots in batches too.
+/// Number of slots in a batch. A shard (the free slots of some threads) takes slots from the depot
+/// and from unused memory, and gives slots back, in batches.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
 /// Difference between the numbers of two slots of [`Group::Few`] (the group of the few often-read
 /// objects) that are allocated one after the other.
 ///
-/// The owner of an arena may keep more words for each slot in an array of its own, for example four
-/// words per cache line. The words of two slots whose numbers differ by `STRIDE` are then on
-/// different cache lines.
+/// The owner of an arena may keep more words for each slot in an array of its own. The words of two
+/// slots whose numbers differ by `STRIDE` are then on different cache lines.
 const STRIDE: u64 = 4;
 
-/// A threshold for the depot (the free slots that no shard has), for each [`Group`]. If the depot
-/// has at least this many free slots of one group, a thread may use some of them for the other
-/// group.
+/// The minimum number of free slots of a [`Group`] in the depot (the free slots that no shard has)
+/// at which a thread may use some of them for the other group.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
 ///
-/// An owner can also use an arena as a growing array, such as the buckets of a hash table, without
-/// `alloc`. `get` reaches every slot as soon as the arena exists. The owner calls `extend_to` for
-/// each new length, so that `bytes_committed` is right and a long array gets huge pages.
+/// An arena can also serve as a growing array, such as the buckets of a hash table, without
+/// `alloc`: `get` reaches every slot. The owner calls `extend_to` for each new length, so that
+/// `bytes_committed` is right and a long array gets huge pages.
 ///
 /// # Examples
 ///
@@ -91,8 +89,8 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// The slots. A lookup by index needs only this field. It never changes, and shares no cache
-    /// line with words that an allocation writes.
+    /// The slots. This field, which every lookup reads, shares no cache line with words that an
+    /// allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
     /// The smallest slot number that no shard has taken yet. Threads raise it by compare-exchange.
@@ -101,18 +99,16 @@ pub struct SlotArena<const WORDS: usize> {
     /// locks a shard locks the shard first.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of neighbouring slots. The bit is set if the batch belongs to
-    /// [`Group::Few`], the group of the few often-read objects. The bit array is allocated with the
-    /// first such batch. A bit is set before a slot of its batch is handed out, and is never
-    /// cleared.
+    /// One bit per batch of neighbouring slots, set if the batch belongs to [`Group::Few`], the
+    /// group of the few often-read objects. The array is allocated with the first such batch. A bit
+    /// is set before a slot of its batch is handed out, and is never cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
 /// The group of slots that an object is allocated in.
 ///
-/// If a few often-read objects are spread over the pages of many others, a read of such an object
-/// often misses the processor's TLB. So the arena has two groups of slots, and each batch of
-/// neighbouring slots belongs to one group.
+/// A few often-read objects that are spread over the pages of many others cause TLB misses. So the
+/// arena has two groups of slots, and each batch of neighbouring slots belongs to one group.
 ///
 /// A name cache puts its directories into a group of their own, because a path translation reads
 /// one directory per name.
@@ -153,8 +149,8 @@ struct Free([Vec<u32>; 2]);
 struct Shard {
     /// Protected by its own mutex.
     free: Mutex<Free>,
-    /// Number of allocations minus number of frees by this shard. Negative if the shard has freed
-    /// slots that other shards allocated. Written under the mutex of `free`, read by any thread.
+    /// Number of allocations minus number of frees by this shard; it may be negative. Written under
+    /// the mutex of `free`, read by any thread.
     in_use: AtomicI64,
 }
 
@@ -212,9 +208,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. `next_fresh` (the first slot that was never used) never passes
-        // `max_slots`. A scan of all slots may miss a slot that is handed out during the scan, as
-        // if the scan had run a moment earlier.
+        // ORDERING: Relaxed. A scan of all slots may miss a slot that is handed out during the
+        // scan, as if the scan had run a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
@@ -239,8 +234,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. If it is
-        // already above `index`, the call returns after this load and stores nothing.
+        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -254,8 +248,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Hints to the processor that slot `index` is about to be read.
     ///
     /// The processor fetches the first 64 bytes of the slot into its caches while the caller goes
-    /// on. An index out of range has no effect. The call does nothing under a model checker, and on
-    /// processors other than x86-64, for which Rust has no stable intrinsic.
+    /// on. An index out of range has no effect. The call does nothing on processors other than
+    /// x86-64.
     #[inline]
     pub fn prefetch(&self, index: u32) {
         self.memory.prefetch(index);
@@ -313,9 +307,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the oldest slots of this list to the depot (the free slots that no shard has).
-            // They were freed first, so late readers of their former objects have had the most time
-            // to finish.
+            // Move the oldest slots of this list to the depot (the free slots that no shard has):
+            // late readers of their former objects have had the most time to finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -324,9 +317,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. A set bit in `few` says that a batch of slots belongs to
-            // [`Group::Few`]. The bit is set before the first slot of the batch is handed out. The
-            // caller has the number of a slot that was handed out, so it sees the bit.
+            // ORDERING: Relaxed. A bit of `few` is set before the first slot of its batch is handed
+            // out, and the caller has such a slot.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -342,11 +334,10 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     }
 
     /// Refills a shard's empty free list of `group` from the depot (the free slots that no shard
-    /// has). If the depot has no slots for the list, takes slots that were never used.
+    /// has), or else with slots that were never used.
     ///
     /// The depot may have no slot of `group`, but at least [`SPARE`] free slots of the other group.
-    /// So many free slots mean that the other group needs fewer slots than before. In that case the
-    /// shard takes some of them before slots that were never used.
+    /// The shard takes some of these before it takes slots that were never used.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -368,8 +359,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// shorter.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
-        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. The words of
-        // a fresh slot were zero before any thread shared the arena.
+        // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. Fresh slots
+        // have held zeroes since the arena was made.
         let mut start = self.next_fresh.load(Ordering::Relaxed);
         while start < max {
             let end = max.min(end_of_batch(start));
@@ -385,7 +376,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                         self.note_few(start);
                     }
                     self.memory.note_handed_out(start, end);
-                    // Push the lowest index last, so that it is popped first. So an arena with few
+                    // Push the lowest index last, so that it is popped first: an arena with few
                     // objects touches only its first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
                     let stride = if group == Group::Few { STRIDE } else { 1 };
@@ -401,8 +392,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a free slot of another thread's shard, or of the depot. `alloc_in` calls it last,
-    /// when it has found no slot in the thread's own shard, in the depot and in the fresh memory.
+    /// Returns a free slot of any shard, or of the depot. `alloc_in` calls it if the thread's own
+    /// shard, the depot and the fresh memory had no slot.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();

@@ -1,9 +1,8 @@
 //! Lockref, the seqlock family, RCU and type-stable memory for user space.
 //!
 //! These primitives make the kernel's name cache scale. This crate offers them to programs with a
-//! cache, an inode table or a session table of their own. A user-space thread can be preempted at
-//! any instruction, even if it holds a lock. So every wait here spins a bounded number of rounds
-//! and then sleeps.
+//! cache, an inode table or a session table of their own. A user-space thread can be preempted
+//! while it holds a lock. So every wait here spins a bounded number of rounds and then sleeps.
 //!
 //! | type | use | cost for a reader |
 //! |---|---|---|

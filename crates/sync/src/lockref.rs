@@ -1,7 +1,7 @@
 //! A reference count and a lock in one word, so that counting needs no lock.
 //!
-//! An object with a count and a lock is usually counted under the lock, because dropping the last
-//! reference must exclude taking a new one.
+//! An object is usually counted under its lock, because dropping the last reference must exclude
+//! taking a new one.
 //!
 //! In a `Lockref`, count and lock share one 64-bit word. A thread that only counts does one
 //! compare-exchange, which succeeds while the lock is free. A thread takes the lock only for the
@@ -17,21 +17,20 @@
 //! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
 //!   (trap T51). Each method says whether it fails or panics at an end.
 //! - A.4: a thread that finds the lock held waits until the lock is free, and then counts by
-//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. If such
-//!   threads took the lock at once, later threads would find it held and take it too, without end
-//!   (trap T52).
+//!   compare-exchange. It takes the lock itself only after `CAS_TRIES` lost races. Otherwise later
+//!   threads would find the lock held and take it too, without end (trap T52).
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
-//! - A.6: an owner's writes before its `put_return`, or before it unlocked, are seen by two
-//!   threads: the one that drops the last reference, and the next lock holder.
+//! - A.6: two threads see an owner's writes before its `put_return` or its unlock: the thread that
+//!   drops the last reference, and the next lock holder.
 //!
 //! # Rules
 //!
 //! - A slot of an arena may be reused, and its lockref then counts another object. So compare the
 //!   slot's generation after the get.
-//! - The word stays a lockref forever. Late readers still try to count a freed object, and must
-//!   find it dead. So no field of a freed object may reuse the word (trap T7).
-//! - A guard is not reentrant. A thread that calls `get` or `put_return` while it has the guard
-//!   waits forever. It must use the guard's `add` and `sub` instead.
+//! - The word stays a lockref forever, because late readers must find a freed object dead. So no
+//!   field of a freed object may reuse the word (trap T7).
+//! - A thread that calls `get` or `put_return` while it has a guard waits forever. It must use the
+//!   guard's `add` and `sub`.
 //!
 //! Source: Long, "dcache: make Oracle more scalable on large systems", February 2013; Linux
 //! `lib/lockref.c` and `include/linux/lockref.h`; Guzik, June 2024, on lockrefs that stay locked
@@ -89,8 +88,8 @@ pub struct Lockref {
     /// | 2 | dead | the guard |
     /// | 3..64 | count | any thread while unlocked, the guard while locked |
     ///
-    /// If bit 1 (a thread may sleep) is set and bit 0 (locked) is clear, a woken thread is about to
-    /// take the lock. When the woken thread unlocks, it wakes the remaining sleepers.
+    /// If bit 0 (locked) is clear and bit 1 (a thread may sleep) is set, a woken thread is about to
+    /// take the lock. Its unlock wakes the remaining sleepers.
     word: AtomicU64,
 }
 
@@ -168,7 +167,7 @@ impl Lockref {
     #[must_use]
     pub fn is_dead(&self) -> bool {
         // ORDERING(lockref-unlock): Acquire. Pairs with the `fetch_or` of `mark_dead`. A thread
-        // that sees the dead bit also sees the writes that were made before the bit was set.
+        // that sees the dead bit also sees the earlier writes.
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
@@ -311,7 +310,7 @@ impl Lockref {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
             // ORDERING(lockref-unlock): Acquire. The new holder sees the writes of the last holder,
-            // and the work that other threads did before they dropped references.
+            // and the work of other threads before they dropped references.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -363,8 +362,8 @@ impl Lockref {
     #[inline]
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
         // ORDERING(lockref-unlock): AcqRel. Acquire: a thread that takes a reference sees the
-        // writes of the last lock holder. Release: the thread that finds no reference left sees the
-        // work that this thread did before it dropped its reference.
+        // writes of the last lock holder. Release: the thread that finds no reference left sees
+        // this thread's work.
         self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed)
     }
 
@@ -396,8 +395,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. `word` is the state word, with the lock bit set, as the
-    /// caller has read it. If the state word has changed since, the call returns at once.
+    /// Sleeps until the lock is free. `word` is the locked state word that the caller has read. If
+    /// it has changed since, the call returns at once.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
         // other memory.
@@ -467,7 +466,7 @@ impl LockrefGuard<'_> {
     #[inline]
     pub fn mark_dead(&mut self) {
         // ORDERING(lockref-unlock): Release. Pairs with the loads of the dead bit. A reader that
-        // sees the bit also sees the writes that this thread made before it set the bit.
+        // sees the bit also sees this thread's earlier writes.
         self.lockref.word.fetch_or(DEAD, Ordering::Release);
     }
 
@@ -480,14 +479,13 @@ impl LockrefGuard<'_> {
 
     /// Marks the lockref as alive again, when the slot of a dead object gets a new object.
     ///
-    /// A late reader may still have the slot number of the dead object. After `revive`, it can take
-    /// a reference to the new object by mistake. It notices the mistake by the slot's generation,
-    /// which the caller must change before it calls `revive`.
+    /// A late reader with the slot number of the dead object can take a reference to the new object
+    /// by mistake. It notices that by the slot's generation, which the caller must change before it
+    /// calls `revive`.
     #[inline]
     pub fn revive(&mut self) {
         // ORDERING(lockref-unlock): Release. Pairs with the compare-exchange by which a reader
-        // takes a reference. A reader that finds the object alive also sees its new generation and
-        // the other earlier writes.
+        // takes a reference. A reader that finds the object alive also sees its new generation.
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
@@ -495,14 +493,14 @@ impl LockrefGuard<'_> {
     /// `next` returns None, returns the unchanged word as the error.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
-        // ORDERING: Relaxed. This thread holds the lock. Until the unlock, only the bit for waiting
-        // threads can change. The unlock publishes the count.
+        // ORDERING: Relaxed. This thread holds the lock, so only the bit for waiting threads can
+        // change. The unlock publishes the count.
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
-            // ORDERING(lockref-unlock): AcqRel. A thread that takes a reference sees the writes of
-            // the last lock holder. The thread that finds no reference left sees the work that this
-            // thread did before it dropped its reference.
+            // ORDERING(lockref-unlock): AcqRel. As in `exchange`: the thread that takes a reference
+            // sees the last lock holder's writes, and the thread that finds no reference left sees
+            // this thread's work.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,

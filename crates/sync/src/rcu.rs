@@ -2,17 +2,17 @@
 //! ended.
 //!
 //! A reader opens a section with [`read_lock`] and may use every published value that it finds
-//! until it drops the guard. A writer publishes a new version with `RcuCell` and hands the old one
-//! to a *grace period*. The old version is freed once every section has ended that was open when it
-//! was handed over.
+//! until it drops the guard. A writer publishes a new version with `RcuCell` and retires the old
+//! one. The old version is freed after a *grace period*: once every section has ended that was open
+//! when it was retired.
 //!
 //! The grace periods are those of `crossbeam-epoch`. This module uses the names of the kernel's RCU
 //! and ties every borrow to a guard.
 //!
-//! If a read section stays open, the process cannot free any garbage. Every epoch scheme has this
-//! weakness, which is trap T57. To keep sections short, a guard cannot leave its thread, so a
-//! future that holds it across an await is not `Send`. If a thread retires memory faster than the
-//! memory is freed, the thread has to help with the freeing.
+//! If a read section stays open, the process cannot free any garbage (trap T57), as in every epoch
+//! scheme. To keep sections short, a guard cannot leave its thread, so a future that holds it
+//! across an await is not `Send`. A thread that retires memory too fast has to help with the
+//! freeing.
 //!
 //! # Guarantees
 //!
@@ -26,14 +26,12 @@
 //!
 //! - Inside a read section, a thread must neither block nor run a callback of a user.
 //! - Any call to this module, on any thread, may run the destructors of retired values. So a
-//!   destructor must not block. Nor may it take a lock that a caller may hold during such a call,
-//!   since it would wait for its own thread.
+//!   destructor must not block, nor take a lock that a caller may hold during such a call.
 //!
 //! # Model checkers
 //!
 //! Under loom, shuttle and Miri a small implementation of grace periods replaces `crossbeam-epoch`
-//! (`rcu/modelled.rs`). It frees garbage as soon as no read section is open. So the model checkers
-//! check `RcuCell`, not `crossbeam-epoch`.
+//! (`rcu/modelled.rs`). So the model checkers check `RcuCell`, not `crossbeam-epoch`.
 //!
 //! Source: McKenney, Sarma, Soni, "Scaling dcache with RCU", Linux Journal 2004; McKenney, "Is
 //! Parallel Programming Hard", chapter 9; Fraser, "Practical lock-freedom", 2004 (epochs).

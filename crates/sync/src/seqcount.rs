@@ -6,9 +6,8 @@
 //! Readers never write shared memory, so they scale. A steady stream of writers can starve them.
 //! Callers therefore bound the retries and then take the writers' lock, as `SeqLock` does.
 //!
-//! The counter has 64 bits on every machine. With one write section per nanosecond it wraps after
-//! 292 years. So the count cannot return to the value that a sleeping reader remembers. A count of
-//! 32 bits could, which is trap T32.
+//! The counter has 64 bits on every machine, and does not wrap in practice. A count of 32 bits
+//! could return to the value that a sleeping reader remembers (trap T32).
 //!
 //! The type is a transparent newtype of one word, so a word of a `SlotArena` slot can be a counter
 //! (`SeqCount::from_word`).
@@ -21,14 +20,14 @@
 //!   write section. They are not a mixture of two sections.
 //! - A.2: that section is the last one that had finished when the reader got `start`, not an older
 //!   one.
-//! - A.3: a panic inside a section opened by `write` makes the count even again. Trap T30 is an odd
-//!   count that makes readers spin. The stores that the section made before the panic stay.
+//! - A.3: a panic inside a section opened by `write` makes the count even again, so readers do not
+//!   spin (trap T30). The stores that the section made before the panic stay.
 //!
 //! # Rules
 //!
 //! - The caller excludes other writers with its own lock. This type has no lock and never blocks.
 //! - Words read inside a section are atomics read with `Relaxed`. Plain or volatile fields are a
-//!   data race, even if the value is thrown away. That is trap T31.
+//!   data race, even if the value is thrown away (trap T31).
 //! - Pointers read inside a section may be stale. Only RCU or type-stable memory makes it safe to
 //!   follow them.
 //!
@@ -114,9 +113,8 @@ impl SeqCount {
 
     /// Returns an even count. If a writer is inside a section, waits until the section ends.
     ///
-    /// The call spins a bounded number of rounds and then yields the processor in a loop, because a
-    /// `SeqCount` has no lock to sleep on. Use a `SeqLock` if a reader may have to wait for a long
-    /// writer.
+    /// The call spins a bounded number of rounds and then yields the processor in a loop. Use a
+    /// `SeqLock` if a reader may have to wait for a long writer.
     ///
     /// # Examples
     /// ```
@@ -135,15 +133,13 @@ impl SeqCount {
 
     /// Returns true if a writer was inside a section since `start` was read.
     ///
-    /// Also returns true if `start` is odd, since a writer was then inside a section when
-    /// `raw_begin` returned `start`.
+    /// Also returns true if `start` is odd: a writer was then inside a section.
     #[doc(alias = "read_seqcount_retry")]
     #[inline]
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {
         // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
-        // has read a word that a later write section stored, the load after the fence sees the
-        // count of that section.
+        // has read a word of a later write section, the load below sees the count of that section.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. The Acquire fence orders this load after the reads of the read
         // section.
@@ -157,9 +153,9 @@ impl SeqCount {
     /// it once, and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
-        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. This thread
-        // may have read a word that a later write section stored. In that case a load of the count
-        // after the fence sees that write section.
+        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
+        // has read a word of a later write section, a load of the count after the fence sees that
+        // section.
         fence(Ordering::Acquire);
     }
 
@@ -190,8 +186,8 @@ impl SeqCount {
         // caller makes in its write section.
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
         // ORDERING(seq-begin): Release fence. Pairs with the fences of `read_retry` and
-        // `end_of_reads`. A reader that sees a word stored in this section also sees the odd count,
-        // and retries.
+        // `end_of_reads`. A reader that sees a word of this section also sees the odd count, and
+        // retries.
         fence(Ordering::Release);
     }
 
@@ -359,9 +355,8 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: checks that a reader retries if 2^31 write sections have run since it read the
-    /// count. Each section adds 2 to the count. A 32-bit count would wrap to its old value, and the
-    /// reader would not notice.
+    /// Trap T32: a reader must retry if 2^31 write sections, each of which adds 2, have run since
+    /// it read the count. A 32-bit count would have its old value again.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -8,7 +8,7 @@
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
-//! second pass. Code that forgets to do so retries without ever taking the lock. That is trap T29.
+//! second pass. Code that forgets this retries without ever taking the lock (trap T29).
 //!
 //! Analogous to Linux's `seqlock_t`.
 //!
@@ -23,10 +23,10 @@
 //!
 //! # Rules
 //!
-//! - Words read in a section are atomics, read with `Relaxed`. Plain reads are a data race, trap
-//!   T31.
+//! - Words read in a section are atomics, read with `Relaxed`. Plain reads are a data race (trap
+//!   T31).
 //! - `read_or_lock` may run its closure several times. The closure must keep no state from a failed
-//!   run, which is garbage (trap T8).
+//!   run (trap T8).
 //! - No recursion: a thread inside `write` or `read_excl` must call neither of them again. Inside
 //!   `write` it must not call `read_begin`.
 //!
@@ -47,8 +47,8 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// The closure runs without the lock, so writers may run too. If a write section overlaps this
-    /// run, the result of the closure is dropped.
+    /// The closure runs without the lock. If a write section overlaps the run, its result is
+    /// dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,
@@ -85,8 +85,7 @@ impl Pass {
 pub struct SeqLock {
     /// Written under `writers`. Any thread reads it.
     seq: SeqCount,
-    /// The lock of the writers. It protects the stores to `seq`, and the data that the user of the
-    /// `SeqLock` protects with it.
+    /// The lock of the writers. It protects the stores to `seq`, and the user's data.
     writers: Mutex<()>,
 }
 
@@ -194,8 +193,8 @@ pub struct SeqLockExclGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the sequence
-    // count is even again before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first, and the sequence is
+    // even again before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: MutexGuard<'a, ()>,
 }

@@ -1,12 +1,11 @@
 //! A sequence read/write lock: a seqlock whose fallback readers share the lock.
 //!
-//! Under a steady stream of writers, each retry of a long read is disturbed again. An example is a
-//! walk from a dentry up to the root. So such a reader has to take a lock that excludes the
-//! writers.
+//! A long read, such as a walk from a dentry up to the root, may be disturbed in every retry by a
+//! steady stream of writers. Its reader then has to take a lock that excludes the writers.
 //!
-//! On a plain seqlock, such readers take the writers' lock, and wait for each other. On a seqrwlock
-//! they share the lock. (In 2013 a database that asked Linux for many paths spent up to two thirds
-//! of its processor time on the writers' lock.)
+//! On a plain seqlock, readers that take the lock also exclude each other. On a seqrwlock they
+//! share the lock. (In 2013 a database that asked Linux for many paths spent up to two thirds of
+//! its processor time on the writers' lock.)
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -19,22 +18,20 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: a reader without the lock is optimistic. `read_or_lock` returns the result of an
-//!   optimistic run of its closure only if no write section overlapped the run.
-//! - A.2: shared readers exclude writers but not each other. They write only the lock word. The
-//!   sequence stays unchanged, so optimistic readers never notice them.
-//! - A.3: no thread starves. A shared reader that arrives while a writer waits queues behind the
-//!   writer. About every half millisecond a writer hands the lock to the longest waiter. Both rules
-//!   come from `corewalk_base::RwLock`. An optimistic reader becomes a shared reader after
-//!   `OPTIMISTIC_PASSES` disturbed runs.
+//! - A.1: `read_or_lock` returns the result of a run without the lock (an optimistic run) only if
+//!   no write section overlapped the run.
+//! - A.2: shared readers exclude writers but not each other. They leave the sequence unchanged, so
+//!   optimistic readers never notice them.
+//! - A.3: no thread starves. A shared reader queues behind a waiting writer, and about every half
+//!   millisecond a writer hands the lock to the longest waiter (`corewalk_base::RwLock`). An
+//!   optimistic reader becomes a shared reader after `OPTIMISTIC_PASSES` disturbed runs.
 //! - A.4: a panic in a write section or in the closure releases the lock.
 //!
 //! # Rules
 //!
 //! - The rules of `SeqLock` hold.
 //! - A thread that holds the shared lock must not take it again. If a writer waits, the second
-//!   request queues behind the writer (A.3). The writer waits for the thread to release the lock,
-//!   so both wait forever.
+//!   request queues behind the writer (A.3), and both wait forever.
 //!
 //! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
 //! `parking_lot` `src/rwlock.rs` for the policy.
@@ -70,7 +67,7 @@ pub struct SeqRwLock {
     /// Written under the write side of `lock`. Any thread reads it.
     seq: SeqCount,
     /// The lock of the writers and of the shared readers. It protects the stores to `seq`, and the
-    /// data that the user of the `SeqRwLock` protects with it.
+    /// user's data.
     lock: RwLock<()>,
 }
 
@@ -170,9 +167,8 @@ pub struct SeqRwLockReadGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqRwLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. Its drop ends the
-    // write section, which makes the sequence count even. Only then can the next writer take the
-    // lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first, and the sequence is
+    // even again before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: RwLockWriteGuard<'a, ()>,
 }
@@ -261,8 +257,7 @@ mod tests {
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
             move || {
-                // Call `try_read` and not `read`. So the test fails instead of blocking if the lock
-                // is not shared.
+                // `try_read` lets the test fail and not block if the lock is not shared.
                 assert!(lock.lock.try_read().is_some());
                 let _theirs = lock.read_shared();
                 lock.lock.try_write().is_none()

@@ -1,5 +1,5 @@
-//! Tests of grace periods. All threads of a process share them, so a read section of any thread
-//! delays the freeing of values. The garbage (the values that are not freed yet) must stay bounded.
+//! Tests of grace periods. A read section of any thread delays the freeing of values. The garbage
+//! (the values that are not freed yet) must stay bounded.
 //!
 //! All threads of a process share its grace periods, so these tests run one at a time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
@@ -19,9 +19,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Number of times that a test replaces the value of an `RcuCell` to free garbage. After these
-/// replacements, every version whose grace period has ended is freed. The number is high, because a
-/// thread keeps some hundred versions as garbage before it frees any.
+/// Number of times that a test replaces the value of an `RcuCell` to free garbage. A thread keeps
+/// some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -172,9 +171,8 @@ fn synchronize_inside_a_section_panics() {
 /// writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // `GARBAGE_MAX` is the limit for the values (of type `Version`) that are not freed yet. While a
-    // reader is preempted inside a read section, for a time slice, some ten thousand values are not
-    // freed. The limit, a quarter of all values, is far above that.
+    // `GARBAGE_MAX` is the limit for the values that are not freed yet. While a reader is preempted
+    // inside a read section, some ten thousand values are not freed. The limit is far above that.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
@@ -210,8 +208,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Trap T57, control: while one read section stays open, no replaced value is freed. So the bound
-/// of the test `garbage_under_churn_is_bounded` holds only if readers leave their sections.
+/// Trap T57, control of `garbage_under_churn_is_bounded`: while one read section stays open, no
+/// replaced value is freed.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

@@ -1,9 +1,9 @@
 //! Random schedules of programs that are too large for loom.
 //!
-//! Shuttle runs sequentially consistent schedules only. It therefore finds errors in the order of a
-//! protocol's steps, but no memory ordering that is too weak. Loom finds those. A failed test
-//! prints the schedule to replay. Run with
-//! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk-sync --release --test shuttle`.
+//! Shuttle runs sequentially consistent schedules only, so it finds errors in the order of a
+//! protocol's steps. Loom finds memory orderings that are too weak. A failed test prints the
+//! schedule to replay. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk-sync
+//! --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
 use corewalk_base::primitives::{
@@ -59,8 +59,7 @@ fn lockref_with_four_owners_is_freed_once() {
 }
 
 /// Control (a variant with the bug must fail): each owner reads the count and then drops its
-/// reference, in two steps. The last two owners may both read 2, so neither of them finds that it
-/// is the last one.
+/// reference. The last two owners may both read 2, and neither finds that it is the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {

@@ -13,7 +13,7 @@ use std::time::Duration;
 const SECTION: Duration = Duration::from_millis(200);
 
 /// The limit for the processor time that a reader may use during a write section of length
-/// `SECTION`. A spinning reader would use processor time during the whole section.
+/// `SECTION`.
 const BURN_MAX: Duration = Duration::from_millis(3);
 
 /// Returns the processor time that this thread has used.
@@ -65,8 +65,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. The processor time that the
-/// test measures must show that the reader spins.
+/// Control: a `SeqCount` has no lock to sleep on, so the measured processor time must show that its
+/// reader spins.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

@@ -65,7 +65,7 @@ fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
 /// Objects with a lockref, in slots that are freed and reused.
 ///
 /// The words of a slot are its lockref, a generation and a value that is a function of the
-/// generation. Generation and value are written before the lockref is revived.
+/// generation.
 struct Objects {
     arena: SlotArena<8>,
     /// (generation << 32 | index) of a living object, or 0.
@@ -113,8 +113,8 @@ impl Objects {
         self.set(index, VALUE, Self::value_of(generation));
         self.lockref(index).lock().revive();
         let entry = generation << 32 | u64::from(index);
-        // ORDERING: Relaxed. A thread that finds the entry takes a reference before it reads the
-        // object. That reference orders its reads.
+        // ORDERING: Relaxed. A thread that finds the entry takes a reference, which orders its
+        // reads of the object.
         let placed =
             self.table[place].compare_exchange(0, entry, Ordering::Relaxed, Ordering::Relaxed);
         if placed.is_err() {
@@ -223,13 +223,13 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
     assert!(!lockref.is_locked());
 }
 
-/// Trap T52: a thread that holds the lock of a lockref for a short time must not make other threads
-/// take the lock. Those threads, the users, only take and drop references. After the lock holder
-/// has ended, no user may find the lock held.
+/// Trap T52: one thread takes the lock of a lockref for short times, and the other threads, the
+/// users, only take and drop references. After the lock holder has ended, no user may find the lock
+/// held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// How often the locker takes the lock. The number is small, because the locker yields under
-    /// the lock, and each yield may cost a time slice.
+    /// How often the locker takes the lock. It yields under the lock, and each yield may cost a
+    /// time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -240,10 +240,9 @@ fn transient_locker_leaves_users_lock_free() {
                 let (mut rounds, mut met) = (0, 0);
                 while rounds < ROUNDS {
                     lockref.get();
-                    // ORDERING: Relaxed. The other thread sets `has_gone` at its end, and the flag
-                    // orders no other access. So this thread may see the flag set, and still see
-                    // the lock held for some rounds. Therefore the test ignores the first tenth of
-                    // the rounds.
+                    // ORDERING: Relaxed. The flag orders no other access, so this thread may still
+                    // see the lock held for some rounds. The test ignores the first tenth of the
+                    // rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;
                         met += u64::from(rounds > ROUNDS / 10 && lockref.is_locked());
@@ -308,8 +307,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
                 drop(section);
-                // Pause between two write sections. Otherwise the writer would disturb every read
-                // section, and the readers would retry for ever.
+                // Pause, so that the writer does not disturb every read section.
                 (0..random.below(100)).for_each(|_| hint::spin_loop());
             }
             return;
@@ -385,9 +383,8 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` on this thread and `theirs` on three other threads. Ends when this thread has run
-/// `mine` `PROGRESS` times and each other thread has run `theirs` at least `PROGRESS` times. If a
-/// thread starves, the test hangs.
+/// Runs `mine` on this thread and `theirs` on three other threads, until each has run its function
+/// at least `PROGRESS` times. If a thread starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),

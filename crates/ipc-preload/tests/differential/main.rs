@@ -13,9 +13,6 @@
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips all tests.
 //!
-//! Each control test changes the library's answers on purpose in one way. The comparison must find
-//! the change.
-//!
 //! This program does not use Rust's test runner (`harness = false`), because the runner adds a
 //! second thread to each process. A process that ends applies its own undo only if it has one
 //! thread (guarantee P.4).
@@ -53,8 +50,7 @@ use pairing::{Extent, Pairing};
 /// made at least `least` steps by then.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
-/// The length of a run of a control test, which changes some answers on purpose. Within this number
-/// of steps, the comparison with the kernel must find a wrong answer.
+/// The number of steps within which a control test must find a wrong answer.
 const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MAX };
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
@@ -100,8 +96,8 @@ fn corner_cases(mut pairing: Pairing) {
     }
 }
 
-/// Runs a control test: `change` changes some answers of the library on purpose. The comparison
-/// must find such an answer. Otherwise a run without differences would prove nothing.
+/// Runs a control test: `change` changes some answers of the library on purpose, and the comparison
+/// must find one.
 fn control(change: Change, kinds: Kinds) {
     let mut pairing = Pairing::new(mapped::starter(Some(change))).expect("it was tried");
     let run = || pairing.fuzz(Seed(1), CONTROL, kinds);

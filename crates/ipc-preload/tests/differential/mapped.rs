@@ -1,13 +1,13 @@
 //! The side of the comparison that runs with the preload library: one process per task, all with
 //! one namespace mapped.
 //!
-//! The test sees that a process waits in an IPC call by its sleep in futex(2). But the process may
-//! also sleep there for a lock that another process of the namespace holds. The holder of a lock is
-//! awake. So the process counts as waiting only if all processes of the namespace sleep.
+//! A process that waits in an IPC call sleeps in futex(2). A process may also sleep there for a
+//! lock, whose holder is awake. So a process counts as waiting only if all processes of the
+//! namespace sleep.
 //!
-//! The test ends every second process by SIGKILL. The others end by themselves, unless they are in
-//! a call: then they get SIGKILL, too. A process that ends by itself applies its own undo. After a
-//! SIGKILL the test process recovers the namespace, as `corewalk ipc exec` does.
+//! The test ends every second process by SIGKILL, and each process that is in a call. The others
+//! end by themselves, and apply their own undo. After a SIGKILL the test process recovers the
+//! namespace, as `corewalk ipc exec` does.
 
 use std::cell::RefCell;
 use std::env;
@@ -131,9 +131,8 @@ impl Preloaded {
         self.worker.as_ref().expect("until it ends")
     }
 
-    /// Returns true if the process waits in an IPC call. The process then sleeps in futex(2). It
-    /// also sleeps there for a moment if another process holds a lock, or is about to wake it. So
-    /// this function also checks that all other processes sleep.
+    /// Returns true if the process waits in an IPC call: it sleeps in futex(2), and all other
+    /// processes sleep, too.
     fn is_waiting(&self) -> bool {
         let is_asleep = || self.worker().borrow().is_asleep_in(&FUTEX);
         let workers = self.common.workers.borrow();

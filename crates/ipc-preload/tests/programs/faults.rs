@@ -3,7 +3,7 @@
 //!
 //! A role (a function that a test runs in a process of its own) makes each call with every kind of
 //! bad address for every pointer argument. It makes the call by the C library's function and by
-//! number. The roles run on the host kernel as well, so the expectations are those of the kernel.
+//! number. The roles must pass on the host kernel as well.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_long};
@@ -43,8 +43,7 @@ impl Pages {
         let made = unsafe { libc::mmap(ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
         assert_ne!(made, libc::MAP_FAILED);
         let pages = made.expose_provenance();
-        // Fill the pages with nonzero bytes. So if a message starts anywhere in the pages, its type
-        // is valid.
+        // Nonzero bytes are a valid message type at any address.
         // SAFETY: this function has mapped the pages writable.
         unsafe { made.write_bytes(1, 2 * PAGE) };
         for (at, protection) in [(1, libc::PROT_READ), (2, libc::PROT_NONE)] {
@@ -123,9 +122,8 @@ pub(crate) fn semaphores() {
         check("semtimedop by number", pages.unreadable(6 * count), libc::EFAULT, |address| {
             call(libc::SYS_semtimedop, &[raw, address, count, 0])
         });
-        // semop(2) first checks the number of operations. Then it copies the operations from the
-        // caller's memory, and then it looks up the id. So with a bad address and a bad id it fails
-        // with `EFAULT`.
+        // semop(2) copies the operations before it looks up the id. So with a bad address and a bad
+        // id it fails with `EFAULT`.
         check("semop of no set", pages.unreadable(6 * count), libc::EFAULT, |address| {
             call(libc::SYS_semop, &[usize::MAX, address, count])
         });
@@ -202,9 +200,8 @@ pub(crate) fn queues() {
     check("msgsnd to none", pages.unreadable(8), libc::EFAULT, |address| {
         call(libc::SYS_msgsnd, &[raw + 0x8000, address, 0, 0])
     });
-    // At `text_gone`, the type of the message is in the last bytes of a readable page. Its text is
-    // in the next page, which cannot be read. msgsnd(2) checks the length, then reads the text,
-    // then looks up the queue.
+    // At `text_gone`, the message's type is readable, but its text is not. msgsnd(2) checks the
+    // length, then reads the text, then looks up the queue.
     let text_gone = pages.0 + 2 * PAGE - size_of::<c_long>();
     let send_by_number = |size, id| call(libc::SYS_msgsnd, &[id, text_gone, size, 0]);
     assert_eq!(send_by_number(9000, raw), libc::EINVAL);
@@ -299,8 +296,7 @@ pub(crate) fn actions() {
     assert_eq!(action(0, good(&pages, [0_u8; 32])), 0);
 }
 
-/// Passes the same address to several calls. The calls must accept it while its memory is mapped.
-/// After that they must refuse it, although earlier calls have found it accessible.
+/// Calls must refuse an address whose memory was unmapped, although earlier calls have accepted it.
 pub(crate) fn gone() {
     let id = set(1);
     for _ in 0..3 {

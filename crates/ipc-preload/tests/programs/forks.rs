@@ -105,8 +105,8 @@ pub(crate) fn is_asleep(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
 }
 
-/// Arguments of the signal handler `forks`, which has no other way to get them: whether it uses
-/// syscall(2) instead of fork(2), and the pipe ends by which it talks to the test.
+/// Arguments of the signal handler `forks`: whether it uses syscall(2) instead of fork(2), and the
+/// pipe ends by which it talks to the test.
 static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
@@ -130,9 +130,8 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// Checks a signal handler that forks in the middle of a waiting call, and returns in both
-/// processes. In both, the interrupted call must end with `EINTR`. A unit of the semaphore or a
-/// message that comes later must go to calls of other processes.
+/// A signal handler forks in the middle of a waiting call, and returns in both processes. In both,
+/// the interrupted call must end with `EINTR`, and must not take a later unit or message.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -156,8 +155,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     let what = format!("{call:?}, by number: {}", BY_NUMBER.load(RELAXED));
     assert_eq!(hear(told), 1, "the child: {what}");
     if is_ours && call == Call::Semop {
-        // The signal handler of the parent has not returned yet. Until then the library counts the
-        // interrupted semop(2) as waiting. In the host kernel, its wait has already ended.
+        // Until the parent's signal handler returns, the library counts the interrupted semop(2) as
+        // waiting. The host kernel does not.
         assert_eq!(sysv::semctl(place.sems, 0, libc::GETNCNT, 0), Ok(1), "it waits on: {what}");
     }
     if is_granted_before {
@@ -195,9 +194,8 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // Ignore the result of this call, which the child makes with changed credentials. The document
-    // docs/using/ipc.md says which credentials apply. The test only checks later calls of the
-    // parent.
+    // Ignore the result: docs/using/ipc.md says which credentials apply. The test checks later
+    // calls of the parent.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }

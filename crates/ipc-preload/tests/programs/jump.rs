@@ -151,8 +151,8 @@ mod here {
     }
 
     /// A signal handler that waits for a unit of a semaphore. A second signal may run [`handler`],
-    /// which jumps out of this wait and of the call that the first signal has interrupted. If this
-    /// handler gets the unit first, it jumps out of the interrupted call itself.
+    /// which jumps out of both calls. Otherwise this handler jumps out of the call that it has
+    /// interrupted.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -166,8 +166,7 @@ mod here {
     static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
     /// A signal handler that waits for a unit of a semaphore. A second signal runs
-    /// [`handler_inside`], which jumps out of this wait, but not out of this handler. So this
-    /// handler returns normally.
+    /// [`handler_inside`], which jumps out of this wait only, so this handler returns.
     extern "C" fn waiting_and_left(_signal: libc::c_int) {
         protect(&INSIDE, take_inside);
     }
@@ -186,16 +185,15 @@ mod here {
         Outer,
     }
 
-    /// As in [`jump`], a signal handler interrupts a waiting call. But here the handler makes a
-    /// waiting call too, and a second signal may interrupt that call.
+    /// As in [`jump`], a signal handler interrupts a waiting call. The handler makes a waiting call
+    /// too, and a second signal interrupts that call.
     pub(crate) fn nested() {
         [Left::Both, Left::Inner, Left::Outer].into_iter().for_each(leave_nested);
     }
 
     fn leave_nested(left: Left) {
-        // The interrupted call of the child waits at semaphore 0, and the call of its signal
-        // handler at semaphore 1. After it has left the calls, the child adds 1 to semaphore 2.
-        // Semaphore 3 tells the child to go on.
+        // The interrupted call waits at semaphore 0, and the call of its signal handler at
+        // semaphore 1. The child then adds 1 to semaphore 2. Semaphore 3 tells the child to go on.
         let sems = set(4);
         // ORDERING: Relaxed. See `id`.
         IDS[0].store(sems as usize, Ordering::Relaxed);

@@ -223,8 +223,8 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
         words.filter(|word| !word.starts_with("0x")).collect::<String>()
     };
     assert_eq!(words(&ours), words(&linux));
-    // If the shell does not find `ipcs` and `ipcmk`, both outputs contain only the error message.
-    // They are then equal, but this proves nothing. So skip the test.
+    // Skip the test if the shell does not find `ipcs` and `ipcmk`: both outputs are then the same
+    // error message.
     if ours.contains("not found") {
         skip(Need::Package, ours);
         return;

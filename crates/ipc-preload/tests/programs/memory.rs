@@ -31,8 +31,8 @@ pub(crate) fn locked() {
     }
 }
 
-/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if two conditions hold. The
-/// mappings that `flags` selects are locked and resident. The memory of the namespace is not.
+/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if the mappings that `flags`
+/// selects are locked and resident, and the memory of the namespace is not.
 fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
     let before = map();
     let mut id = 0;

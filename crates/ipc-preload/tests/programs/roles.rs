@@ -403,16 +403,15 @@ fn exec() {
     remove(id);
 }
 
-/// The role (test function) `exec` turns into a program that plays this role, by execve(2). Without
-/// the environment variable `SET_ENV`, which names the semaphore set, this role does nothing.
+/// The role of the program that the role `exec` starts by execve(2). It does nothing without the
+/// environment variable `SET_ENV`, which names the semaphore set.
 fn after_exec() {
     let Ok(id) = std::env::var(SET_ENV) else { return };
     let id = id.parse().expect("a number");
     assert_eq!(value(id, 0), 5, "undo survives exec");
     assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
-    // Let a forked child read the semaphore's value. A process ends its task at its exit only if it
-    // has one thread. The child has one thread. The present process has two threads, because of the
-    // test runner.
+    // Read the semaphore's value in a forked child. A process ends its task at its exit only if it
+    // has one thread, and this process also has the thread of the test runner.
     let pid = child(|| i32::from(value(id, 0) != 7));
     assert_eq!(exited(wait(pid)), 0);
 }
@@ -429,8 +428,7 @@ fn killed() {
     assert!(libc::WIFSIGNALED(status), "status {status:x}");
     assert_eq!(value(id, 0), 0, "seen by who asks");
 
-    // The waiting process also looks for killed processes. It applies the undo of the killed
-    // process, and this ends its own wait.
+    // The waiting process applies the undo of the killed process, and this ends its own wait.
     let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
     assert_eq!(exited(wait(waiter)), 0);
     remove(id);
@@ -456,9 +454,8 @@ pub(crate) fn hear(pipe: [i32; 2]) -> u8 {
     byte
 }
 
-/// Checks a process in another pid namespace that decrements a semaphore by a semop(2) with
-/// `SEM_UNDO`. On the host kernel this semop(2) succeeds. With the library it fails with `ENOSYS`,
-/// and the value of the semaphore does not change.
+/// A process in another pid namespace makes a semop(2) with `SEM_UNDO`. On the host kernel the call
+/// succeeds. With the library it fails with `ENOSYS`, and changes nothing.
 fn pid_namespace() {
     let id = set(1);
     assert_eq!(semop(id, (0, 1, 0)), Ok(0));

@@ -102,8 +102,7 @@ impl Gate {
         self.shut();
     }
 
-    /// Closes both ends of the gate's pipe. A process calls this when it no longer uses the gate (a
-    /// point at which processes wait for others).
+    /// Closes both ends of the gate's pipe. A process calls this when it no longer uses the gate.
     fn shut(&self) {
         self.close(0);
         self.close(1);
@@ -250,13 +249,11 @@ pub(crate) fn raw_fork() {
     remove(id);
 }
 
-/// Checks nattch after a parent was killed whose child still has its segments attached. Before the
-/// first IPC call of the child, nattch does not include the child. Until then, nattch must still
-/// include the attaches of the killed parent.
+/// A parent is killed while its child has segments attached. nattch counts the child only from its
+/// first IPC call. Until then, nattch must still count the attaches of the killed parent.
 ///
-/// The test makes the child without the C library, so nattch counts the child only at its first
-/// call. A child of fork(2) is uncounted, too, from its first instruction until the library
-/// registers it.
+/// The test makes the child without the C library. A child of fork(2) is uncounted, too, until the
+/// library registers it.
 pub(crate) fn orphan() {
     // SAFETY: the arguments are integers. This process becomes a subreaper: the parent of
     // descendants whose own parent has died.
@@ -307,8 +304,7 @@ pub(crate) fn orphan() {
     }
 }
 
-/// A fork that fails must not make its parent wait. The library waits for a child at a pipe, and
-/// after a failed fork no child has the other end of the pipe.
+/// A fork that fails must not make its parent wait for a child.
 pub(crate) fn failing_fork() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
@@ -331,8 +327,8 @@ pub(crate) fn failing_fork() {
             // SAFETY: the call takes a number.
             unsafe { libc::_exit(0) };
         }
-        // A parent waits up to 30 seconds for a stopped child. After a fork that has failed there
-        // is no child, so fork(2) must return sooner.
+        // A parent waits up to 30 seconds for a stopped child. A fork that has failed must return
+        // sooner.
         i32::from(inner != -1 || errno() != libc::EAGAIN || start.elapsed().as_secs() >= 30)
     });
     match exited(wait(pid)) {
@@ -379,8 +375,8 @@ pub(crate) fn exec() {
         unsafe { libc::execvp(words[0], words.as_ptr()) };
         1
     });
-    // After execve(2), the library detaches the segment when the new program is loaded. The parent
-    // cannot see that moment, so it polls nattch.
+    // The library detaches the segment when the new program is loaded. The parent cannot see that
+    // moment, so it polls nattch.
     until("the program is there", || nattch(id) == 1);
     gate.open();
     assert_eq!(exited(wait(pid)), 0);
@@ -437,8 +433,7 @@ pub(crate) fn threads() {
 /// Otherwise the child would not know whether it has the segment.
 ///
 /// The test stops the forking thread by ptrace(2) at the entry of clone(2). At that moment the
-/// library has prepared the fork. On the host kernel there is no such preparation, so there the
-/// test does nothing.
+/// library has prepared the fork. On the host kernel the test does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
     /// The number of times that the test reads nattch, a millisecond apart.
@@ -455,9 +450,8 @@ pub(crate) fn first_attach() {
                 attach(id, 0, 0).is_ok()
             });
             if nattch(id) != 0 || !signals::is_traced() {
-                // SAFETY: the argument is an integer. Exit at once to skip the test. A return from
-                // this closure would wait for the other thread for ever: that thread waits at
-                // `gate`, which is not opened in this case.
+                // SAFETY: the argument is an integer. Exit at once to skip the test: a return would
+                // wait for ever for the thread that waits at `gate`.
                 unsafe { libc::_exit(77) };
             }
             let inner = child(|| i32::from(nattch(id) > 1));
@@ -486,8 +480,8 @@ pub(crate) fn first_attach() {}
 
 /// shmdt must unmap a segment before it lowers nattch, so that no mapping is left once nattch is 0.
 ///
-/// The test stops the child by ptrace(2) at the entry of munmap(2). The shmdt(2) of the host kernel
-/// does not call munmap(2), so there the test does nothing.
+/// The test stops the child by ptrace(2) at the entry of munmap(2). On the host kernel, whose
+/// shmdt(2) does not call munmap(2), it does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn detach_order() {
     if std::env::var_os("LD_PRELOAD").is_none() {

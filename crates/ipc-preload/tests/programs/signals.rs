@@ -171,10 +171,9 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // Wait until the new handler has run twice. Its first run may belong to an earlier time
-            // at which the same handler was installed. Its second run has begun after this call of
-            // `install`. So no signal arrives before one change of the handler and runs its handler
-            // after the next change.
+            // Wait until the new handler has run twice. The first of these runs may have begun
+            // before this `install`, but the second one has not. So no signal is still under way at
+            // the next change.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -192,13 +191,12 @@ fn changes_beside_changes() -> bool {
     let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
     let wait_for = |cell: &AtomicU64, round| {
         let mut looks = 0u32;
-        // ORDERING: Acquire. Pairs with the Release stores of `begun` and `done`. In each round,
-        // both threads install signal handlers. A thread that reads the number of a round also sees
-        // the handlers that the other thread has installed in that round.
+        // ORDERING: Acquire. Pairs with the Release stores of `begun` and `done`. A thread that
+        // reads the number of a round also sees the handlers that the other thread has installed in
+        // that round.
         while cell.load(Ordering::Acquire) < round {
             looks += 1;
-            // Both threads should install their handlers at the same moment. So they spin, and
-            // yield only now and then.
+            // Spin, so that both threads install their handlers at the same moment.
             if looks.is_multiple_of(1 << 12) { thread::yield_now() } else { hint::spin_loop() }
         }
     };
@@ -278,9 +276,8 @@ fn one_shot() -> i32 {
     // SAFETY: the call takes numbers.
     unsafe { libc::raise(libc::SIGUSR2) };
     let after = install(libc::SIGUSR2, None).sa_sigaction;
-    // Install by rt_sigaction(2) the action that rt_sigaction(2) has returned above. The action
-    // contains the restorer of the C library (the code to which a handler returns), as the kernel
-    // requires.
+    // Install the action that rt_sigaction(2) has returned above. It contains the C library's
+    // restorer (the code to which a handler returns), as the kernel requires.
     // SAFETY: `words` is an action that the kernel returned.
     let set = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, words.as_ptr(), 0usize, 8usize)
@@ -321,8 +318,7 @@ fn on_a_stack() -> i32 {
 ///
 /// The parent traces the child by ptrace(2). When the child enters futex(2), the parent makes the
 /// child skip this system call. It then delivers the signal, and makes the child repeat the call.
-/// The host kernel's semop(2) has no such gap between queueing and sleep. So without the library
-/// the test does nothing.
+/// Without the library the test does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn before_sleep() {
     if std::env::var_os("LD_PRELOAD").is_none() {

@@ -1,19 +1,19 @@
 //! Recovery of the ids of an object kind after a task has died with the lock of that kind held.
 //!
 //! The state word of a slot says whether the slot has an object. The object's own words say whether
-//! it was completely made. The hash table of keys, the bitmap and the counts of objects can be
-//! derived from the slots, so recovery rebuilds them.
+//! it is complete. Recovery rebuilds the hash table of keys, the bitmap and the counts of objects
+//! from the slots.
 //!
 //! Source: the essay of `ids`.
 
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts the change that a dead holder of the lock of the object kind has left
-/// unfinished. The caller holds the lock now.
+/// Completes or reverts the unfinished change of a dead lock holder. The caller holds that lock
+/// now.
 ///
-/// A live process may still use a removed object. Recovery does not wait for that process: a later
-/// call frees the rest of the object's memory.
+/// If a live process still uses a removed object, a later call frees the rest of the object's
+/// memory.
 #[cold]
 pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();

@@ -77,8 +77,8 @@ impl World {
         thread.join().unwrap()
     }
 
-    /// Sets `bits` in the status word of each waiting call, and wakes its task. The function does
-    /// not take the queue's lock, since the killed task may hold it.
+    /// Sets `bits` in the status word of each waiting call, and wakes its task, without the queue's
+    /// lock.
     fn wake(&self, bits: u64) {
         let shared = &self.survivor.shared;
         for (line, _) in shared.layout.msg_waits.used(&shared.region) {
@@ -105,8 +105,8 @@ impl World {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
-        // Recovery has freed the record of the killed task, and another task may use it. So drop
-        // the killed task's `Task` object without any store to shared memory.
+        // Recovery has freed the record of the killed task. So drop the `Task` object without any
+        // store to shared memory.
         crash::run(0, || drop(self.victim));
     }
 }
@@ -135,9 +135,8 @@ fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     panic!("the call needs more than {STORES_MAX} stores");
 }
 
-/// Checks a rebuild of a queue's lists by another task. A waiting call has removed its wait node
-/// from a list and released the lock, but has not freed the node yet. The rebuild must not put that
-/// node back into the list.
+/// A waiting call has removed its wait node from a list and released the lock, but has not freed
+/// the node yet. A rebuild by another task must not put the node back into the list.
 fn leaves_before_a_rebuild(act: fn(&Task, MsgId), prepare: fn(&World), others: fn(&World)) {
     for stores in 0..STORES_MAX {
         let world = World::new();

@@ -118,8 +118,8 @@ impl Task {
         };
         ids.unpublish(&object);
         let Some(guard) = guard else {
-            // The lock fails with `EIDRM` only if a hostile process has overwritten the queue. Then
-            // recovery destroys the queue, as it does after an interrupted removal.
+            // The lock fails with `EIDRM` only if a hostile process has overwritten the queue.
+            // Destroy the queue, as recovery does after an interrupted removal.
             let _ended = queue.recover(self.owner);
             return Ok(());
         };

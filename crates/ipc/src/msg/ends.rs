@@ -58,7 +58,6 @@ impl Waiting {
     }
 
     /// Tells the waiting sender and the waiting receiver to check the queue again, and wakes them.
-    /// Every task that changes the queue does the same.
     fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.waiting(Role::Receiver), locked.waiting(Role::Sender)];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
@@ -70,8 +69,8 @@ impl Waiting {
 }
 
 /// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
-/// and a receiver wait. Then a task tells the two to check the queue again. They must see that
-/// `LIVE` has changed, and end with `EIDRM`.
+/// and a receiver wait. When a task tells the two to check the queue again, they must end with
+/// `EIDRM`.
 #[test]
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
@@ -106,8 +105,8 @@ impl Waiting {
 }
 
 /// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
-/// and a receiver wait. No task tells the two to check the queue again. So they must read `LIVE`
-/// from time to time, and end with `EIDRM`.
+/// and a receiver wait. No task tells the two to check the queue again. They must notice the change
+/// by themselves, and end with `EIDRM`.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
@@ -147,7 +146,7 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     drop(guard);
     let Waiting { one, other, id } = waiting;
     // The waiting msgsnd and msgrcv have failed, but their wait nodes are still in the queue. No
-    // message may be passed to these nodes. They are freed when their task, `other`, ends.
+    // message may be passed to them. The end of the task `other` frees them.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);

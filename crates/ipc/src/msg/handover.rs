@@ -6,12 +6,11 @@
 //! would take several system calls under the queue's lock (trap X6). Then the sender wakes the
 //! receiver:
 //! - If the wake-up finds a sleeping thread, the receiver is alive.
-//! - Otherwise the receiver has died, or it is about to sleep and takes the message within a few
+//! - Otherwise the receiver has died, or is about to sleep and takes the message within a few
 //!   instructions. So the sender polls the message for some microseconds. If the receiver does not
-//!   take the message, the sender checks whether the receiver is dead. If so, the sender reaps the
-//!   receiver: it cleans up after the dead task.
+//!   take the message, the sender checks whether it is dead, and reaps it (cleans up after it).
 //!
-//! To reap a dead receiver is also to pass its message to the next receiver, or to put the message
+//! The cleanup after a dead receiver passes its message to the next receiver, or puts the message
 //! back into the queue (`rebuild`). This has two consequences:
 //! - If a receiver is already dead when msgsnd(2) begins, another task can receive the message
 //!   before msgsnd returns.
@@ -33,8 +32,7 @@ use crate::status::STATUS;
 use crate::task_line::Absent;
 
 /// The number of times that the sender polls the state of a message that it has passed to a
-/// receiver. After these polls, which take some microseconds, the sender checks whether the
-/// receiver is dead.
+/// receiver. The polls take some microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
 /// The receivers to which a send has given an outcome.
@@ -59,9 +57,9 @@ pub(super) struct Handed {
 }
 
 impl Sent {
-    /// Wakes the receivers to which a send has given an outcome: those whose buffers were too
-    /// small, and the one that got the message. The caller holds no lock. If the receiver that got
-    /// the message may have died, returns the number of its task.
+    /// Wakes the receivers to which a send has given an outcome: the one that got the message, and
+    /// those whose buffers were too small. Returns the task that got the message if it may have
+    /// died. The caller holds no lock.
     pub(super) fn wake(self, shared: &Shared) -> Absent {
         node::wake(shared, &self.failed);
         let Some(handed) = self.handed else { return Absent::new() };
@@ -89,9 +87,8 @@ impl Handed {
 
 /// Passes a message to the first waiting receiver whose filter takes it.
 ///
-/// The message already has a ticket (its number in the order of arrival), and keeps it. If several
-/// receivers die in turn, the ticket puts the message back before all messages that were sent
-/// later.
+/// The message keeps its ticket (its number in the order of arrival). If the receiver dies, the
+/// ticket puts the message back before all messages that were sent later.
 ///
 /// If the buffer of a receiver is too small, that receiver gets `E2BIG`, and the next receiver is
 /// tried.
@@ -100,8 +97,8 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.waiting(Role::Receiver).iter() {
         let node = guard.node(line);
-        // Skip an interrupted receiver, which must not get a message. Its call is about to fail
-        // with `EINTR`, or a signal handler has already left the call by siglongjmp(3).
+        // Skip an interrupted receiver: its call is about to fail with `EINTR`, or was left by
+        // siglongjmp(3).
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }

@@ -40,20 +40,18 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// Releases the memory of a private message of `task`. If the message is small, and `task`
-    /// keeps no memory yet, it keeps this memory for the next message that it sends. Otherwise the
-    /// memory is freed.
+    /// Releases the memory of a private message of `task`. A task without kept memory keeps that of
+    /// a small message for the next message that it sends. Otherwise the memory is freed.
     ///
     /// The kept memory remains marked as a private message of the task (one that is in no queue).
-    /// So if the task dies, the cleanup after the task also frees this memory.
+    /// So the cleanup after a dead task frees it.
     #[inline]
     pub(super) fn let_go(self, task: &Task) {
         let layout = &self.shared.layout;
         let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
-        // ORDERING(ipc-kept): Release. Pairs with `take_kept`. This thread has read the text of the
-        // old message. The thread that takes the memory and writes a new text into it does so only
-        // after these reads.
+        // ORDERING(ipc-kept): Release. Pairs with `take_kept`: this thread's reads of the old text
+        // come before the next thread's writes.
         let (kept, order) = (&task.kept_message, Ordering::Release);
         if !is_small || kept.compare_exchange(0, self.line, order, Ordering::Relaxed).is_err() {
             self.free(task.owner);

@@ -43,7 +43,7 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The wrong variant of a send for a control: it does not check that the queue is still the one
+/// A wrong send, which the models must detect: it does not check that the queue is still the one
 /// that the lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
@@ -54,7 +54,7 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The wrong variant of a send for a control: it tells the receiver that there is a message before
+/// A wrong send, which the models must detect: it tells the receiver that there is a message before
 /// it stores the state that delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
@@ -102,7 +102,7 @@ fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: in one step, a receiver must find that there is no message and become visible as
+/// Trap I5: a receiver must, in one step, find that there is no message and become visible as
 /// waiting. Otherwise a sender in between would not wake it.
 #[test]
 fn receiver_beside_its_message_goes_on() {
@@ -139,7 +139,7 @@ fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] 
     })
 }
 
-/// Trap I5: in one step, a sender must find that there is no space and become visible as waiting.
+/// Trap I5: a sender must, in one step, find that there is no space and become visible as waiting.
 /// Otherwise a receiver in between would not wake it.
 #[test]
 fn sender_beside_a_receiver_goes_on() {

@@ -1,7 +1,7 @@
 //! A message: one cache line with its state, and its text in the lines after that.
 //!
 //! The *truth word* contains the state of the message. A store to the truth word sends or receives
-//! the message:
+//! the message.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | 17-36 | tag | the tag of the queue, which differs from that of earlier queues in the slot |
 //! | 37-63 | node | of a delivered message: the node of the receiver |
 //!
-//! The truth word, the first word of a message, contains one of three states:
+//! A message is in one of three states:
 //! - Private: the message belongs to one task, its owner. The memory pool's header of the message
 //!   names the owner.
 //! - Queued: the message is in its queue.
@@ -21,10 +21,10 @@
 //! else, such as links and the queue's counts, can be rebuilt from the truth words and the tickets
 //! (numbers in the order of arrival).
 //!
-//! Type, size and ticket are written before the truth word, which contains the message's state.
-//! They do not change while the message is queued. Only the sender writes the text, and only the
-//! receiver reads it, so the text needs no lock. The queue's lock, or the status word of a wait
-//! node, orders the write before the read.
+//! A sender writes type, size and ticket before the truth word, and they do not change while the
+//! message is queued. Only the sender writes the text, and only the receiver reads it, so the text
+//! needs no lock. The queue's lock, or the status word of a wait node, orders the write before the
+//! read.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
@@ -94,10 +94,9 @@ impl<'s> Message<'s> {
     /// has allocated enough cache lines for the text.
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
-        // ORDERING(ipc-joins): Release fence. Orders a change of the pool's count `JOINS` before
-        // the stores of the type and the text below. The pool may have joined ranges of cache lines
-        // for this message. A thread that walks over the former ranges may mistake this text for
-        // the header of one of them. Such a thread then also sees that `JOINS` has changed.
+        // ORDERING(ipc-joins): Release fence. Pairs with the fence in `collect_used`. The pool may
+        // have joined ranges for this message, and a walk may mistake the text below for the header
+        // of a former range. Such a walk then also sees that the count `JOINS` has changed.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());
@@ -142,8 +141,8 @@ impl<'s> Message<'s> {
     }
 
     pub(super) fn truth(&self) -> Truth {
-        // ORDERING(ipc-truth): Acquire. Pairs with `set_truth`. A thread that reads the state of a
-        // message also sees the type, size, ticket and text, which were stored before the state.
+        // ORDERING(ipc-truth): Acquire. Pairs with `set_truth`. A thread that reads the state also
+        // sees the type, size, ticket and text.
         Truth::from_word(self.first()[TRUTH].load(Ordering::Acquire))
     }
 

@@ -2,7 +2,7 @@
 //! waits for space.
 //!
 //! A wait node consists of two cache lines of a memory pool. The waiting task sleeps on the node's
-//! first word, the status. Two accesses are forbidden:
+//! first word, the status. Two kinds of access are forbidden:
 //! - After a wake-up the task reads only the status, since the queue may have been removed.
 //! - A task that has stored an outcome in the status must not access the node any more, since the
 //!   waiting task may have freed it (trap I13).
@@ -15,9 +15,8 @@
 //! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. The node is in no list |
 //!
 //! The word `WHOSE` of a wait node contains the queue and the role (sender or receiver) of the
-//! waiting call. It is 0 in a free node. The word `TICKET` numbers the waiting calls in the order
-//! of their arrival, in which a queue lists them. So the lists of a queue can be rebuilt from the
-//! wait nodes.
+//! waiting call. It is 0 in a free node. The word `TICKET` is the call's number in the order of
+//! arrival. So the lists of a queue can be rebuilt from the wait nodes.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Line, futex};
@@ -176,12 +175,11 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns the value that futex(2) must find in the low half of the status word, so that the
-    /// task goes to sleep: the present status with the bits `DONE`, `INTERRUPTED` and `CALLED`
-    /// cleared.
+    /// Returns the value that the low half of the status word must have when the task goes to sleep
+    /// by futex(2): the present status with the bits `DONE`, `INTERRUPTED` and `CALLED` cleared.
     ///
-    /// If one of these bits is set, the values differ, and the task does not sleep. Other bits,
-    /// which only damage of shared memory can set, do not prevent the sleep.
+    /// If the status has one of the bits `DONE`, `INTERRUPTED` and `CALLED`, futex(2) returns at
+    /// once. Other bits, which only damage of shared memory can set, do not prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
@@ -198,8 +196,7 @@ impl<'s> Node<'s> {
         self.word().store(status, Ordering::Release);
     }
 
-    /// Ends the wait of the calling task with `outcome`, unless another task has already stored an
-    /// outcome.
+    /// Ends the wait with `outcome`, unless another task has already stored an outcome.
     ///
     /// Returns the outcome of the call, and whether its wait node has left the queue's list of
     /// waiting calls:
@@ -220,16 +217,16 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Tells the waiting task to check again whether it may continue. Returns true if the caller
-    /// must wake the task. The caller holds the queue's lock.
+    /// Tells the waiting task to check the queue again. Returns true if the caller must wake the
+    /// task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
         // ORDERING(ipc-status): AcqRel, as in `leave`. A plain store could lose the bit
         // `INTERRUPTED`.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Clears the bit `CALLED`, by which another task has told the waiting task to check again. The
-    /// waiting task is doing that now. The caller holds the queue's lock.
+    /// Clears the bit `CALLED`, by which another task has told the waiting task to check the queue
+    /// again. The waiting task is doing that now. The caller holds the queue's lock.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);

@@ -5,9 +5,9 @@
 //! - the links of the queue's messages and wait nodes;
 //! - the state of these messages and nodes while they belong to the queue.
 //!
-//! The word `LIVE` identifies the queue that occupies the slot. A lookup takes no lock, so the
-//! queue may be removed before the call takes the lock. So each call that has taken the lock
-//! compares `LIVE` with the queue that its lookup found (trap I3).
+//! The word `LIVE` identifies the queue that occupies the slot. The queue may be removed between a
+//! lookup and the lock. So each call that has taken the lock compares `LIVE` with the queue that
+//! its lookup found (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -52,8 +52,7 @@ const NEXT_QBYTES: usize = 5;
 /// change. Otherwise it is 0.
 const SETTING: usize = 6;
 
-/// A bit that is set in the word `SETTING` during an `IPC_SET`. So the word is never 0 then: 0
-/// means that no `IPC_SET` is under way.
+/// A bit of the word `SETTING` that is set during an `IPC_SET`.
 const IS_SETTING: u64 = 1 << 63;
 
 /// The bits of a tag: 20.
@@ -62,8 +61,8 @@ const TAG_MASK: u32 = (1 << 20) - 1;
 /// The index of the word with the list links, in the first line of a message or wait node.
 const LINKS: usize = 1;
 
-/// A bit that is set in every payload, so no payload is 0. The payload is the word in a slot of the
-/// id table that identifies the slot's queue.
+/// A bit that is set in every payload, so no payload is 0. The payload is the word of a slot that
+/// identifies the slot's queue.
 const PAYLOAD: u64 = 1 << 63;
 
 /// The identity of a queue: the index of its slot, and a tag that differs from the tags of earlier
@@ -141,9 +140,9 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns a handle of the queue in slot `index`, whichever queue that is now. The tag tells
-    /// the queues apart that use the slot one after the other. It is 0 in the result. So use the
-    /// result only for functions that do not compare the tag.
+    /// Returns a handle of the queue that slot `index` has now. The handle contains 0 in place of
+    /// the queue's tag (its version number), so use it only for functions that do not compare the
+    /// tag.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }
@@ -178,16 +177,15 @@ impl<'s> Queue<'s> {
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// Returns the word that identifies the queue in this slot, or 0 if there is no queue. The word
-    /// equals the payload of the slot in the id table. Without the queue's lock it is only a hint.
+    /// Returns the payload of this slot (the word that identifies its queue), or 0 if there is no
+    /// queue. Without the queue's lock it is only a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Returns the newest ticket of the queue. Tickets number messages and waiting calls in the
-    /// order of their arrival. Without the queue's lock the value is a hint: if it changes, a
-    /// message was probably sent.
+    /// Returns the newest ticket of the queue. Without the queue's lock the value is a hint: if it
+    /// changes, a message was probably sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
@@ -265,18 +263,17 @@ impl<'s> QueueGuard<'s> {
         put(&self.queue.line()[QBYTES], qbytes);
     }
 
-    /// Records, before an `IPC_SET`, that the call will change the slot of the id table and then
-    /// set the queue's `qbytes`.
+    /// Records that an `IPC_SET` is about to change the slot of the id table and then the queue's
+    /// `qbytes`.
     ///
     /// The function stores the present state word of the slot in `SETTING`. If the caller dies,
     /// recovery compares that word with the slot. If the slot has changed, recovery sets `qbytes`
-    /// too. Otherwise the `IPC_SET` has changed nothing yet, and recovery leaves it so. So the
-    /// caller's store to the slot commits the whole `IPC_SET`.
+    /// too. Otherwise the `IPC_SET` has changed nothing. So the caller's store to the slot commits
+    /// the whole `IPC_SET`.
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
-        // ORDERING(ipc-redo): Release. If recovery sees this record of the `IPC_SET`, it also sees
-        // the new `qbytes` stored above.
+        // ORDERING(ipc-redo): Release. Recovery that sees this store also sees the new `qbytes`.
         second[SETTING].store(self.setting(), Ordering::Release);
     }
 
@@ -338,8 +335,8 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    /// Puts a message that was delivered to a dead receiver back into the queue. Tickets number the
-    /// messages in the order of arrival, and determine the position of this message.
+    /// Puts a message that was delivered to a dead receiver back into the queue, at the position of
+    /// its ticket (number in the order of arrival).
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();
@@ -373,8 +370,8 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Tells waiting calls of the role `role` to check the queue again: all receivers, or those
-    /// senders whose messages now fit. Returns the wait nodes to wake. Analogous to Linux's
+    /// Tells waiting calls of the role `role` to check the queue again: all receivers, or only
+    /// those senders whose messages now fit. Returns the wait nodes to wake. Analogous to Linux's
     /// `expunge_all` and `ss_wakeup`.
     #[inline]
     pub(super) fn call(&self, role: Role) -> Wakes {
@@ -400,8 +397,8 @@ impl<'s> QueueGuard<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
-        // Clear `LIVE` last. If this task dies earlier, `LIVE` is still set in a slot that has no
-        // queue in the id table. Recovery then calls this function once more.
+        // Clear `LIVE` last. If this task dies earlier, recovery finds `LIVE` still set, and calls
+        // this function again.
         put(&self.queue.line()[LIVE], 0);
         told
     }

@@ -1,9 +1,9 @@
 //! Rebuilds a queue from its messages and nodes.
 //!
 //! A task that takes over a queue's lock from a dead task calls [`recover`], which reads all
-//! messages and wait nodes of the namespace. Their truth words (the words with their states) tell
-//! which of them belong to the queue. `recover` sets the lists and counts of the queue accordingly.
-//! This completes or undoes the change that the dead task had begun:
+//! messages and wait nodes of the namespace. A word in each of them says whether it belongs to the
+//! queue. `recover` rebuilds the queue's lists and counts from them. So it completes or undoes the
+//! change of the dead task, as the table shows.
 //!
 //! | the task died | then |
 //! |---|---|
@@ -16,9 +16,8 @@
 //! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`; receivers check again |
 //! | in a removal, after it unpublished the queue | recovery ends the queue |
 //!
-//! Recovery may itself be interrupted at any point and started again. It does not free the wait
-//! nodes and private messages of a dead task. [`reap`] does that, once the task is known to be
-//! dead.
+//! Recovery may be interrupted and started again. It does not free the wait nodes and private
+//! messages of a dead task: [`reap`] does that.
 //!
 //! [`recover`] and [`reap`] read every message and node of the namespace.
 
@@ -122,9 +121,8 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
                     continue;
                 }
                 if node.status() == Status::Interrupted {
-                    // The receiver gave up before the sender stored an outcome in its wait node, so
-                    // the message was not sent. The message still belongs to the sender, which has
-                    // died.
+                    // The receiver gave up before it got an outcome, so the message was not sent.
+                    // It still belongs to the dead sender.
                     message.set_truth(Truth::Private);
                 } else {
                     node.tell(Ok(line));
@@ -151,13 +149,13 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
 
 /// Frees the wait nodes and private messages of the dead task numbered `task`.
 ///
-/// Messages that a sender passed to the dead task go to other receivers. Returns the tasks of these
+/// Messages that senders passed to the dead task go to other receivers. Returns the tasks of these
 /// receivers if they may have died too.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a living task does not release a queue's lock. The caller must then reap the
-/// task again later.
+/// Returns `EIO` if a living task does not release a queue's lock. The caller must then clean up
+/// after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
@@ -170,17 +168,14 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Frees the private messages `seen` of the dead task `task`, which `Pool::collect_used` has found.
-/// Messages that another task has received since are not freed. `joins` is the count of joins that
-/// `Pool::collect_used` returned. If it has changed, the pool may have joined the memory of a
-/// message to other free memory.
+/// Frees the private messages of the dead task `task` at the lines `seen`, unless another task has
+/// received them since. `seen` and `joins` are the results of an earlier `Pool::collect_used`.
 pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {
         let message = Message { shared, line };
-        // Another task may be receiving this message now. A receiver first stores itself as the
-        // owner, and then the state `Private`. So read the state first and the owner second. If the
-        // state is `Private` then, the owner is already the receiver.
+        // Another task may be receiving this message now. A receiver stores itself as the owner and
+        // then the state `Private`. So read the state first and the owner second.
         pool.free_seen(shared, line, joins, owner, || {
             message.truth() == Truth::Private && pool.whose(&shared.region, line) == Some(task)
         });
@@ -204,8 +199,8 @@ pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<
     Ok(absent)
 }
 
-/// Unlinks a wait node from the list of its queue, and passes its message on; see [`end_node`].
-/// `role` says whether the waiting call sends or receives. `name` identifies the queue.
+/// Unlinks a wait node from the list of the queue `name`, and passes its message on; see
+/// [`end_node`].
 fn leave_queue(
     shared: &Shared,
     owner: Owner,
@@ -213,9 +208,8 @@ fn leave_queue(
     role: Role,
     name: QueueName,
 ) -> Result<Absent, Errno> {
-    // While this task holds the queue's lock, the wait node is in the queue's list, or another task
-    // has stored its outcome. If the queue was removed, `lock` fails, and the removal has stored
-    // the outcome.
+    // Under the queue's lock, a wait node without an outcome is in the queue's list. If the queue
+    // was removed, `lock` fails, and the removal has stored the outcome.
     let guard = match (Queue { shared, name }).lock(owner) {
         Err(Errno::IDRM) => None,
         guard => Some(guard?),
@@ -235,9 +229,8 @@ fn leave_queue(
         message.free(owner);
         return Ok(Absent::new());
     };
-    // This task may die before it has passed the message to another receiver. A rebuild of the
-    // queue may then give the message the state `Private`. So record this task as the owner. The
-    // cleanup after this task then frees the message.
+    // This task may die before it has passed the message on. Record it as the owner, so that the
+    // cleanup after it frees the message.
     shared.layout.msgs.set_whose(&shared.region, line, owner.index);
     let sent = pipelined_send(&guard, message, now_s());
     if sent.handed.is_none() {
@@ -247,9 +240,8 @@ fn leave_queue(
     Ok(sent.wake(shared))
 }
 
-/// Completes the removal of a queue whose removing task has died: frees the messages in slot
-/// `index`, and ends the waiting calls. The caller holds the lock of all queues. Returns true if
-/// nothing of the queue is left.
+/// Completes the removal of the queue in slot `index` after the removing task has died. The caller
+/// holds the lock of all queues. Returns true if nothing of the queue is left.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let slot = Queue::of_slot(ids.shared, index);
     slot.live() == 0 || slot.recover(ids.owner).is_ok()
@@ -266,7 +258,8 @@ pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
 /// - Repairs queues whose lock has a dead holder or whose removal was interrupted.
 /// - Wakes calls that have an outcome or whose queue is gone.
 ///
-/// Returns the tasks that were passed a message and may have died before they took it.
+/// Returns the tasks that another task has passed a message, and that may have died before they
+/// took it.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut queues) = (Vec::new(), BTreeSet::new());
     for (node, task) in nodes(shared) {
@@ -290,8 +283,8 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
             ids.end_left_at(index);
         }
         if is_left(shared, get(&queue.line()[LOCK])) {
-            // Taking the lock from the dead holder repairs the queue. If the lock cannot be taken
-            // now, the watcher tries again at its next check.
+            // `lock` repairs the queue if the holder is dead. If the lock cannot be taken, the
+            // watcher (the waiting call that looks for dead tasks) tries again at its next check.
             drop(queue.hold(owner, Wait::Short));
         }
     }

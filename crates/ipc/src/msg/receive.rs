@@ -222,9 +222,9 @@ impl Task {
 
     /// Polls for a short time until a message is sent.
     ///
-    /// A polling receiver is in no list. So a sender makes no system call to wake it, and a killed
-    /// receiver leaves nothing behind. Each round yields the processor, since the sender may need
-    /// it. If a signal handler calls [`Task::interrupt_own`], the polling call ends with `EINTR`.
+    /// A polling receiver is in no list, so a sender makes no system call to wake it. Each round
+    /// yields the processor, which the sender may need. If a signal handler calls
+    /// [`Task::interrupt_own`], the polling call ends with `EINTR`.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
         let before = signals::count();
@@ -288,8 +288,7 @@ impl Task {
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         let may = |object: &Object| self.may_receive(object, msgtyp);
         self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
-            // Senders pass messages straight to the wait node of a waiting receiver. So the
-            // receiver need not look for a queued message.
+            // A waiting receiver gets its message in its wait node, and need not look at the queue.
             if !matches!(node.status(), Status::Done(_)) {
                 node.answer_call();
             }

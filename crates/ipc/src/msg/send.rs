@@ -66,9 +66,8 @@ impl Task {
         let message = Message::alloc(self, mtype, text)?;
         let send = || self.send(queue, message, msgflg);
         let sent = recover::with_room(&self.shared, self.owner, send);
-        // If a signal handler forks during this call, the call may also return in the child. The
-        // message that this call has allocated belongs to the parent, so the child must not free
-        // it.
+        // If a signal handler forks during this call, the child must not free the message, which
+        // belongs to the parent.
         if sent.is_err() && !self.is_copy() {
             message.let_go(self);
         }

@@ -30,8 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Checks whether `Task::waiting` counts a sender. Once the sender is told to check the queue
-/// again, it does not count. If its message still does not fit, it waits and counts again.
+/// `Task::waiting` does not count a sender that was told to check the queue again. It counts the
+/// sender again if its message still does not fit.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
@@ -144,9 +144,8 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     assert_ne!(picture(&one, id), before);
 }
 
-/// Simulates a sender that dies after it has stored the state `Delivered` in its message, and
-/// before it has told the receiver. Checks that the rebuild of the queue, which recovery makes,
-/// tells the receiver.
+/// A sender dies after it has stored the state `Delivered` in its message, and before it has told
+/// the receiver. Checks that the rebuild of the queue tells the receiver.
 #[test]
 fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
@@ -171,9 +170,8 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
 }
 
-/// Simulates a receiver that takes its message, and dies before it tells the waiting senders to
-/// check the queue again. Recovery then rebuilds the queue. Checks that the rebuild tells the
-/// senders to check.
+/// A receiver takes its message, and dies before it tells the waiting senders to check the queue
+/// again. Checks that the rebuild of the queue tells them.
 #[test]
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
@@ -264,14 +262,13 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&one, id).lock(one.owner).unwrap();
     assert!(guard.waiting(Role::Receiver).is_empty());
     drop(guard);
-    // The message that was passed to the dead task must have returned to the queue.
     let received =
         [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).unwrap().mtype);
     assert_eq!(received, [5, 10]);
 }
 
-/// Checks a receiver that takes a message of a dead task while that task is reaped. The message
-/// must stay with the receiver.
+/// Checks a receiver that takes a message of a dead task during the cleanup after that task. The
+/// message must stay with the receiver.
 #[test]
 fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
@@ -279,7 +276,7 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // The dead task was just writing this message to send it, so the reaping must free it.
+    // The dead task was writing this message to send it, so the cleanup must free it.
     Message::alloc(&dead, 1, b"written").unwrap();
     let (joins, seen) = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         assert_eq!(whose, dead.owner.index);
@@ -315,9 +312,8 @@ fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     node
 }
 
-/// Checks a call that has failed because it could not acquire the queue's lock, so its wait node is
-/// still in the queue's list. No message may be passed to that node. The end of the task must free
-/// the node.
+/// A call has failed without the queue's lock, so its wait node is still in the queue's list. No
+/// message may be passed to that node. The end of the task must free it.
 #[test]
 fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
     let namespace = namespace();
@@ -352,8 +348,7 @@ fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
 }
 
 /// A signal interrupts a waiting receiver, which does not run again before a message is sent. The
-/// receiver must not get that message, since its call fails with `EINTR`. So the message must stay
-/// in the queue.
+/// message must stay in the queue.
 #[test]
 fn interrupted_receiver_is_given_no_message() {
     let namespace = namespace();
@@ -370,7 +365,7 @@ fn interrupted_receiver_is_given_no_message() {
 }
 
 /// Checks that a wait node either gets an outcome from a sender or is abandoned by its task, and
-/// never both. Whichever comes second, the sender or the task, must notice the other.
+/// never both.
 #[test]
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
@@ -382,9 +377,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    // Simulate a sender that dies while it passes a message to a receiver that has given up. The
-    // sender has stored `Delivered` in the message. It has not stored an outcome in the receiver's
-    // wait node.
+    // Simulate a sender that dies while it passes a message to a receiver that has given up: it has
+    // stored `Delivered` in the message, but no outcome in the receiver's wait node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
     message.set_truth(Truth::Delivered(guard.queue.name, node.line));
@@ -469,8 +463,8 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
             }
             assert_eq!(ranges(&one), 1, "the receiver keeps the lines of one message of two");
         }
-        // The task has kept the memory of an earlier message. The next message is larger and does
-        // not fit into that memory. So the task frees the memory that it has kept.
+        // The next message does not fit into the memory that the task has kept, so the task frees
+        // that memory.
         other.msgsnd(id, 9, &[0; 500], MsgFlags::empty()).unwrap();
         assert_eq!(ranges(&one), 1);
         one.msgrcv(id, &mut [0; 500], 9, MsgFlags::empty()).unwrap();
@@ -485,8 +479,8 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     }
 }
 
-/// Checks that a sender that finds no free memory for its message reaps dead tasks, and gets the
-/// memory of their messages.
+/// Checks that a sender that finds no free memory for its message cleans up after dead tasks, and
+/// gets the memory of their messages.
 #[test]
 fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };
@@ -523,8 +517,8 @@ fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
             task.msgsnd(id, 1, &text, NOWAIT).unwrap();
             task.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
         }
-        // The queue is empty. So all cache lines in use in the message pool belong to ranges that
-        // tasks keep for the next message that they send.
+        // The queue is empty, so all lines in use belong to ranges that tasks keep for their next
+        // message.
         let kept: u32 = pool.used(region).map(|(line, _)| pool.len(region, line)).sum();
         assert!(kept <= LINES / 4, "{kept} lines are kept after messages of {lines} lines");
         kept_most = kept.max(kept_most);
@@ -583,8 +577,8 @@ fn shared_namespace() -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// A sender does not check in advance whether waiting receivers are alive. Checks that if two
-/// waiting receivers are dead when msgsnd begins, the next msgrcv gets the message.
+/// Checks that if two waiting receivers are dead when msgsnd begins, the next msgrcv gets the
+/// message.
 #[test]
 fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();

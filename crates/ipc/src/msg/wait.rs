@@ -22,13 +22,13 @@ impl Task {
     /// message, which only the caller may use from then on: the function returns the number of the
     /// message's first cache line.
     ///
-    /// When another task tells the waiting call to check the queue again, `may` first checks the
-    /// permission of this task. Then `again` checks under the queue's lock whether the call can
+    /// Another task may tell the waiting call to check the queue again. Then `may` first checks the
+    /// permission of this task, and `again` checks under the queue's lock whether the call can
     /// complete. `size` is the size of a sender's message or of a receiver's buffer.
     ///
     /// # Errors
     ///
-    /// Returns the error with which the call ends. `ENOMEM` if there is no free wait node.
+    /// Returns the error with which the call ends, and `ENOMEM` if there is no free wait node.
     pub(super) fn wait_at<'q>(
         &self,
         guard: QueueGuard<'q>,
@@ -99,16 +99,16 @@ impl Task {
             }
             let guard = guard?;
             guard.waiting(role).unlink(node.line);
-            // Mark the wait node as not waiting while the lock is still held. Otherwise a rebuild
-            // of the queue by another task could link the node again.
+            // Mark the wait node as not waiting under the lock. Otherwise a rebuild of the queue
+            // could link the node again.
             node.forget();
             return Err(errno);
         }
     }
 
-    /// Sleeps until the wait node's status changes, or until this call must check whether there is
-    /// a watcher: one waiting call that looks for dead tasks on behalf of all. If this call becomes
-    /// the watcher, it looks for dead tasks.
+    /// Sleeps until the wait node's status changes, or until the call's turn is over (module
+    /// `watch`). If this call becomes the watcher, it looks for dead tasks on behalf of all waiting
+    /// calls.
     ///
     /// # Errors
     ///
@@ -123,8 +123,9 @@ impl Task {
         if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
             watch::look(&self.shared, self.owner);
         }
-        // After each sleep, check whether the queue still exists, since the watcher also wakes the
-        // calls of removed queues. If the queue's lock cannot be acquired, the wait continues.
+        // Check whether the queue still exists, since the watcher (the waiting call that looks for
+        // dead tasks) also wakes the calls of removed queues. If the queue's lock cannot be
+        // acquired, the wait continues.
         let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         refuse_if(may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM), Errno::IDRM)?;
         Ok(ended)
@@ -147,9 +148,9 @@ impl Task {
     }
 }
 
-/// Frees the wait nodes of an ending task that are still in the lists of their queues, because the
-/// calls could not remove them. A message that was passed to one of these nodes goes to another
-/// receiver. Returns the tasks of these other receivers, if they may have died.
+/// Frees the wait nodes of an ending task that its calls could not remove from the queues. A
+/// message that was passed to such a node goes to another receiver. Returns the tasks of these
+/// receivers if they may have died.
 ///
 /// # Errors
 ///

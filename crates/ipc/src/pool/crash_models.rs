@@ -2,8 +2,8 @@
 //! ranges and then splits the result. The task is killed before each store of this allocation.
 //!
 //! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges
-//! (runs of cache lines) of other tasks must be unchanged. Each line of the pool must belong to
-//! exactly one range. As many lines can be allocated as before the killed allocation.
+//! (runs of cache lines) of other tasks must be unchanged, each line must belong to exactly one
+//! range, and no line may be lost.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -84,9 +84,9 @@ impl World {
         is_stopped
     }
 
-    /// Checks that each cache line of the pool is in one range, and that the survivor's ranges are
-    /// unchanged. Does not take the pool's lock, like the cleanup after a dead task. Returns the
-    /// number of ranges, or a description of the first inconsistency.
+    /// Checks, without the pool's lock, that each cache line of the pool is in one range, and that
+    /// the survivor's ranges are unchanged. Returns the number of ranges, or a description of the
+    /// first inconsistency.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
@@ -133,8 +133,7 @@ impl World {
 
 #[test]
 fn crash_of_an_allocation_that_joins_ranges_leaves_each_line_in_one_range() {
-    // When the pool of messages joins free ranges, it zeroes the first cache line of each new
-    // range. The pool of undo records does not. Test both pools.
+    // Test a pool that zeroes the first line of each joined range, and one that does not.
     stop_at_each_store(|layout| layout.msgs);
     stop_at_each_store(|layout| layout.undos);
 }
@@ -148,8 +147,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
         });
         let at = format!("stopped after {stores} stores");
-        // Check the ranges even before recovery has repaired the pool. The cleanup after a dead
-        // task walks over them without the pool's lock, so it may see this state.
+        // Check the ranges before the repair, too: the cleanup after a dead task walks over them
+        // without the pool's lock.
         let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
         if !seen.contains(&ranges) {
             seen.push(ranges);
@@ -166,9 +165,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     panic!("the allocation never ends");
 }
 
-/// Control (a variant with the bug must fail): a free range is cut into two halves in the wrong
-/// order. The first store shrinks the range to its first half. The header of the second half is
-/// stored only then, so a kill in between loses the second half.
+/// Control, which must fail: the first store shrinks a free range to its first half, and the second
+/// one stores the header of the second half. A kill in between loses the second half.
 #[test]
 fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {

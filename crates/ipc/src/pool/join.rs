@@ -7,25 +7,22 @@
 //!
 //! # One store at a time
 //!
-//! To join a run of adjacent free ranges, the pool splits the whole run into new ranges, which are
-//! as large as possible. The pool writes the headers of the new ranges one by one, the last range
-//! first:
-//! - A new header overwrites an old one, or lies where no walk over the headers looks yet, such as
-//!   inside an old range.
+//! To join a run of adjacent free ranges, the pool splits the run into new ranges, which are as
+//! large as possible. It writes the headers of the new ranges one by one, the last range first:
+//! - A new header overwrites an old one, or lies where no walk over the headers looks yet.
 //! - Where the new range ends, the next new header is already written.
 //!
-//! So the headers are valid after each store. If the thread dies in between, only some of the
-//! ranges are joined.
+//! The headers of the pool are valid after each of these stores. If the thread dies in between,
+//! only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
-//! A walk over the headers of a pool's ranges takes no lock. Another thread may join the range that
-//! the walk has reached to the previous range, and allocate the result. Then the walk may mistake
-//! text of a message for the next header. Two checks prevent harm:
-//! - The count `JOINS` changes after a join, before the joined ranges are used. If the count has
-//!   changed by the end of a walk, [`Pool::collect_used`] repeats the walk.
-//! - Before a thread frees a range that a walk has found, [`Pool::free_seen`] checks that range
-//!   again under the lock.
+//! A walk over the headers of a pool's ranges takes no lock. Another thread may meanwhile join the
+//! range that the walk has reached to the previous range, and allocate the result. Then the walk
+//! may mistake text of a message for the next header. Two checks prevent harm:
+//! - The count `JOINS` changes after a join, before the joined ranges are used. If it has changed
+//!   by the end of a walk, [`Pool::collect_used`] repeats the walk.
+//! - [`Pool::free_seen`] frees a range that a walk has found only after a check under the lock.
 //!
 //! # Cost
 //!
@@ -51,8 +48,8 @@ use crate::shared::Shared;
 /// were freed since the last join.
 const GIVEN_SHARE: u32 = 256;
 
-/// The maximum number of walks over the headers of a pool in one call. A walk is repeated if the
-/// count `JOINS` has changed meanwhile. A hostile process could change it during each walk.
+/// The maximum number of walks in one call: a hostile process could change `JOINS` during each
+/// walk.
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
@@ -71,9 +68,9 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // The cache lines at the end of the pool that were never used count as free. They may be
-        // joined to the free range before them, or form new ranges. The headers of these ranges
-        // need memory. If no memory can be reserved for them, leave the lines as they are.
+        // Lines that were never used count as free. They may be joined to the free range before
+        // them. The headers of the new ranges need memory; without memory, leave these lines as
+        // they are.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -96,9 +93,9 @@ impl Pool {
         true
     }
 
-    /// Cuts a free range down to the size class `wanted`, and frees the rest. The range is in no
-    /// free list. The rest may have no memory yet. If none can be reserved for its header, because
-    /// the file system is full, the range stays larger. The caller holds the pool's lock.
+    /// Cuts a free range, which is in no free list, down to the size class `wanted`, and frees the
+    /// rest. If no memory can be reserved for the header of the rest, the range stays larger. The
+    /// caller holds the pool's lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -109,8 +106,8 @@ impl Pool {
                 return;
             }
             self.write_free(region, rest, class);
-            // This store shortens the free range to its first half. From now on, a thread that
-            // walks over the headers also finds the second half.
+            // This store shortens the free range to its first half. The header of the second half
+            // was stored before, so that a walk finds it.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }
@@ -130,25 +127,24 @@ impl Pool {
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // Zero the cache line. It may contain old text of a message, which could look like the
-            // state of a new message.
+            // Zero the line, since old text of a message could look like the state of a new
+            // message.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Changes the count `JOINS`. A thread that walks over the pool's ranges without the lock then
-    /// notices that free ranges may have been joined. The caller holds the pool's lock.
+    /// Changes the count `JOINS`, so that walks without the lock notice that free ranges may have
+    /// been joined. The caller holds the pool's lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);
-            // ORDERING(ipc-joins): Release. A walk over the pool's ranges that reads the new count
-            // at its start also reads the new headers of the ranges.
+            // ORDERING(ipc-joins): Release. A walk that starts with the new count also reads the
+            // new headers.
             head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
-            // After a task's death, the number of cache lines that were freed since the last join
-            // is unknown. Assume that all lines were freed. Then the next allocation that finds no
-            // free range joins free ranges.
+            // After a task's death, the number of lines freed since the last join is unknown.
+            // Assume that all were freed.
             put(&head[GIVEN], u64::from(self.lines));
         }
     }
@@ -158,9 +154,9 @@ impl Pool {
         region.line(self.head)[JOINS].load(Ordering::Acquire)
     }
 
-    /// Walks over the used ranges of the pool, and calls `of` for each. The arguments are the
-    /// number of the range's first cache line, and the number of the task or object that uses it.
-    /// Returns the results of `of`, and the count `JOINS` at the start of the walk.
+    /// Walks over the used ranges of the pool, and calls `of` for each with two arguments: the
+    /// number of the range's first cache line, and its user (a task or object). Returns the results
+    /// of `of`, and the count `JOINS` at the start of the walk.
     ///
     /// If a range is allocated or freed during the walk, the walk may miss it. The same holds for
     /// [`Pool::used`].
@@ -176,10 +172,9 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. Ranges may
-            // have been joined during the walk, and the walk may have mistaken text of a message
-            // for a header. If so, the load below returns a new count `JOINS`, and the walk is
-            // repeated.
+            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If the walk
+            // has mistaken text of a message for a header, the load below returns a new count
+            // `JOINS`.
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;
@@ -189,10 +184,9 @@ impl Pool {
         seen
     }
 
-    /// Frees the range that begins at the cache line `line`. [`Pool::collect_used`] has found this
-    /// range, and has returned `joins`, the count of joins at that time. The pool may have changed
-    /// since. So the function first checks, under the pool's lock, that a range still begins at
-    /// `line`. It also checks that `is_left`, the caller's own condition, is true.
+    /// Frees the range at `line`, which an earlier [`Pool::collect_used`] has found. `joins` is the
+    /// count of joins from that walk. Under the pool's lock, the function first checks that a range
+    /// still begins at `line`, and that `is_left` is true.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
@@ -263,8 +257,8 @@ mod tests {
         let task = namespace.register(Cred::root(), 1).unwrap();
         let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         for _ in 0..3 {
-            // Texts of 64, 1000 and 300 bytes need ranges of 2, 32 and 8 cache lines of the message
-            // pool. The task keeps one range for its next message.
+            // Texts of 64, 1000 and 300 bytes need ranges of 2, 32 and 8 cache lines. The task
+            // keeps one range for its next message.
             let counts = [64, 1000, 300].map(|size| fill_and_drain(&task, id, size));
             assert!(counts[0] >= 127 && counts[1] >= 6 && counts[2] >= 30, "{counts:?}");
         }
@@ -328,8 +322,7 @@ mod tests {
         let (namespace, pool) = pool(1024);
         let shared = namespace.shared();
         while pool.alloc(shared, 1, ME, 0).is_ok() {}
-        // Free every second cache line of the pool. Then no two free lines are adjacent, and no
-        // ranges can be joined.
+        // Free every second line, so that no two free lines are adjacent.
         for line in (pool.first..pool.first + 1024).step_by(2) {
             pool.free(shared, line, ME);
         }
@@ -340,13 +333,11 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Joins ranges while a test walks over them. `ranges` are ranges of two cache lines each, used
-    /// by task 5. The function frees all but the first, and allocates a joined range of eight lines
-    /// for task 6. Then it fills the joined range with words that look like range headers of task
-    /// 77.
+    /// Joins ranges while a test walks over them. `ranges` are used ranges of two cache lines each.
+    /// The function frees all but the first, and allocates a joined range of eight lines. It fills
+    /// this range with words that look like headers of task 77.
     ///
-    /// Returns the line where the third of `ranges` began. This line is now inside the joined
-    /// range.
+    /// Returns the first line of `ranges[2]`, which is now inside the joined range.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);
@@ -401,8 +392,7 @@ mod tests {
         );
         pool.free_seen(shared, middle, joins, ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
-        // Check that `free_seen` frees a range that exists if `is_left` returns true, and keeps the
-        // range otherwise.
+        // `free_seen` must free a range if `is_left` returns true, and keep it otherwise.
         for is_left in [false, true] {
             pool.free_seen(shared, ranges[1], joins, ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);

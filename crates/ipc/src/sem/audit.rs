@@ -79,8 +79,8 @@ pub(crate) fn forget_logs(task: &Task) {
     }
 }
 
-/// For a control test: clears the bit `OWED` in all sets. Without this bit, no call looks for dead
-/// tasks whose waiting calls were completed.
+/// For a control test: clears the bit `OWED` in all sets, so that no call looks for dead tasks with
+/// completed calls.
 pub(crate) fn forget_owed(task: &Task) {
     for commit in sets(task).map(|set| &set.line()[COMMIT]) {
         crate::field::put(commit, get(commit) & !OWED);
@@ -88,7 +88,7 @@ pub(crate) fn forget_owed(task: &Task) {
 }
 
 /// For a control test: marks the locks of semaphore sets and memory pools as free. So recovery
-/// finds no lock with a dead holder, and repairs nothing.
+/// repairs nothing.
 pub(crate) fn forget_locks(task: &Task) {
     let shared = &*task.shared;
     let layout = &shared.layout;

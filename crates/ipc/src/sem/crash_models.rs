@@ -5,9 +5,8 @@
 //! victim, makes a call that grants the permit to one of them. In one run for each store of this
 //! call, the victim is killed before that store.
 //!
-//! Then a third task, the survivor, tries to take the permit, before any cleanup. If the survivor
-//! is refused, no permit may be free after recovery. Otherwise a dead task would have kept the
-//! permit from the survivor.
+//! Before any cleanup, a third task, the survivor, tries to take the permit (the unit of the
+//! semaphore). If it is refused, no permit may be free after recovery.
 //!
 //! The tasks that count as dead have no thread. So they neither sleep on their wait nodes nor poll
 //! them, as if they had been killed.
@@ -142,15 +141,14 @@ impl World {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// A control (a variant with the bug must fail): the bit `OWED` of each set is cleared after
-    /// the kill. Without it, no call looks for dead tasks to which a unit of a semaphore was
-    /// granted.
+    /// A control, which must fail: after the kill, the bit `OWED` is cleared. Then no call looks
+    /// for dead tasks with granted units.
     WithoutOwed,
 }
 
-/// Checks that the kills have led to both outcomes: in some runs the survivor got the permit, and
-/// in others it was refused. In some cases the death of the victim also grants the permit. The
-/// survivor must never be refused there.
+/// Checks that both outcomes occurred: in some runs the survivor got the permit (the unit of the
+/// semaphore), and in others it was refused. If the victim's death grants a permit, too, the
+/// survivor must never be refused.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
@@ -188,11 +186,12 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
 }
 
 /// Kills the victim in a call that grants the permit (one unit of a semaphore) to dead tasks. Then
-/// kills a second task in `GETVAL`, which takes the permit back from dead tasks. Each pair of
-/// stores has a run of its own.
+/// kills a second task in `GETVAL`, which takes the permit back. Each pair of stores has its own
+/// run.
 ///
-/// After the two kills, the survivor tries to take the permit. If the survivor is refused, no
-/// permit may be free after recovery.
+/// The first killed task granted a unit of the semaphore to dead tasks. The second was killed while
+/// it took the unit back. Then the survivor tries to take the unit. If it is refused, recovery must
+/// leave no free unit.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

@@ -1,8 +1,7 @@
 //! semget(2) and semctl(2), one method per command.
 //!
-//! A query of one value or pid reads the semaphore's word. It takes a lock only if another task has
-//! frozen (locked) the word to change it. A command takes the set's lock if it needs the queues of
-//! waiting calls, or the values of several semaphores at one instant.
+//! A query of one value or pid reads the semaphore's word. A command takes the set's lock only if
+//! it needs the queues of waiting calls, or the values of several semaphores at one instant.
 //!
 //! Source: semget(2), semctl(2); Linux `ipc/sem.c` (`newary`, `freeary`, `semctl_main`,
 //! `semctl_setval`, `semctl_stat`, `semctl_down`).
@@ -150,7 +149,7 @@ impl Task {
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
             // ORDERING(ipc-word): Release. A thread that reads the new tag also sees the other
-            // words of the semaphore, which were stored before.
+            // words of the semaphore.
             line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -198,9 +197,8 @@ impl Task {
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
-            // The id table contains this set, but the word `LIVE` in the set's record does not
-            // identify the set. Only a hostile process can have overwritten `LIVE`. Free the set's
-            // semaphores.
+            // A hostile process has overwritten the word `LIVE`, which identifies the set in its
+            // slot. Free the set's semaphores.
             put(&set.line()[LIVE], 0);
             free_lost(self.sem_ids());
             return Ok(());
@@ -570,9 +568,7 @@ impl Task {
         Ok(SemTotals { sets: objects, sems: used, index_max })
     }
 
-    /// Returns the number of semaphores of a set. This needs no permission. A caller without
-    /// permission can also find the number by [`Task::semop`], which returns `EFBIG` for a
-    /// semaphore number that is too large.
+    /// Returns the number of semaphores of a set. This needs no permission.
     ///
     /// # Errors
     ///
@@ -599,15 +595,15 @@ impl Task {
         let object = self.obtain(self.sem_ids(), By::Id, semid.raw(), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
-            // First clean up after dead tasks. Otherwise the command would see values without the
-            // undo adjustments of dead tasks, or with units that were granted to dead tasks.
+            // First clean up after dead tasks, whose undo adjustments and granted units change the
+            // values.
             self.look_after(set, Concern::Values);
         }
         Ok(set)
     }
 
-    /// Returns the word of a semaphore. If another task has frozen the word to change it, waits
-    /// until the change is complete.
+    /// Returns the word of a semaphore. If another task has frozen (locked) the word to change it,
+    /// waits until the change is complete.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -615,9 +611,8 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // The task that froze (locked) this semaphore's word may be changing several semaphores at
-        // once. Another call may already have seen the new value of one of them. So wait until all
-        // new values are stored.
+        // The task that froze (locked) this word may be changing several semaphores at once, and
+        // another call may have seen one of the new values. So wait until all are stored.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
@@ -681,12 +676,11 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// Returns the tag of a new set. The tag distinguishes the set from earlier sets that used the same
-/// cache lines. Each of these lines still contains the tag of an earlier set. The new tag must be
-/// newer than all of them.
+/// Returns the tag (version number) of a new set, which is newer than the tags of earlier sets in
+/// all its cache lines.
 ///
-/// Tags increase, and wrap around to 0 after the largest number. So if two tags are more than half
-/// of the range apart, the larger number is the older tag.
+/// Tags increase and wrap around: if two tags are more than half of the range apart, the larger
+/// number is older.
 fn next_tag(tags: impl Iterator<Item = u64>) -> u64 {
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
     let last = tags.reduce(|last, tag| if is_later(tag, last) { tag } else { last });

@@ -39,7 +39,6 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
 /// Marks the process of a task as ended, and keeps all other state of the task.
 pub(crate) fn kill(task: Task) {
     forget_process(&task.shared, task.owner.index);
-    // Dropping the `Task` would end the task properly, which a killed process does not do.
     std::mem::forget(task);
 }
 
@@ -83,8 +82,8 @@ mod tests {
         let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
-        // The semaphores of the second set are in other cache lines than those of the first set.
-        // But the second set has the same slot and the same tag.
+        // The second set has the slot and the tag of the first, but its semaphores are in other
+        // cache lines.
         let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);
@@ -142,8 +141,8 @@ mod tests {
         }
     }
 
-    /// Checks that a call that has cleaned up after dead tasks clears the set's bit `OWED`. Later
-    /// calls that would fail with `EAGAIN` then take no lock to look for dead tasks.
+    /// Checks that a call that has cleaned up after dead tasks clears the set's bit `OWED`, which
+    /// would make later calls look for dead tasks.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
@@ -165,7 +164,7 @@ mod tests {
     }
 
     /// Control: a unit of a semaphore is granted to a live task that does not return from its call.
-    /// The task may be stopped. Checks that it keeps the unit.
+    /// It must keep the unit.
     #[test]
     fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {
@@ -234,9 +233,8 @@ mod tests {
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
 
-    /// Checks the cleanup after a dead task that had frozen (locked) a semaphore's word. A later
-    /// task with the same task number may have frozen the word since. The cleanup must not unlock
-    /// the word in that case.
+    /// Checks that the cleanup after a dead task does not thaw (unlock) a semaphore's word that a
+    /// later task with the same task number has frozen.
     #[test]
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
@@ -272,8 +270,8 @@ mod tests {
     const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
     const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-    /// Checks a wait that a signal has interrupted. Another task adds 1 to the semaphore before the
-    /// interrupted thread runs again. The interrupted call must not take this unit.
+    /// A signal interrupts a wait, and another task adds a unit before the interrupted thread runs
+    /// again. The interrupted call must not take this unit.
     #[test]
     fn interrupted_wait_is_granted_nothing() {
         let namespace = namespace(1);
@@ -291,9 +289,7 @@ mod tests {
     }
 
     /// A waiting task is granted a unit of a semaphore. Then `SETVAL` sets the value, and the task
-    /// dies. Checks that the unit is not returned to the semaphore. If the task waited with
-    /// `SEM_UNDO`, `SETVAL` has cleared its undo adjustment. Otherwise the value of `SETVAL` has
-    /// replaced the effect of its call.
+    /// dies. Checks that the cleanup does not add the unit to the value that `SETVAL` has set.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for lock in [LOCK, PLAIN] {
@@ -309,10 +305,9 @@ mod tests {
         }
     }
 
-    /// Checks a `SETVAL` that completes a waiting call. It sets the value, clears all undo
-    /// adjustments, and then completes the call, in one transaction. If the waiting task dies, the
-    /// unit that it took must be returned to the semaphore. `SETVAL` did not overwrite this unit,
-    /// since the call was completed after the clearing.
+    /// A `SETVAL` completes a waiting call, and the task of this call dies. Checks that the unit
+    /// which the call took returns to the semaphore: `SETVAL` set the value before it completed the
+    /// call.
     #[test]
     fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
@@ -326,10 +321,9 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// The waiting call of a dead task adds to one semaphore with `SEM_UNDO`, and takes from
-    /// another. It was completed, and then a live task took the added unit. So the cleanup cannot
-    /// revert the whole call. Checks that it returns only the unit that the call took. If the
-    /// decrement had `SEM_UNDO`, the undo adjustment does that.
+    /// The completed call of a dead task has added to one semaphore with `SEM_UNDO`, and taken from
+    /// another. A live task has since taken the added unit, so the cleanup cannot revert the whole
+    /// call. Checks that it returns the unit that the call took.
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);
@@ -373,8 +367,8 @@ mod tests {
     }
 
     /// Checks a semaphore for which a dead task has an undo adjustment. A call that succeeds at
-    /// once does not apply the adjustment first, as the crate's documentation says. Once another
-    /// call has applied it, the result is that of Linux.
+    /// once need not apply the adjustment first. Once another call has applied it, the result is
+    /// that of Linux.
     #[test]
     fn call_that_succeeds_sees_values_before_the_undo_of_a_dead_task() {
         const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);

@@ -1,9 +1,9 @@
 //! To freeze the word of a semaphore is to lock it: only the task that froze the word may change
 //! it. This module freezes words under the set's lock, and ends the freezes of dead tasks.
 //!
-//! A task that needs a word which another task has frozen waits: it spins, yields, and then sleeps.
-//! If the other task has died, the waiting task thaws (unlocks) the word ([`thaw_dead`]). The log
-//! of the dead task's operation says whether the operation must be completed or reverted (`log`).
+//! A task that needs a frozen word waits: it spins, yields, and then sleeps. If the task that froze
+//! the word has died, the waiting task thaws (unlocks) the word ([`thaw_dead`]). The log says
+//! whether the dead task's operation must be completed or reverted (`log`).
 //!
 //! Source: the essays of `word`, `several` and `log`.
 
@@ -21,8 +21,8 @@ use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
 /// The number of times that a thread reads a frozen (locked) word before it starts to yield the
-/// processor, and the number of yields before it sleeps. A freeze lasts for a few dozen
-/// instructions, unless the task that froze the word is preempted.
+/// processor, and the number of yields before it sleeps. A freeze usually lasts for a few dozen
+/// instructions.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
@@ -30,30 +30,27 @@ const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 const NAP_NS: u64 = 50_000;
 
 impl SetGuard<'_> {
-    /// Freezes the word of semaphore `num`. Returns the word as it was before the freeze.
+    /// Freezes (locks) the word of semaphore `num`. Returns the word as it was before.
     ///
     /// # Errors
     ///
     /// Returns `EIDRM` if the set is gone, and `EIO` if a live task keeps the semaphore's word
-    /// frozen.
+    /// frozen (locked).
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
-        // Clear the word `LOG` of the semaphore. It may still contain the log of an earlier
-        // operation that froze (locked) the semaphore. If this task dies, recovery could mistake
-        // that log for the log of this operation.
+        // Clear `LOG`, which may contain the log of an earlier operation. If this task dies,
+        // recovery could mistake that for the log of this operation.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
 
     /// Marks the words of all semaphores of the set as dead, except those that another task keeps
-    /// frozen. Returns true if all words are marked.
+    /// frozen (locked). Returns true if all words are marked.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
-        // `EIDRM` means that the semaphore's word is already marked as dead, or contains the tag of
-        // another set. The first happens if an earlier task died while it removed the set. The
-        // second happens if a hostile process has overwritten the word. In both cases there is
-        // nothing to mark.
+        // `EIDRM` means that there is nothing to mark: the word is already dead, or a hostile
+        // process has overwritten it.
         let is_left = |num: &u16| !matches!(kill(*num), Ok(_) | Err(Errno::IDRM));
         (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
@@ -67,8 +64,8 @@ impl SetGuard<'_> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
-    /// Replaces the word of semaphore `num`. If another task has frozen the word, first waits until
-    /// it is thawed.
+    /// Replaces the word of semaphore `num`. If another task has frozen (locked) the word, first
+    /// waits until it is thawed.
     fn exchange(
         &self,
         num: u16,
@@ -83,15 +80,14 @@ impl SetGuard<'_> {
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
                 round = round.saturating_add(1);
-                // The holder of the set's lock freezes words by `Word::freeze_locked`, and thaws
-                // them before it releases the lock. This task holds the lock now. So if the word is
-                // still frozen in this way, the task that froze it has died.
+                // This task holds the set's lock. A holder of that lock thaws its words before it
+                // releases the lock, so the task that froze this word has died.
                 let dead = match seen.is_frozen_locked() {
                     true => Some(identity(task_line(set.shared, seen.frozen_by()))),
                     false => pause(round, patience, word, seen)?,
                 };
-                // The task that froze (locked) the semaphore's word may have thawed it just before
-                // its death. So read the word again, now that the death is known.
+                // The dead task may have thawed (unlocked) the word just before its death. So read
+                // the word again, now that the death is known.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -107,9 +103,9 @@ impl SetGuard<'_> {
     }
 }
 
-/// Called in a loop while another task keeps a semaphore's word frozen (locked). `round` is the
-/// number of the call. In the first calls the function spins, in the next ones it yields the
-/// processor, and then it sleeps. If the other task has died, returns its identity.
+/// Called in a loop while another task keeps a semaphore's word frozen (locked). Depending on
+/// `round`, the number of the call, the function spins, yields the processor, or sleeps. If the
+/// other task has died, returns its identity.
 #[cold]
 fn pause(
     round: u32,
@@ -134,9 +130,9 @@ fn pause(
     Ok(None)
 }
 
-/// Thaws the word of a semaphore that a dead task has frozen. If the dead task had committed its
-/// call, stores the new word from the semaphore's redo log, `REDO`. Otherwise keeps the present
-/// value.
+/// Thaws (unlocks) the word of a semaphore that a dead task has frozen. If the dead task had
+/// committed its call, stores the new word from the semaphore's redo log, `REDO`. Otherwise keeps
+/// the present value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -144,9 +140,8 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // Clear the word `LOG` of the semaphore. If the dead task had not written it yet, it contains
-    // the log of an earlier operation. Recovery could later mistake that log for the log of the
-    // next operation that freezes (locks) the semaphore.
+    // Clear `LOG`. It may contain the log of an earlier operation, which recovery could mistake for
+    // that of the next freeze.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
@@ -155,13 +150,13 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
 /// Completes or reverts the operation of the dead task that froze semaphore `num`. The caller holds
 /// the set's lock.
 ///
-/// The dead task may have frozen several semaphores of the set, and the function thaws all of them.
-/// If they belong to one call, all must get the same outcome. The log of the call's first semaphore
-/// tells whether the call is committed, so this semaphore is thawed last.
+/// The function thaws (unlocks) all semaphores of the set that the dead task has frozen. The log of
+/// the first semaphore of the dead task's call tells whether the call is committed. This semaphore
+/// is thawed last, so that all semaphores of the call get the same outcome.
 ///
-/// A later task may get the number of the dead task, and may freeze (lock) words under that number.
-/// `dead` is the identity that the caller read in the record of the dead task. If the record now
-/// contains another identity, the function leaves the words of the later task as they are.
+/// A later task may have the dead task's number, and freeze (lock) words under it. `dead` is the
+/// identity that the caller read in the dead task's record. If the record has another identity now,
+/// the function leaves the words alone.
 #[cold]
 pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
     let set = guard.set;
@@ -173,9 +168,9 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     let frozen = |num| {
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // Read the identity in the task's record after the semaphore's word. A later task with the
-        // same task number stores its own identity in the record before it freezes a word. So if a
-        // later task has frozen this word, the identity read here differs from `dead`.
+        // Read the task's record after the semaphore's word. A later task with this number stores
+        // its identity there before it freezes a word. So if it has frozen this word, the identity
+        // differs from `dead`.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {

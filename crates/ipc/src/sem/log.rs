@@ -1,7 +1,7 @@
 //! The log of an operation that has frozen (locked) a semaphore's word without the set's lock.
 //!
-//! The log is the word `LOG` in the cache line of a semaphore. The task that has frozen the
-//! semaphore's word writes the log. If that task dies, recovery reads the log and acts as follows:
+//! The task that freezes (locks) a semaphore's word writes the log, which is the word `LOG` in the
+//! cache line of the semaphore. The table shows what recovery does with the log of a dead task.
 //!
 //! | kind | content | recovery |
 //! |---|---|---|
@@ -9,16 +9,15 @@
 //! | several | the number of the call's first semaphore | follows the log of that semaphore |
 //! | several, committed | only in the log of the first semaphore | stores the words from `REDO` |
 //!
-//! Recovery also thaws (unlocks) the semaphore's word. If the log belongs to a committed call of
-//! several operations, recovery stores the new word, which it finds in the semaphore's word `REDO`.
-//! Otherwise the semaphore's word keeps its present value.
+//! Recovery also thaws (unlocks) the semaphore's word. After a committed call of several operations
+//! it stores the new word from `REDO`. Otherwise the word keeps its present value.
 //!
 //! `LOG` may still contain the log of an earlier operation. So a log contains a phase bit, which
-//! must equal the phase bit of the frozen word. The phase bit of the word flips each time that the
-//! word is thawed (unlocked).
+//! must equal the phase bit of the frozen word. The store that thaws (unlocks) the word flips its
+//! phase bit.
 //!
-//! After two operations the phase bit is the same again. So each operation that freezes the word
-//! must write the log, even if only to make it void (empty).
+//! The phase bit has its old value again after two operations. So each operation that freezes the
+//! word must write a log, even if the log is empty ([`Log::Void`]).
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -53,7 +52,8 @@ pub(super) enum Log {
 }
 
 impl Log {
-    /// Returns the log of the operation that has frozen semaphore `num`. `word` is the frozen word.
+    /// Returns the log of the operation that has frozen (locked) semaphore `num`. `word` is the
+    /// frozen word.
     pub(super) fn read(set: &Set<'_>, num: u16, word: Word) -> Self {
         let log = get(&set.sem(num)[LOG]);
         if log & VALID == 0 || log >> PHASE_SHIFT & 1 != word.phase() {
@@ -66,8 +66,8 @@ impl Log {
     }
 
     /// Stores this log in the word `LOG` of semaphore `num`, which the task has frozen (locked) or
-    /// is about to freeze. The log gets the phase bit of `word`, the semaphore's word. By that bit,
-    /// recovery knows that the log is not that of an earlier operation.
+    /// is about to freeze. The log gets the phase bit of `word`, the semaphore's present word. By
+    /// this bit, recovery recognises the log of an earlier operation.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;
@@ -81,9 +81,9 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. This store comes after the stores of the new words in
-        // `REDO`, and before the store of an undo adjustment. So recovery that sees the new
-        // adjustment also sees this log. Recovery that sees this log also sees the words in `REDO`.
+        // ORDERING(ipc-undo): Release. Recovery that sees the log also sees the words stored in
+        // `REDO`. Recovery that sees the new undo adjustment, which is stored later, also sees the
+        // log.
         set.sem(num)[LOG].store(log, Ordering::Release);
     }
 }

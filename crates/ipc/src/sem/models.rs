@@ -16,14 +16,13 @@ use crate::handle::SemId;
 use crate::status::AWAKE;
 use crate::task::Task;
 
-/// A wrong variant for a control: adds 1 to the first semaphore of a set. It ignores waiting calls,
-/// and does not check the tag that identifies the set.
+/// A wrong variant, which the models must detect: adds 1 to the first semaphore of a set. It
+/// ignores waiting calls, and does not check the tag that identifies the set.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. The same as in `Set::word`. The fault of this control is another one:
-        // it does not check the set's tag in the word.
+        // ORDERING: Acquire. As in `Set::word`. This control omits only the check of the tag.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -34,8 +33,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong variant for a control: adds 1 to the first semaphore of a set, with undo. It stores the
-/// undo adjustment after the word, and does not freeze (lock) the word meanwhile.
+/// A wrong variant, which the models must detect: adds 1 to the first semaphore of a set, with
+/// undo. It does not freeze (lock) the word, and stores the undo adjustment after the word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
@@ -43,8 +42,8 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. The same as in `Task::semop_single`. The fault of this control is another
-    // one: it does not freeze (lock) the semaphore's word.
+    // ORDERING: AcqRel. As in `Task::semop_single`. This control only omits the freeze (the lock)
+    // of the word.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -85,7 +84,7 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
 }
 
 /// Begins an operation that adds 1 to the first semaphore of a set, with undo. Leaves the
-/// semaphore's word frozen, as if the task were killed at that point.
+/// semaphore's word frozen (locked), as if the task were killed at that point.
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);

@@ -7,29 +7,27 @@
 //!
 //! # Polling before a sleep
 //!
-//! A task may poll its status before it sleeps ([`Node::watch`]). While it polls, the status has
-//! the bit `AWAKE`. The waker completes the call with one exchange of the status:
-//! - If the old status had `AWAKE`, the task sees the outcome by itself. If a polling task has
-//!   died, the waker does not notice.
-//! - Otherwise the waker wakes the task by futex(2). If futex(2) finds no sleeping thread, the task
+//! A task may poll its status before it sleeps ([`Node::watch`]). Meanwhile the status has the bit
+//! `AWAKE`. The waking task completes the call with one exchange of the status:
+//! - If the old status had `AWAKE`, the polling task sees the outcome by itself.
+//! - Otherwise the waking task calls futex(2). If that finds no sleeping thread, the waiting task
 //!   may have died.
 //!
 //! # Grants without acknowledgement
 //!
 //! A *grant* is the completion of another task's waiting call by a call that changes a semaphore.
-//! The other task acknowledges the grant by freeing its wait node. That task may also have died,
-//! but the granting call makes no system call to find that out.
+//! The other task acknowledges the grant by freeing its wait node. That task may have died, but the
+//! granting call makes no system call to find out.
 //!
-//! Instead, the commit of the granting call sets `OWED` in the set's record: some grants may be
+//! The commit of the granting call sets `OWED` in the set's record: some grants may be
 //! unacknowledged. A later call that would fail, or that reads a value, then checks whether the
 //! tasks of such grants have died (`reap`). `OWED` stays set even if the granting task dies.
 //!
 //! # Memory
 //!
-//! The memory of a freed node is used only for other wait nodes. After the waker has stored the
-//! status, it reads nothing from the node, because the node may be freed (trap I13). The waker's
-//! futex(2) call may then reach the task of the next node in this memory. That task takes the
-//! wake-up for a spurious one.
+//! The memory of a freed node is used only for other wait nodes. A task that has stored the status
+//! reads nothing more from the node, which may be freed (trap I13). Its futex(2) call may then
+//! reach the task of the next node in this memory, as a spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
 
@@ -74,20 +72,18 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The lowest bit of a field in `SHAPE`, which ends below [`PENDING_SHIFT`]. The field contains the
-/// set's count of `SETVAL` and `SETALL` calls (`set::SETTINGS`) at the time when the waiting call
-/// was completed. If the count has changed since, the undo adjustments of the waiting call were
-/// cleared.
+/// The lowest bit of a field of `SHAPE`: the set's count of `SETVAL` and `SETALL` calls
+/// (`set::SETTINGS`) when the waiting call was completed.
 const SETTINGS_SHIFT: u32 = 34;
-/// The outcome that is logged for a waiting call whose completion is reverted, because its task has
-/// died or is ending; see `reap`.
+/// The logged outcome of a completed call that is being reverted, because its task has died or is
+/// ending (`reap`).
 pub(super) const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of a wait node's word `PLACE`: the slot of the set at which the call waits, the set's tag,
-// and the call's ticket. Tickets number the waiting calls in the order of arrival.
+// Fields of the word `PLACE`: the slot and the tag of the set at which the call waits, and the
+// call's ticket (its number in the order of arrival).
 //
-// A removed set and the next set in its slot may have the same tag. They are told apart by the
-// set's payload (the word that says where the semaphores are), which the second cache line repeats.
+// A later set in the slot may have the same tag. The set's payload (the place of its semaphores,
+// and its tag) tells the two sets apart. The second cache line of the node contains a copy of it.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
@@ -157,13 +153,11 @@ impl<'s> Node<'s> {
         self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
-    /// Called before the task sleeps. Polls the status word of the wait node until the call is
-    /// completed or interrupted, but not longer than until `end`. Returns true if that happened
-    /// before `end`.
+    /// Polls the status word of the wait node, before the task sleeps, until the call is completed
+    /// or interrupted. Returns false if that has not happened by `end`.
     ///
-    /// After each read of the status, the task yields the processor, for example to the task that
-    /// will complete the call. If an unrelated thread gets the processor instead, the yield may
-    /// return after `end`. Then the function returns false, even if the call was completed.
+    /// After each read the task yields the processor. The yield may return after `end`. Then the
+    /// function returns false, even if the call was completed.
     pub(super) fn watch(&self, end: Deadline) -> bool {
         let mut is_late = IS_MODEL;
         // ORDERING: Relaxed. Only a guess: `outcome` reads the status again.
@@ -180,10 +174,9 @@ impl<'s> Node<'s> {
 
     /// Clears `AWAKE`, since the task is about to sleep.
     pub(super) fn stop_watching(&self) {
-        // ORDERING(ipc-status): Relaxed. This change clears `AWAKE`. If the waker stores the
-        // outcome in the status word after this change, it finds `AWAKE` cleared, and wakes this
-        // task. If it has stored the outcome before, futex(2) finds it, and this task does not
-        // sleep.
+        // ORDERING(ipc-status): Relaxed. If another task stores the outcome after this change, it
+        // finds `AWAKE` cleared, and wakes this task. If it has done so before, futex(2) finds the
+        // outcome, and this task does not sleep.
         self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }
 
@@ -203,16 +196,15 @@ impl<'s> Node<'s> {
         self.outcome() == Some(Ok(()))
     }
 
-    /// Returns the expected value for futex(2) when the task sleeps: the low half of the status,
-    /// without the bits that end a sleep. So the task sleeps even if a hostile process has set
-    /// other bits.
+    /// Returns the value that futex(2) must find so that the task sleeps: the low half of the
+    /// status, without the bits that end a sleep. Other bits, which only a hostile process sets, do
+    /// not prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// Marks the call as interrupted, so that no other task completes it. The caller could not take
-    /// the set's lock to remove the wait node from its queues. If the call already has an outcome,
-    /// returns this outcome.
+    /// Marks the call as interrupted, so that no other task completes it. Used if the caller cannot
+    /// take the set's lock to remove the wait node. If the call already has an outcome, returns it.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -236,9 +228,8 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word in which the wait node keeps a copy of its set's payload. The payload
-    /// identifies the set by the place of its semaphores and by its tag. The word is valid while
-    /// the node's word `PLACE` is not 0.
+    /// Returns the word with the copy of the set's payload (the place of its semaphores, and its
+    /// tag). It is valid while the node's word `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
@@ -277,9 +268,8 @@ impl<'s> Node<'s> {
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs the outcome that a transaction is going to store for the waiting call. Also logs the
-    /// set's present count of `SETVAL` and `SETALL` calls (`SETTINGS`). If `pending` is `None`,
-    /// clears the log.
+    /// Logs the outcome that a transaction is going to store for the waiting call, and the set's
+    /// count of `SETVAL` and `SETALL` calls (`SETTINGS`). With `None`, clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -289,8 +279,8 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns the set's count of `SETVAL` and `SETALL` calls (`SETTINGS`) as it was when this
-    /// waiting call was completed.
+    /// Returns the set's count of `SETVAL` and `SETALL` calls (`SETTINGS`) at the completion of
+    /// this call.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
@@ -335,7 +325,7 @@ impl<'s> Node<'s> {
     }
 
     /// Returns true if all operations of the waiting call are on semaphores with numbers below
-    /// `nsems`. A hostile process may have written larger numbers into the wait node.
+    /// `nsems`.
     pub(super) fn is_within(&self, nsems: u32) -> bool {
         (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
@@ -350,8 +340,8 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Returns the low part of the word `PLACE` of all nodes that wait for `set`: the slot and the tag
-/// of the set. The high part is the node's ticket.
+/// Returns the low part of the word `PLACE` of all nodes that wait for `set`: the set's slot and
+/// tag.
 fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
@@ -365,27 +355,25 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
     nodes.filter(move |(node, _)| node.is_at(set))
 }
 
-/// Stores the outcomes of completed calls in their wait nodes. From then on, the tasks may return
-/// from their calls. Returns the sleeping tasks, which the caller must wake. A polling task
-/// ([`Node::watch`]) needs no wake-up.
+/// Stores the outcomes of completed calls in their wait nodes. Returns the sleeping tasks, which
+/// the caller must wake. A polling task ([`Node::watch`]) needs no wake-up.
 pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
         // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees all stores made
-        // for its call. After this store the task may free its node. So do not read the node any
-        // more (trap I13).
+        // for its call. The task may then free its node, so do not read the node any more (trap
+        // I13).
         let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
         (before & AWAKE == 0).then_some((node, task))
     };
     completed.into_iter().filter_map(tell).collect()
 }
 
-/// Wakes the tasks of completed calls. If a task is not asleep, it may have died. Returns the
-/// numbers of these tasks.
+/// Wakes the tasks of completed calls. Returns the tasks that were not asleep, and so may have
+/// died.
 ///
-/// A task that polls the status of its wait node sees the outcome by itself, so it is not in
-/// `wakes`. If a polling task has died, this function does not notice that. But the bit `OWED` of
-/// the set is set then, so a later call looks for dead tasks.
+/// A task that polls its status is not in `wakes`. It may have died, too, but then the bit `OWED`
+/// of the set makes a later call look for dead tasks.
 pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
     let is_absent =
         |wake: &&(u32, u32)| futex::wake(&shared.region.line(wake.0)[STATUS], 1, shared.scope) == 0;

@@ -1,8 +1,7 @@
 //! semop(2) and semtimedop(2).
 //!
-//! A call first looks up its set, and checks the permissions and the security hook. For that it
-//! takes no lock, and writes nothing to shared memory. Then it performs the operations in one of
-//! four ways:
+//! A call first looks up its set, and checks the permissions and the security hook, without a lock
+//! and without a store to shared memory. Then it performs the operations in one of four ways.
 //!
 //! - A single operation that need not wait, and that no waiting call depends on, is one
 //!   compare-exchange of the semaphore's word. The word also shows whether the set is still the one
@@ -12,8 +11,8 @@
 //! - A few operations without `SEM_UNDO` freeze and thaw each word in the same way (`several`).
 //! - All other calls take the set's lock.
 //!
-//! Permissions may change between the check and the operation. As in Linux, it is enough that the
-//! call was permitted when it began.
+//! As in Linux, a later change of the permissions does not stop a call that was permitted at its
+//! begin.
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
@@ -49,13 +48,12 @@ use crate::watch::{self, TURN_NS, Turn};
 /// the set's lock.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// The number of times that a call that has to wait reads the semaphore's word before it queues.
-/// All these reads together take less than 1 us.
+/// The number of times that a call reads the semaphore's word before it queues: less than 1 us in
+/// all.
 const LOOKS: u32 = 32;
 
-/// A check of a set for dead tasks may read `/proc`, which is expensive. This is the minimum time
-/// between two such checks of one set. The set's record contains the time of the last one, so all
-/// calls share it.
+/// The minimum time between two checks of a set for dead tasks, since a check may read `/proc`. The
+/// set's record contains the time of the last check.
 const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
 impl Task {
@@ -176,8 +174,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Returns the errno with which the call fails. Returns `None` as the error if the call must be
-    /// performed under the set's lock.
+    /// Returns the errno with which the call fails, or `Err(None)` if the call must take the set's
+    /// lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -192,10 +190,9 @@ impl Task {
                 return Err(None);
             }
             let result = match sop.apply(seen.value()) {
-                // The operation is not possible now. The set's undo records and its bit `OWED` say
-                // that a dead task may have taken the units that the call needs. If so, or if the
-                // call may wait, it must take the set's lock. On that path it cleans up after dead
-                // tasks.
+                // A dead task may have taken the units that the call needs: `may_be_owed` says so.
+                // Then, or if the call may wait, take the set's lock, and clean up after dead tasks
+                // first.
                 Err(Errno::AGAIN) if !sop.is_nowait() || set.may_be_owed() => return Err(None),
                 result => result?,
             };
@@ -205,7 +202,7 @@ impl Task {
             let after = seen.with(result, self.pid);
             let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
             // ORDERING(ipc-word): AcqRel. A later operation on this semaphore sees all earlier
-            // stores of this task. The tag in the word shows that the set still exists.
+            // stores of this task.
             let swapped =
                 cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_ok() {
@@ -226,10 +223,8 @@ impl Task {
         Err(None)
     }
 
-    /// Called when an operation has to wait. Reads the semaphore's word again and again, for about
-    /// as long as it takes to queue a call. Returns true if the operation becomes possible. A task
-    /// on another processor often makes it possible within that time. Then neither task takes the
-    /// set's lock.
+    /// Reads the semaphore's word again and again, for about as long as it takes to queue a call.
+    /// Returns true if the operation becomes possible. Then no call has to take the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible =
@@ -284,8 +279,8 @@ impl Task {
                 let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
                 match result {
                     Some(_) => node.free(self.owner),
-                    // The wait node is still in the queues of the set, so do not free it before the
-                    // task ends. Otherwise its next user would be in these queues.
+                    // The wait node is still in the queues of the set. It stays allocated until the
+                    // task ends, so that no other call gets a node that is in these queues.
                     None => self.waiting.enter(node.line),
                 }
                 result.unwrap_or(Err(Errno::IO))
@@ -293,8 +288,8 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a waiting call polls before it sleeps. Returns none if polling
-    /// is switched off, if it was useless lately, or if the call's timeout would pass meanwhile.
+    /// Returns the time until which a waiting call polls before it sleeps. Returns none if the call
+    /// should not poll.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -329,16 +324,14 @@ impl Task {
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
                 // The call has no outcome yet. The watcher (the waiting call that looks for dead
-                // tasks) may have woken this task, because it also wakes calls whose set is
-                // removed. So check whether the set still exists.
+                // tasks) may have woken this task because the set is gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends a wait if the set is gone. The process that removed the set may have died before it
-    /// stored outcomes for the waiting calls, or could not finish the removal. If the set's lock
-    /// cannot be taken, the wait continues.
+    /// Ends a wait if the set is gone: its remover may have died before it stored outcomes for the
+    /// waiting calls. If the set's lock cannot be taken, the wait continues.
     ///
     /// # Errors
     ///
@@ -356,13 +349,13 @@ impl Task {
         }
     }
 
-    /// Reaps dead tasks that have something in a set: undo adjustments, completed calls or waiting
-    /// calls. `concern` selects which of these count. Reaping one task may complete calls of other
-    /// dead tasks, which are then reaped too. Returns true if a task was reaped.
+    /// Reaps (cleans up after) dead tasks that have undo adjustments or completed calls in a set,
+    /// and with `Concern::Waits` also those that wait. This may complete calls of other dead tasks,
+    /// which are then reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
-        // Each round reaps at least one task. So the number of tasks bounds the loop, even if a
-        // hostile process has overwritten shared memory.
+        // Each round reaps at least one task, so the number of tasks bounds the loop, even in a
+        // damaged namespace.
         let rounds = 0..self.shared.layout.tasks_max;
         rounds.take_while(|_| self.look_once(set, concern)).count() != 0
     }
@@ -370,8 +363,8 @@ impl Task {
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, concern);
-        // `Look::Close` reads `/proc`, so it also notices if the pid of a dead task was reused.
-        // That is expensive, so the tasks of a set are checked closely at most once in [`LOOK_MS`].
+        // `Look::Close` also detects reused pids. It reads `/proc`, so it is used at most once in
+        // [`LOOK_MS`].
         let (ticket, now_ms) = (get(guard.field(TICKET)), futex::now().monotonic_ns / 1_000_000);
         let past_ms = now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS);
         let look = if past_ms >= LOOK_MS { Look::Close } else { Look::Quick };
@@ -383,8 +376,8 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks whose waiting calls were completed. If such a task has died, takes back the
-    /// units that it was granted. This may reap tasks, so the caller must hold no lock.
+    /// Wakes the tasks whose waiting calls were completed, and reaps (cleans up after) those that
+    /// have died. So the caller must hold no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }
@@ -403,8 +396,7 @@ impl Task {
 
 /// Cleans up semaphore sets when a live task exits. First removes the wait nodes that failed calls
 /// of this task have left in the queues. Then applies the task's undo adjustments, set by set. This
-/// may complete waiting calls of other tasks. Some of these tasks may have died. Returns their
-/// numbers.
+/// may complete calls of other tasks that have died. Returns these tasks.
 ///
 /// # Errors
 ///

@@ -1,16 +1,16 @@
 //! The queues of waiting calls, and the order in which calls are completed.
 //!
-//! A call that has to wait leaves a wait node in shared memory (module `node`). A call that changes
-//! a semaphore may make waiting calls possible. It also completes these calls, in the same
-//! transaction (module `txn`), and then wakes their tasks.
+//! A call that has to wait leaves a wait node in shared memory (module `node`). A call that makes
+//! waiting calls possible also completes them, in the same transaction (module `txn`), and then
+//! wakes their tasks.
 //!
 //! # Rules, as in Linux
 //!
 //! - Waiting calls are tried in the order of their arrival, except those that a signal has
 //!   interrupted. A new call that is possible does not queue behind the waiting ones.
-//! - A waiting call with one decrement is in the queue of its semaphore and in the queue of the
-//!   set. While a call with several operations waits, a change scans the queue of the set.
-//!   Otherwise the change scans the queue of the changed semaphore.
+//! - A waiting call with one decrement is in two queues: that of its semaphore and that of the set.
+//!   A change scans the queue of the set while a call with several operations waits, and otherwise
+//!   that of the changed semaphore.
 //! - Waits for zero are tried before all other calls. Among them, calls with one operation come
 //!   before calls with several.
 //! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it in the last try.
@@ -62,8 +62,8 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// A semaphore's word has three bits for the kinds of calls that wait at the semaphore. Returns the
-/// bit for a call with the operations `sops`. `sop` is its operation on this semaphore.
+/// Returns the bit of a semaphore's word for a waiting call with the operations `sops`. `sop` is
+/// its operation on this semaphore.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -103,8 +103,8 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     }
 }
 
-/// Sets the bits for waiting calls in the words of the semaphores, so that they match the queues.
-/// Recovery does this, since a dead task may have queued a wait node and not yet set the bit.
+/// Sets the bits for waiting calls in the words of the semaphores, so that they match the queues
+/// after a task has died.
 ///
 /// # Errors
 ///
@@ -148,8 +148,7 @@ fn clear(guard: &SetGuard<'_>) {
 pub(super) enum Changed<'a> {
     /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
-    /// The semaphores with these numbers. semctl(2), or the undo adjustments of an ended task, have
-    /// changed them.
+    /// The semaphores with these numbers, changed by semctl(2) or by the undo of an ended task.
     Nums(&'a [u16]),
 }
 
@@ -158,13 +157,12 @@ pub(super) enum Changed<'a> {
 ///
 /// # Errors
 ///
-/// Returns `EIO` if another task keeps a semaphore frozen. The caller must not commit the
+/// Returns `EIO` if another task keeps a semaphore frozen (locked). The caller must not commit the
 /// transaction then.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let guard = txn.guard;
-    // If `update_all` fails, the caller discards the transaction. Until then, `update_all` may have
-    // completed some waiting calls and removed their wait nodes from the queues. These calls still
-    // wait. So rebuild the queues from all wait nodes of the set.
+    // The caller discards the transaction, so calls that `update_all` has removed from the queues
+    // still wait. Rebuild the queues from all wait nodes of the set.
     update_all(txn, changed).inspect_err(|_| rebuild(guard))
 }
 
@@ -198,9 +196,8 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
         Changed::By(sops) => sops.iter().try_for_each(|sop| check(sop.sem_num))?,
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(*num))?,
     }
-    // If a semaphore is zero, try the calls that wait for several semaphores to be zero again. Each
-    // try also records which operation blocks the call, because `GETZCNT` counts the call at that
-    // operation.
+    // If a semaphore is zero, try the calls that wait for several semaphores to be zero. Each try
+    // records which operation blocks the call, and `GETZCNT` counts the call at that operation.
     let is_any_zero = has_zero
         || matches!(changed, Changed::Nums(_))
             && get(txn.guard.field(CONST_LIST)) != 0
@@ -224,9 +221,8 @@ fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
 /// Completes those waiting calls that change a semaphore and are possible now. `num` selects the
 /// queue: that of semaphore `num`, or that of the set if `num` is none.
 ///
-/// The queue of a semaphore contains single decrements, which are not possible at value 0. So the
-/// walk over this queue ends at value 0, and examines no further call (trap X7). Analogous to
-/// Linux's `update_queue`.
+/// The queue of a semaphore contains single decrements, so a walk over it ends at value 0 (trap
+/// X7). Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
     let list = queue(set, num, ALTER_LIST);
@@ -243,10 +239,9 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
         let Some(verdict) = look_at(txn, node) else { break };
         if verdict == Verdict::Done {
             update_zero(txn, Changed::By(&sops))?;
-            // A waiting call was just completed. If only single decrements wait, the completion has
-            // made no older call possible, and the walk over the queue continues. If calls with
-            // several operations are involved, an older call may have become possible. So the walk
-            // starts again at the oldest call.
+            // A call was completed, so the walk may have to start again at the oldest call: calls
+            // with several operations may have become possible. If only single decrements wait, no
+            // older one has.
             if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
                 lines = list.iter();
             }
@@ -259,11 +254,10 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
 /// and removes the node from its queues. Otherwise records in the node which operation blocks the
 /// call.
 ///
-/// Returns none if the walk over a queue meets a call that `txn` has already completed. That
-/// happens only if a hostile process has linked the queue into a ring.
+/// Returns none for a call that `txn` has already completed: a hostile process has linked the queue
+/// into a ring.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
-    // An interrupted call is not completed. It will end with `EINTR`, or a signal handler has
-    // already left it by siglongjmp(3).
+    // An interrupted call is not completed: it ends with `EINTR`, or was left by siglongjmp(3).
     if node.is_interrupted() {
         return Some(Verdict::Blocks(0));
     }
@@ -292,9 +286,8 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
     let lists = [CONST_LIST, ALTER_LIST].map(|list| queue(set, None, list)).into_iter();
-    // A hostile process may have linked the nodes of a queue into a ring. So limit the walks over
-    // the queues to the size of the pool of wait nodes, in cache lines. Each node takes at least
-    // one cache line.
+    // A hostile process may have linked a queue into a ring. So a walk visits at most as many nodes
+    // as the pool has lines.
     let max = set.shared.layout.waits.lines as usize;
     let nodes = lists.chain(zeroes).flat_map(List::iter).take(max);
     let completed = nodes.map(|line| (line, Errno::IDRM.raw_os_error())).collect();

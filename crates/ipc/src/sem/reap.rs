@@ -3,10 +3,9 @@
 //!
 //! # Grants to dead tasks
 //!
-//! A *grant* is the completion of another task's waiting call by a call that changes a semaphore.
-//! The other task may just have been killed, so that it never returns from the granted call. Then
-//! the cleanup after that task reverts as much of the granted call as the semaphores' values
-//! permit:
+//! A *grant* is the completion of another task's waiting call. The other task may have been killed
+//! before it returned from the granted call. The cleanup after that task then reverts as much of
+//! the granted call as the semaphores' values permit:
 //! 1. all its operations;
 //! 2. or else only the operations without `SEM_UNDO`;
 //! 3. or else nothing.
@@ -14,27 +13,23 @@
 //! The task's undo adjustments revert operations with `SEM_UNDO` that are left.
 //!
 //! A call of a live task may fail with `EIO` and leave its wait node in the queues. If another task
-//! grants this call later, the end of the live task (`exit_sem`) reverts it by the same rules.
+//! grants this call later, `exit_sem` reverts the grant by the same rules.
 //!
-//! `SETVAL` and `SETALL` clear undo adjustments, and overwrite the values that earlier calls have
-//! produced. So the cleanup does not revert a call that was granted before a `SETVAL` or `SETALL`
-//! (`set::SETTINGS`).
+//! The cleanup does not revert a call that was granted before a `SETVAL` or `SETALL`
+//! (`set::SETTINGS`): these commands overwrite the effect of earlier calls, and clear undo
+//! adjustments.
 //!
-//! The cleanup cannot tell whether a task died before its waiting call was granted, or after that.
-//! So it reverts the call in both cases. Linux removes the waiting call of a killed task from its
-//! queue. There, no call is granted after the kill, and a call that was granted before the kill is
-//! not reverted.
+//! The cleanup cannot tell whether a task died before or after its waiting call was granted, so it
+//! reverts the call in both cases. Linux grants no call after the kill, and does not revert a call
+//! that was granted before the kill.
 //!
-//! A user can see the difference from Linux in two cases. In both, the waiting call of a killed
-//! process is granted:
-//! - The process ends before the grant. In corewalk, the dead process then gets units of the
-//!   semaphore. If the killed task was asleep, the granting call itself reverts the grant before it
-//!   returns. Otherwise the next call that would fail or that reads a value does so, or the watcher
-//!   if a call waits (`crate::watch`). Another waiting call that the granted call has made possible
-//!   is not reverted.
+//! A user can see this difference from Linux in two cases:
+//! - The process ends before the grant. In corewalk, the dead process then gets units. If the
+//!   killed task was asleep, the granting call itself reverts the grant. Otherwise the next call
+//!   that would fail or that reads a value does so, or the watcher (`crate::watch`). A waiting call
+//!   that the granted call has made possible is not reverted.
 //! - The process is killed after the grant, but before it returns from its call. In Linux it keeps
-//!   the units. In corewalk the grant is reverted, as with `SEM_UNDO`. No program can rely on the
-//!   behaviour of Linux here, since a kill may also come before the grant.
+//!   the units. No program can rely on that, since the kill may also come before the grant.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`, `semtimedop`).
 
@@ -68,13 +63,13 @@ pub(super) struct Reaper<'s> {
 
 /// Cleans up all semaphore sets after the task `gone`: its frozen (locked) words, its waiting calls
 /// and its undo records. The calling task `owner` holds the lock `REAPER` of `gone`. The cleanup
-/// may complete waiting calls of other tasks. Some of these tasks may have died. Returns their
-/// numbers, and the caller reaps them.
+/// may complete calls of other tasks that have died, too. Returns these tasks, and the caller reaps
+/// them.
 ///
 /// # Errors
 ///
 /// Returns `EIO` if a live task does not release a lock or a frozen semaphore. The caller must then
-/// reap the task again later.
+/// clean up after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };
@@ -116,8 +111,8 @@ impl<'s> Reaper<'s> {
             return Ok(());
         }
         let Some(guard) = set.lock_remains(self.owner, Wait::Long)? else { return Ok(()) };
-        // This thread holds the dead task's lock `REAPER`, and only a holder of that lock frees the
-        // dead task's record. So the record still contains the identity of the dead task.
+        // While this thread holds the dead task's lock `REAPER`, the record keeps the dead task's
+        // identity: only a holder of that lock frees the record.
         let dead = identity(task_line(self.shared, self.gone));
         for num in nums().filter(is_left) {
             if let Ok(word) = set.word(num) {
@@ -127,8 +122,6 @@ impl<'s> Reaper<'s> {
         Ok(())
     }
 
-    /// Ends the waiting call of the wait node at `line`, and frees the node. If the set still
-    /// exists and another task has completed the call, reverts the call.
     pub(super) fn end_node(self, line: u32) -> Result<Absent, Errno> {
         let node = Node { shared: self.shared, line };
         let mut wakes = Wakes::new();
@@ -152,12 +145,11 @@ impl<'s> Reaper<'s> {
         if let Some(index) = undo::is_record_of(shared, line, gone)
             && let Some(set) = Set::at(shared, index)
             && let Some(guard) = set.lock_remains(self.owner, Wait::Long)?
-            // Check the undo record again under the set's lock. The set may have been removed
-            // since, and the undo record may belong to another task or set now.
+            // Check the undo record again under the set's lock. It may belong to another task or
+            // set by now.
             && undo::is_at(&guard, line, gone)
         {
-            // If the set is not published, its removal has begun. No call reads its values any
-            // more, so the adjustments need not be applied.
+            // The removal of an unpublished set has begun. No call reads its values any more.
             if set.is_published() {
                 let mut txn = Txn::new(&guard);
                 let nums = apply(&mut txn, line, shared.pid_of(gone))?;
@@ -167,8 +159,8 @@ impl<'s> Reaper<'s> {
             }
             undo::free(&guard, line);
         }
-        // The dead task may have begun to make or free this undo record, or its set may be removed.
-        // If the cache line at `line` still belongs to the task `gone`, free it.
+        // The dead task may have died while it made or freed this undo record. Free the line if it
+        // still belongs to the task `gone`.
         if shared.layout.undos.whose(&shared.region, line) == Some(gone) {
             undo::discard(shared, line, self.owner);
         }
@@ -179,15 +171,15 @@ impl<'s> Reaper<'s> {
 /// Adds the adjustments of an undo record to the values of the semaphores, as a part of `txn`.
 /// Returns the numbers of the changed semaphores.
 ///
-/// A task that ends applies its undo adjustments without waiting. So if a value would leave the
-/// range from 0 to `SEMVMX`, it is clamped to that range.
+/// A task that ends applies its undo adjustments without waiting. So values are clamped to the
+/// range from 0 to `SEMVMX`.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
-        // The owner of the undo record has ended. Another task needs the set's lock to change the
-        // record, and this thread holds that lock. So an adjustment that is 0 stays 0. There is no
-        // need to freeze (lock) the word of its semaphore.
+        // An adjustment of 0 stays 0, so the semaphore's word need not be frozen (locked). The
+        // reason: the record's owner has ended, and other tasks change the record only under the
+        // set's lock.
         let adj = undo::load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.frozen(num)?.value + adj).clamp(0, SEMVMX);
@@ -199,20 +191,17 @@ fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno
     Ok(nums)
 }
 
-/// Reverts a completed waiting call of a task that has died or is ending. If a value or an undo
-/// adjustment would leave its range, reverts only the operations without `SEM_UNDO`. If that is not
-/// possible either, reverts nothing. Also reverts nothing if `SETVAL` or `SETALL` has overwritten
-/// the effect of the call.
+/// Reverts a completed waiting call of a task that has died or is ending, as far as the rules of
+/// the module permit.
 fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, Errno> {
     if node.settings() != (get(guard.field(COMMIT)) & SETTINGS) >> SETTINGS_SHIFT {
         return Ok(Wakes::new());
     }
     let sops = node.sops(guard.set.place.nsems);
     let mut whole: Sops = sops.iter().rev().filter(|sop| sop.sem_op != 0).copied().collect();
-    // To revert the call, negate its operations. The most negative `i16` has no negation, so
-    // `wrapping_neg` leaves it unchanged. Only a hostile process can have written this number,
-    // since a decrement by it is never possible. So the reverse call is not possible either, and
-    // nothing is reverted.
+    // To revert the call, negate its operations. Only a hostile process can have written
+    // `i16::MIN`, which has no negation. A decrement by it is never possible, so `wrapping_neg` may
+    // leave it unchanged: then nothing is reverted.
     whole.iter_mut().for_each(|sop| sop.sem_op = sop.sem_op.wrapping_neg());
     let plain: Sops = whole.iter().filter(|sop| !sop.is_undo()).copied().collect();
     let Call { undo, .. } = node.call(&sops);
@@ -236,16 +225,17 @@ fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, E
 /// The remains of a dead task that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// The task has undo adjustments, or it has not returned from a waiting call that another task
-    /// has completed. If the task dies, its cleanup changes values of semaphores.
+    /// The task has undo adjustments, or has not returned from a completed call. If it dies, its
+    /// cleanup changes values of semaphores.
     Values,
     /// Values, and waiting calls.
     Waits,
 }
 
-/// Returns the other tasks whose death would change the set. `concern` selects the changes that
-/// count. The caller holds the set's lock. If no wait node of a successfully completed call is
-/// left, also clears the bit `OWED`.
+/// Returns the other tasks with undo adjustments or completed calls in the set, and with
+/// `Concern::Waits` also those that wait. The caller holds the set's lock. If no wait node of a
+/// successfully completed call is left, clears the bit `OWED`, so that calls stop looking for dead
+/// tasks.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> {
     let shared = guard.set.shared;
     let whose = |record| shared.layout.undos.whose(&shared.region, record);
@@ -268,8 +258,8 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> 
 
 /// Checks all calls that wait at sets, on behalf of the watcher (the one waiting call that looks
 /// for dead tasks). Repairs a set whose lock has a dead holder, and completes an interrupted
-/// removal. Wakes a call that was completed or whose set is gone. Returns the tasks whose death
-/// would change the outcome of a waiting call.
+/// removal. Wakes a call that was completed or whose set is gone. Returns the tasks that the
+/// watcher must check for death.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut sets) = (Vec::new(), BTreeSet::new());
     for (line, task) in shared.layout.waits.used(&shared.region) {
@@ -295,8 +285,8 @@ pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
             ids.end_left_at(set.index);
         }
         if is_left(shared, get(&set.line()[LOCK])) {
-            // Taking the lock from the dead holder repairs the semaphore set. If the lock cannot be
-            // taken now, the watcher tries again at its next check.
+            // `lock` repairs the set if the holder is dead. If the lock cannot be taken, the
+            // watcher (the waiting call that looks for dead tasks) tries again at its next check.
             drop(set.lock_remains(owner, Wait::Short));
         }
     }

@@ -4,12 +4,12 @@
 //! (`freeze`), and a set that is only partly removed. If the last holder of a set's lock has died,
 //! the next task that takes the lock repairs the set first.
 //!
-//! Recovery relies on the words of the semaphores, the wait nodes, the undo records, and the set's
-//! word `COMMIT`. `COMMIT` says whether the dead task's transaction had completed its logs. From
-//! these data, recovery rebuilds the queues of waiting calls and the list of undo records.
+//! The words of the semaphores, the wait nodes and the undo records are authoritative, and so is
+//! the set's word `COMMIT`: it says whether the dead task's transaction had completed its logs.
+//! Recovery rebuilds the queues of waiting calls and the list of undo records.
 //!
-//! Each step of recovery can be repeated with the same result. So if the recovering task dies too,
-//! the next task that takes the lock starts recovery again.
+//! Each step of recovery can be repeated with the same result. If the recovering task dies too, the
+//! next task starts recovery again.
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
@@ -77,13 +77,12 @@ impl SetGuard<'_> {
     /// Destroys a set that no lookup finds any more: its semaphores, waits and undo records.
     /// Analogous to Linux's `freeary`.
     ///
-    /// The caller holds the lock of all semaphore sets. If the caller dies in this function, the
-    /// next holder of that lock completes the work.
+    /// The caller holds the lock of all semaphore sets. If it dies here, the next holder completes
+    /// the work.
     ///
-    /// A stopped process may have frozen a semaphore of the set. When that process continues, it
-    /// stores into the semaphore's word, and perhaps into its undo record. So if a word is frozen,
-    /// this function only ends the waiting calls. It then keeps the memory of the set, and returns
-    /// false.
+    /// If a stopped process has frozen (locked) a semaphore, the function only ends the waiting
+    /// calls and returns false. The set's memory stays, because that process will store into it
+    /// when it continues.
     pub(super) fn remove(self) -> (Wakes, bool) {
         let set = self.set;
         let is_whole = self.kill_all();
@@ -118,8 +117,7 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let commit = get(guard.field(COMMIT));
     let is_committed = commit & COMMITTING != 0;
     // ORDERING(ipc-commit): Release. `undo::rebuild` empties the list of undo records for a moment.
-    // A call without the set's lock looks for dead tasks if the list is not empty or `OWED` is set.
-    // So set `OWED` before the list is emptied.
+    // Meanwhile `OWED` makes calls without the set's lock look for dead tasks.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     // ORDERING(ipc-owed): Release fence. Orders the store of `OWED` before the store that empties
     // the list. Pairs with the Acquire load of the list in `Set::may_be_owed`.
@@ -140,22 +138,20 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     queue::rebuild(guard);
     queue::restore_bits(guard)?;
-    // `wake` returns woken tasks that may have died. This thread holds the set's lock, so it must
-    // not reap them. But `OWED` is set, so later calls look for dead tasks and reap them.
+    // Woken tasks may have died. This thread holds the set's lock, so it must not clean up after
+    // them. The bit `OWED` makes later calls do so.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
 /// If the dead task had committed its transaction, returns the waiting calls that the transaction
-/// completes, with the outcomes logged in their wait nodes. Otherwise clears the outcomes logged in
-/// the wait nodes.
+/// completes, with their logged outcomes. Otherwise clears the logged outcomes.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // If the wait node already has an outcome, its task may have returned from the call. So the
-        // node gets no second outcome. There is one exception: with `TAKEN_BACK`, the transaction
-        // was reverting the completed call of this node.
+        // A wait node gets no second outcome, because its task may have returned from the call. The
+        // exception is `TAKEN_BACK`: the transaction was reverting a completed call.
         let is_to_be_told = node.outcome().is_none() || errno == TAKEN_BACK;
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push((node.line, errno)),
@@ -166,18 +162,16 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     completed
 }
 
-/// Completes an unfinished removal of a semaphore set: the id table no longer contains the set, but
-/// the slot's record still does. Ends the waiting calls, and frees the memory. The caller holds the
-/// lock of all semaphore sets.
+/// Completes an unfinished removal of a set that the id table no longer contains. Ends the waiting
+/// calls, and frees the memory. The caller holds the lock of all semaphore sets.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return true };
     match set.lock_remains(ids.owner, Wait::Short) {
         Ok(Some(guard)) => {
             let (wakes, is_whole) = guard.remove();
-            // `wake` returns woken tasks that may have died. They need not be reaped now: the
-            // removal of the set has given their calls the outcome `EIDRM`, and no units of a
-            // semaphore to take back.
+            // Woken tasks may have died. This thread need not clean up after them, since their
+            // calls end with `EIDRM` and take no units.
             let _absent = wake(shared, &wakes);
             is_whole
         }

@@ -1,9 +1,8 @@
 //! A set of semaphores: where its parts are in shared memory, and the data that its lock protects.
 //!
-//! Each slot of the id table has one cache line for its set. Each semaphore also has a cache line
-//! of its own, so operations on different semaphores write no common line. Only the holder of the
-//! set's lock writes the set's line. An operation that is a single compare-exchange does not even
-//! read the set's line.
+//! Each set and each semaphore has a cache line of its own, so operations on different semaphores
+//! write no common line. Only the holder of the set's lock writes the set's line. An operation that
+//! is a single compare-exchange does not even read the set's line.
 //!
 //! The set's lock protects:
 //! - the set's line, and the queues of waiting calls in the semaphores' lines;
@@ -26,16 +25,15 @@ use crate::shared::Shared;
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
 /// The word with the payload of the set in this slot, or 0. The payload identifies the set by the
-/// place of its semaphores and by its tag. A set may be removed after a lookup. So a call that has
-/// taken the lock compares this word with the payload that its lookup found.
+/// place of its semaphores and by its tag. A call that has taken the lock compares this word with
+/// the payload that its lookup found, since the set may have been removed in between.
 pub(super) const LIVE: usize = 1;
-/// In the set's cache line: the list of all waiting calls that change a semaphore. In a semaphore's
-/// cache line, the word with the same index contains a shorter list: the single decrements that
-/// wait at this semaphore.
+/// The index of the word with a list. In the set's cache line it lists all waiting calls that
+/// change a semaphore; in a semaphore's line, the single decrements that wait at this semaphore.
 pub(super) const ALTER_LIST: usize = 2;
-/// In the set's cache line: the list of the waiting calls that consist of several waits for zero.
-/// In a semaphore's cache line, the word with the same index contains the list of the single waits
-/// for zero at this semaphore.
+/// The index of the word with a list. In the set's cache line it lists the waiting calls that
+/// consist of several waits for zero; in a semaphore's line, the single waits for zero at this
+/// semaphore.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
@@ -50,25 +48,21 @@ pub(super) const TICKET: usize = 7;
 // Bits of `COMMIT`.
 /// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
-/// This bit of `COMMIT` says that a waiting call may have been completed for a task that died
-/// before it returned:
-/// - A transaction that completes a waiting call successfully sets the bit.
-/// - Recovery sets it too, since recovery empties [`UNDO_LIST`] for a moment.
-/// - A call that looks for dead tasks clears the bit, if it finds no wait node of a completed call.
+/// This bit of `COMMIT` says that a task may have died after another task completed its waiting
+/// call. A transaction that completes a waiting call sets the bit. Recovery sets it too. A call
+/// that looks for dead tasks clears the bit if no wait node of a completed call is left.
 pub(super) const OWED: u64 = 2;
-/// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls that were made while [`OWED`] was
-/// set. Both calls clear undo adjustments, even those of completed calls whose tasks have not
-/// returned yet.
+/// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls made while [`OWED`] was set. Both
+/// clear undo adjustments, even those of completed calls whose tasks have not returned yet.
 ///
-/// When a waiting call is completed, its wait node gets a copy of the count. If the count in the
-/// set has changed later, the undo adjustments of that call were cleared.
+/// The wait node of a completed call has a copy of this count. If the set's count has changed
+/// since, the undo adjustments of that call were cleared.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 pub(super) const SETTINGS_SHIFT: u32 = 8;
 
-// Indices of words in the cache line of a semaphore. The indices [`ALTER_LIST`] and [`CONST_LIST`]
-// are valid in this line too. Words 6 and 7 of the first semaphore's line belong to the memory
-// pool.
+// Indices of words in the cache line of a semaphore. [`ALTER_LIST`] and [`CONST_LIST`] are valid
+// here, too. Words 6 and 7 of the first semaphore's line belong to the memory pool.
 pub(super) const WORD: usize = 0;
 /// The word with the time of the last operation on the semaphore. Its high bits contain the tag of
 /// the set, so a later set in the same memory ignores the time.
@@ -125,8 +119,7 @@ pub(super) struct SetGuard<'s> {
     pub(super) set: Set<'s>,
     /// The task that holds the lock.
     pub(super) owner: Owner,
-    /// The held lock. None while this thread repairs the set, after it has taken over the lock of a
-    /// dead task.
+    /// The held lock, or none while this thread repairs the set of a dead lock holder.
     pub(super) _held: Option<Held<'s>>,
 }
 
@@ -170,8 +163,8 @@ impl<'s> Set<'s> {
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
         // ORDERING(ipc-owed): Acquire. Pairs with the fence in `recover`, which sets `OWED` and
-        // then empties the list of undo records for a moment. If this thread sees the empty list,
-        // it also sees `OWED`.
+        // then empties the list of undo records for a moment. A thread that sees the empty list
+        // also sees `OWED`, and looks for dead tasks.
         let undo_list = line[UNDO_LIST].load(Ordering::Acquire);
         let is_any = undo_list != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any
@@ -204,8 +197,8 @@ impl<'s> Set<'s> {
     /// Records `now_s` as the time of an operation on semaphore `num`.
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
-        // The set may be removed before the store below, and another set may get its cache lines.
-        // The stored time contains the tag of this set, so the other set ignores it.
+        // The set may be removed before the store below. The next set ignores the stored time,
+        // because the time contains the tag of the old set.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {

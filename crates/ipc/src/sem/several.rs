@@ -1,30 +1,27 @@
 //! Calls of a few operations, without the set's lock.
 //!
-//! The call freezes (locks) the words one after the other, in the order of the semaphores.
-//! Operations on different semaphores do not depend on each other, so their order does not change
-//! whether all are possible. If one is not possible, the call takes the set's lock, and finds out
-//! under the lock which operation fails.
+//! A call freezes (locks) the words one after the other, in the order of the semaphores. Operations
+//! on different semaphores do not depend on each other, so this order does not change whether all
+//! are possible. If one is not possible, the call takes the set's lock to find out which one fails.
 //!
 //! A call never waits while it has a frozen word, so there is no deadlock:
-//! - If another task has frozen (locked) a semaphore's word, the call thaws the words that it has
-//!   frozen itself, and begins again, a few times.
+//! - If another task has frozen a word, the call thaws its own words and begins again, a few times.
 //! - If another call waits at one of the semaphores, the call takes the set's lock.
 //!
 //! Tasks that use different semaphores of a set write no common cache line.
 //!
-//! A call with several operations on the same semaphore, such as a wait for zero and an addition,
-//! freezes (locks) the semaphore's word only once.
+//! Several operations on the same semaphore freeze its word only once.
 //!
 //! # Death of the task
 //!
-//! The call leaves a log, so that others can recover if its task dies:
+//! A call without the set's lock leaves a log, so that others can recover if its task dies:
 //! 1. For each semaphore's word that it freezes (locks), the call writes a log, which contains the
 //!    number of the call's first semaphore (`log`). It also stores all new words in `REDO`.
 //! 2. One store to the log of the first semaphore commits the call.
 //! 3. The call thaws the words, that of the first semaphore last.
 //!
-//! So while any word of the call is frozen, the log of the first semaphore tells whether the call
-//! is committed.
+//! As long as any word of the call is frozen (locked), the log of the first semaphore tells whether
+//! the call is committed.
 //!
 //! # Limits
 //!
@@ -47,9 +44,9 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// The number of times that a call tries to freeze (lock) the words of its semaphores. A try fails
-/// if another task has frozen or just changed one of them. After the last try, the call takes the
-/// set's lock. Before each new try, it spins `PAUSES` times, for about as long as a freeze lasts.
+/// The number of times that a call tries to freeze (lock) the words of its semaphores, before it
+/// takes the set's lock. A try fails if another task has frozen or just changed one of them.
+/// Between two tries the call spins `PAUSES` times, for about as long as a freeze lasts.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -57,9 +54,8 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The operations of the call are not possible now. If there is an errno, the call fails with
-    /// it. If there is none, the call takes the set's lock, because it may have to wait or to
-    /// complete waiting calls.
+    /// The operations of the call are not possible now. The call fails with the errno. Without an
+    /// errno it takes the set's lock, to wait or to complete waiting calls.
     Possible(Option<Errno>),
 }
 
@@ -98,10 +94,9 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // In two cases the call takes the set's lock instead of returning the errno.
-                    // First, it must return the errno of the first operation that fails, but
-                    // `sorted` may have another order than the caller's operations. Second, a dead
-                    // task may have taken the units that the call needs.
+                    // Take the set's lock in two cases. If `sorted` has changed the order of the
+                    // operations, the lock is needed to find the first one that fails. With
+                    // `EAGAIN`, a dead task may have taken the units that the call needs.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return Err(errno.filter(|_| !is_left));
                 }
@@ -151,16 +146,15 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws (unlocks) all words without a change. The word that was frozen first is thawed last,
-    /// because recovery needs the log of its semaphore while any word is frozen.
+    /// Thaws (unlocks) all words without a change. The word that was frozen first is thawed last:
+    /// recovery needs its log while any word is frozen.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words, which also thaws (unlocks) them. If the task dies in between, recovery
-    /// finds in the log of the first frozen semaphore that the call is committed. So the word of
-    /// that semaphore is stored last.
+    /// Stores the new words, which also thaws (unlocks) them. The word of the first semaphore is
+    /// stored last: recovery reads in the log of this semaphore that the call is committed.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
@@ -177,8 +171,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen words in the order in which they must be thawed (unlocked). It is the
-    /// reverse of the order in which they were frozen.
+    /// Returns the frozen (locked) words in the order in which they must be thawed: the last frozen
+    /// one first.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

@@ -75,8 +75,7 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
         assert_eq!(other.semop(id, &[DOWN]), Err(Errno::INVAL));
         assert_eq!(used(&other)[..2], [1, 2], "the lines that the stopped task may write stay");
         assert_eq!(other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
-        // `other` ends with an undo adjustment for the removed set. The adjustment must have no
-        // effect.
+        // `other` has an undo adjustment for the removed set, which must have no effect.
         drop(other);
         go_on();
     });
@@ -99,8 +98,8 @@ fn remains_of_a_removed_set_end_with_the_stopped_process() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// Checks a call that waits at a set. Another task has begun to remove the set, and is alive, but
-/// does not continue. The waiting call must complete the removal by itself.
+/// Checks a call that waits at a set which a stopped task has begun to remove. The waiting call
+/// must complete the removal.
 #[test]
 fn waiter_at_an_unpublished_set_ends_the_set() {
     let namespace = namespace(2);
@@ -119,8 +118,8 @@ fn waiter_at_an_unpublished_set_ends_the_set() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// Checks a set whose record a hostile process has overwritten, so that the word `LIVE` does not
-/// identify the set any more. The calls that wait at the set must end, and `IPC_RMID` must work.
+/// A hostile process has overwritten the word `LIVE`, which identifies the set in its slot. The
+/// calls that wait at the set must end, and `IPC_RMID` must work.
 #[test]
 fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     let namespace = namespace(2);
@@ -139,8 +138,8 @@ fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     assert_eq!((other.sem_rmid(id), used(&other)), (Err(Errno::INVAL), [0, 0, 0]));
 }
 
-/// Checks a call that has looked up a set before its removal. The call must not wait at the set,
-/// even if a stopped process prevents the end of the removal.
+/// A call that has looked up a set before its removal must not wait at the set, even if a stopped
+/// process prevents the end of the removal.
 #[test]
 fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     let namespace = namespace(2);
@@ -154,9 +153,8 @@ fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     assert_eq!(found.lock(other.owner).err(), Some(Errno::IDRM));
 }
 
-/// Checks a process that calls execve(2) while one of its threads is in the middle of an operation.
-/// The new program does not use the namespace. So other tasks must take over the set's lock, and
-/// thaw (unlock) the semaphore's word that the operation has frozen.
+/// A process calls execve(2) while one of its threads is in the middle of an operation. Other tasks
+/// must take over the set's lock, and thaw (unlock) the word that the operation has frozen.
 #[test]
 fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     let namespace = namespace(1);
@@ -169,8 +167,6 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Wait for the first output of the child. Before that, the child may not have called execve(2)
-    // yet.
     let mut there = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut there).unwrap();
     let image_of = |pid| stat(pid).map_or(0, |stat| stat.image);
@@ -184,8 +180,7 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     drop(stop(&holder, id));
     std::mem::forget(set(&holder, id).lock(holder.owner).unwrap());
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
-    // Wait until the child has called execve(2): then `/proc` shows another program image. If
-    // `/proc` shows no image, the old program and the new one cannot be distinguished.
+    // Wait until the child has called execve(2) and `/proc` shows another program image.
     while image != 0 && image_of(child.id()) == image {
         thread::yield_now();
     }
@@ -199,9 +194,8 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     assert_eq!(other.sem_getall(id), Ok(vec![0, 0]));
 }
 
-/// Trap I15: a task that allocates an undo record holds the lock of the semaphore set. It may then
-/// sleep until the lock of the pool of undo records is free. Checks that other tasks can meanwhile
-/// perform operations that need not wait.
+/// Trap I15: a task that allocates an undo record holds the set's lock while it waits for the lock
+/// of the pool. Other tasks must still be able to perform operations that need not wait.
 #[test]
 fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
     let namespace = namespace(1);
@@ -222,8 +216,8 @@ fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
-        // The 1000 rounds above may take longer than the time limit for a lock. The semop(2) call
-        // of the task `waiter` has then failed with `EIO`, and must have changed nothing.
+        // The rounds above may take longer than the time limit for a lock. Then the call of
+        // `waiter` has failed with `EIO`, and must have changed nothing.
         let done = waits.join().unwrap();
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
@@ -267,9 +261,8 @@ fn waits_for_a_word_are_counted() {
             other.sem_setval(id, 0, 1)
         }];
     for (at, call) in calls.into_iter().enumerate() {
-        // The task `other` takes the set's lock. It should then find the word frozen and wait,
-        // which `Namespace::contention` counts. But it may read the word only after the thaw,
-        // without a wait. So repeat until a wait was counted.
+        // `other` takes the set's lock, finds the word frozen, and waits. It finds the word thawed
+        // if it was slow. So repeat until `Namespace::contention` has counted a wait.
         let is_counted = (0..1000).any(|_| {
             let before = namespace.contention();
             let go_on = stop(&holder, id);

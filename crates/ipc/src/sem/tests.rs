@@ -43,9 +43,8 @@ fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
 fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
     let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
-    // Before the measurement, perform one operation on each semaphore. It allocates the undo
-    // record, and sets the time of the last operation. So the measured operations change only the
-    // cache lines that every operation changes.
+    // Perform one operation on each semaphore first. It allocates the undo record, and sets the
+    // time of the last operation, so the measured operations do not.
     (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
     for undo in [SemFlags::empty(), SemFlags::UNDO] {
@@ -119,8 +118,8 @@ fn region_after_a_set_is_removed_has_nothing_in_use() {
     assert_eq!((totals.sets, totals.sems), (0, 0));
 }
 
-/// Two tasks increment semaphores for which the other task waits, in turns. Checks that no wake-up
-/// is lost, whether the waits do not poll, poll for a moment, or poll for the maximum time.
+/// Two tasks in turns increment the semaphore for which the other task waits. No wake-up may be
+/// lost, with any length of polling.
 #[test]
 fn waits_that_look_first_lose_no_wake() {
     const ROUNDS: u32 = 20_000;
@@ -149,8 +148,7 @@ fn waits_that_look_first_lose_no_wake() {
     }
 }
 
-/// Checks that a wait does not poll if its timeout is shorter than the polling time. Otherwise the
-/// wait would end too late.
+/// Checks that a wait does not poll if its timeout is shorter than the polling time.
 #[test]
 fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
     let spins = |spin_ns_max| {
@@ -180,8 +178,8 @@ fn call_that_need_not_wait_does_not_look_for_an_instant() {
             !task.is_soon_possible(set, SemBuf::new(0, -1, flag)),
             "no other task changes the semaphore"
         );
-        // If a thread has polled in vain, `is_worth_it` returns false for its next wait. This
-        // thread has not polled before. So the result tells whether `is_soon_possible` has polled.
+        // `is_worth_it` returns false if this thread has just polled in vain. So the result tells
+        // whether `is_soon_possible` has polled.
         !Spin::Instant.is_worth_it()
     };
     let looks = |spin_ns_max, value, flag| {
@@ -211,15 +209,12 @@ fn wait_whose_status_means_nothing_ends_in_time() {
             }
             thread::yield_now();
         }
-        // The test has overwritten the status word of the wait node again and again. The wait must
-        // still end by its timeout.
         assert_eq!(wait.join().unwrap(), Err(Errno::AGAIN));
     });
 }
 
-/// If a signal handler forks, the child has a copy of the interrupted thread's list of waits.
-/// Checks that a handler in the child does not interrupt these waits in shared memory, since they
-/// belong to the parent.
+/// If a signal handler forks, the child has a copy of the interrupted thread's list of waits. The
+/// child must not interrupt these waits, which belong to the parent.
 #[test]
 fn handler_ends_the_wait_of_its_own_task_alone() {
     let namespace = Namespace::new(NamespaceOptions::default()).unwrap();

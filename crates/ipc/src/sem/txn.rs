@@ -3,10 +3,9 @@
 //! A transaction changes semaphores under the set's lock. It freezes (locks) each word that it
 //! reads, and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
-//! Each semaphore's word that the transaction reads stays frozen until the commit, which thaws
-//! (unlocks) the word by storing its new value. If a call without the set's lock finds a frozen
-//! word, it waits or takes the lock. So no other call sees that one word has changed and another
-//! one has not.
+//! Each word that the transaction reads stays frozen until the commit stores its new value. A call
+//! without the set's lock that finds a frozen word waits or takes the lock. So no other call sees
+//! that one word has changed and another one has not.
 //!
 //! If a change makes a waiting call possible, the same transaction also performs that call. So no
 //! other call can come between an increment and the decrement that waited for it.
@@ -26,11 +25,10 @@
 //! has set `COMMITTING`, recovery thaws the frozen words unchanged. If it dies later, recovery
 //! stores the logged changes again (`recover`).
 //!
-//! A transaction that changes only one word makes a single store, and needs no log. If it also
-//! changes an undo adjustment or completes a call, it needs a log.
+//! A transaction that changes one word and nothing else needs no log: it makes a single store.
 //!
-//! To freeze a word is to lock it. Only the holder of the set's lock may wait while it keeps words
-//! frozen. All other calls thaw their words before they wait. So no two tasks wait for each other.
+//! Only the holder of the set's lock may wait while it keeps words frozen. All other calls thaw
+//! their words before they wait. So no two tasks wait for each other.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -63,8 +61,7 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits for waiting calls that the commit adds to the semaphore's word. `queue::enqueue`
-    /// sets them in this field if the transaction queues a call at the semaphore.
+    /// The bits for waiting calls that the commit adds to the semaphore's word (`queue::enqueue`).
     pub(super) waiters: u64,
 }
 
@@ -85,8 +82,7 @@ pub(super) struct Txn<'g, 's> {
     cells: SmallVec<[Cell; 4]>,
     /// The waiting calls that the transaction completes.
     pub(super) completed: Completed,
-    /// Whether the transaction is a `SETVAL` or `SETALL`. These two commands clear undo
-    /// adjustments, even those of completed calls whose tasks have not returned yet.
+    /// Whether the transaction is a `SETVAL` or `SETALL`.
     pub(super) is_setting: bool,
 }
 
@@ -165,9 +161,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Commits the transaction. Stores the new undo adjustments, then the new words of the
-    /// semaphores, which thaws (unlocks) them, and then the outcomes of completed calls. Returns
-    /// the tasks that the caller must wake after it has released the set's lock.
+    /// Commits the transaction. Returns the tasks that the caller must wake after it has released
+    /// the set's lock.
     pub(super) fn commit(mut self) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
@@ -176,9 +171,8 @@ impl<'g, 's> Txn<'g, 's> {
         let changed = self.frozen.iter().filter(is_changed).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // `SETVAL` and `SETALL` clear undo adjustments, even those of completed calls whose tasks
-        // have not returned yet. The count `SETTINGS` records that for these tasks. If `OWED` is
-        // not set, all of these tasks have returned, so do not count.
+        // The count `SETTINGS` tells the tasks of completed calls that their undo adjustments were
+        // cleared. Without `OWED` all of these tasks have returned, so do not count.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
         let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;
@@ -198,8 +192,8 @@ impl<'g, 's> Txn<'g, 's> {
         }
         let wakes = tell(set.shared, std::mem::take(&mut self.completed));
         if needs_log {
-            // ORDERING(ipc-commit): Release. This store clears `COMMITTING`, so that recovery
-            // ignores the log. Recovery that sees it also sees that all changes are stored.
+            // ORDERING(ipc-commit): Release. Recovery that sees `COMMITTING` cleared also sees that
+            // all changes are stored.
             self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
@@ -245,8 +239,7 @@ impl<'g, 's> Txn<'g, 's> {
     }
 
     /// Returns this transaction's copy of the undo adjustment for semaphore `num` in the undo
-    /// record `record`. First freezes (locks) the semaphore's word, because only the task that
-    /// froze the word may change the adjustment.
+    /// record `record`. First freezes (locks) the semaphore's word, which protects the adjustment.
     ///
     /// # Errors
     ///
@@ -267,8 +260,7 @@ impl<'g, 's> Txn<'g, 's> {
 }
 
 impl Frozen {
-    /// Returns the new word that the commit stores for this semaphore. It contains the value and
-    /// the pid that the transaction has computed, and a bit for each kind of call that still waits.
+    /// Returns the new word that the commit stores for this semaphore.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };

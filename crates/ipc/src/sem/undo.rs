@@ -2,21 +2,20 @@
 //!
 //! A task has one undo record for each set that it has used with `SEM_UNDO`. An undo record
 //! consists of cache lines: one that names the task and the set, and one for each semaphore, its
-//! *cell*. So threads of a task that use different semaphores write no common cache line.
+//! *cell*. So threads that use different semaphores write no common line.
 //!
-//! While a semaphore's word is frozen (locked), only the task that froze it may change the
-//! semaphore's cells.
+//! The task that has frozen (locked) a semaphore's word is the only one that may change the
+//! semaphore's cells (its lines in undo records).
 //!
 //! # Owners
 //!
 //! An undo record is in the list of its set, which the set's lock protects. The task also keeps the
-//! numbers of its undo records in its own memory. The removal of a set frees the set's undo
-//! records. So a task that ends takes the set's lock, and then checks whether the undo record still
-//! belongs to the task (trap I8).
+//! numbers of its undo records in its own memory. The removal of a set frees its undo records, so a
+//! task that ends checks under the set's lock whether a record still belongs to it (trap I8).
 //!
-//! The set's list and the task's list are not authoritative. A line is an undo record if its word
-//! `WHOSE` names a task and a set, and its pool header names that task. Before a task frees another
-//! task's record, it stores its own number in that header.
+//! The set's list and the task's list are not authoritative. A cache line is the first of an undo
+//! record if its word `WHOSE` names a task and a set, and its pool header names the same task. A
+//! task that frees another task's record first stores its own number in the header.
 //!
 //! # A single operation
 //!
@@ -26,9 +25,9 @@
 //! 3. It stores the new undo adjustment.
 //! 4. It stores the semaphore's new word, which also thaws it.
 //!
-//! If the task dies before it stores the semaphore's new word, the semaphore keeps its old value.
-//! Recovery then restores the old undo adjustment from the log. If the task has not written a log
-//! yet, the adjustment is unchanged.
+//! If the task dies before it stores the semaphore's new word, the semaphore keeps its old value,
+//! and recovery restores the old adjustment from the log. If there is no log yet, the adjustment is
+//! unchanged.
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
@@ -49,31 +48,29 @@ use crate::shared::Shared;
 /// The word that names the task and the set of an undo record: the task number (low half), the slot
 /// of the set (high half), and the bit [`IS_RECORD`].
 ///
-/// In a cell (a later cache line of the record), the word with this index is an undo adjustment.
-/// The bit is never set there, so a cell is not mistaken for the first line of a record.
+/// In a cell (a later cache line of the record), the word with this index is an undo adjustment,
+/// and [`IS_RECORD`] is never set.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
-/// The word that identifies the set of the undo record. It is a copy of the set's payload, which
-/// contains the place of the set's semaphores and the set's tag. The tag alone is not enough, since
-/// a later set in the same slot may have the same tag.
+/// The word with a copy of the set's payload: the place of its semaphores and its tag. The tag
+/// alone is not enough, since a later set in the same slot may have the same tag.
 const PAYLOAD: usize = 2;
 /// The number of cells.
 const CELLS: usize = 3;
 
 // Words of a cell.
 const ADJ: usize = 0;
-/// The word with the redo log of a cell (the part of an undo record for one semaphore). It contains
-/// the undo adjustment that a transaction is going to store.
+/// The word with the redo log of a cell (the part of an undo record for one semaphore). A
+/// transaction logs the new undo adjustment here.
 const REDO_ADJ: usize = 1;
 
 const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// A task keeps a list of its undo records, some of which may have been freed since. Before it adds
-/// a record, it may remove the freed ones. It does so if the length of the list is a power of two,
-/// and at least this number.
+/// A task keeps a list of its undo records, some of which may have been freed since. The task
+/// removes the freed ones when the length of the list is a power of two, and at least this number.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -111,8 +108,8 @@ pub(super) fn adjusted(adj: i32, sop: SemBuf) -> Result<i32, Errno> {
     if (-SEMAEM - 1..=SEMAEM).contains(&adj) { Ok(adj) } else { Err(Errno::RANGE) }
 }
 
-/// Logs the undo adjustment `adj`, which the transaction is going to store. If the task dies,
-/// recovery stores it. If `adj` is `None`, clears the log, because the adjustment is stored.
+/// Logs the undo adjustment `adj`, which the transaction is going to store. With `None`, clears the
+/// log.
 pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) {
     let redo = adj.map_or(0, |adj| LOG_VALID | u64::from(adj as i16 as u16));
     // ORDERING(ipc-commit): Release. See `Txn::log`. If recovery sees that this log is cleared, it
@@ -120,9 +117,9 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) 
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Repairs the undo adjustment of one semaphore after a task has died in a transaction. If the task
-/// had committed, stores the adjustment from the redo log. Then clears that log. The semaphore's
-/// word is still frozen (locked) meanwhile.
+/// Repairs the undo adjustment of one semaphore after a task has died in a transaction: if the task
+/// had committed, stores the adjustment from the redo log. Then clears the log. The semaphore's
+/// word stays frozen (locked).
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -170,9 +167,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 
 /// Returns the undo record that task `task` has for the set, if the record is in `undos.cache`.
 ///
-/// If the caller does not hold the set's lock, the set may be removed at any time, and its undo
-/// records with it. The caller must then freeze (lock) the word of one of the set's semaphores. If
-/// that word contains the set's tag, the set and the undo record exist.
+/// A caller without the set's lock must have frozen (locked) the word of one of the set's
+/// semaphores. If that word contains the set's tag, the set and the undo record exist.
 #[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.
@@ -181,15 +177,15 @@ pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     (is_hit && is_of_set(set, low(entry), task)).then_some(low(entry))
 }
 
-/// Returns the check value of `set` for `undos.cache`: the set's tag, and the high bits of the
-/// set's slot. If the high half of a cache entry has this value, the entry belongs to this set.
+/// Returns the value that identifies `set` in the high half of an entry of `undos.cache`: the set's
+/// tag, and the high bits of its slot.
 #[inline]
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
 }
 
-/// Returns true if the cache line `record` begins an undo record of task `task` for this set.
-/// Returns false if the record is for an earlier set in the same slot.
+/// Returns true if the cache line `record` begins an undo record of task `task` for this set. An
+/// earlier set in the same slot does not count.
 #[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
@@ -231,8 +227,8 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
     (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
-/// Returns true if the cache line `record` begins an undo record of task `task` for the locked set.
-/// The record must also be in the set's list.
+/// Returns true if `record` begins an undo record of task `task` for the locked set, and is in the
+/// set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
     is_own && list(guard).iter().any(|other| other == record)
@@ -241,9 +237,8 @@ pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
 /// Returns the list of the undo records of a set.
 pub(super) fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
     let shared = guard.set.shared;
-    // A hostile process may link the set's list of undo records into a ring. So limit each walk
-    // over the list to the number of records that fit into their pool. A record has one cache line,
-    // and one more for each semaphore.
+    // A hostile process may link the list into a ring. So a walk visits at most as many records as
+    // fit into their pool. A record has one cache line, and one more for each semaphore.
     let max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
     List { region: &shared.region, ends: guard.field(UNDO_LIST), links: SET_LINKS, max }
 }
@@ -254,24 +249,22 @@ pub(super) fn free(guard: &SetGuard<'_>, record: u32) {
     discard(guard.set.shared, record, guard.owner);
 }
 
-/// Clears and frees the cache lines of an undo record that is in no list.
 pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     let first = shared.region.line(record);
     let pool = shared.layout.undos;
-    // Make the calling task the user of the undo record's cache lines. If this task dies before it
-    // has freed them, the cleanup after it frees them.
+    // Make the calling task the user of the cache lines. If it dies before it has freed them, the
+    // cleanup after it does so.
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
-    // Clear the word with the links of the set's list. This cache line may later be a cell of
-    // another undo record (its line for one semaphore). In a cell, the word with this index is the
-    // redo log, which must be 0 at first.
+    // The line may become a cell (the line for one semaphore) of another undo record. There, the
+    // word with this index is the redo log, which must be 0 at first.
     put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
         let cell = cell(shared, record, num);
-        // A cell (the record's cache line for one semaphore) that was never used may have no memory
-        // yet, and a store would allocate it. So store 0 only to words that are not 0.
+        // A cell (a record's line for one semaphore) that was never used may have no memory yet. A
+        // store would allocate it, so store 0 only to words that are not 0.
         for word in [ADJ, REDO_ADJ] {
             if get(&cell[word]) != 0 {
                 put(&cell[word], 0);

@@ -18,25 +18,21 @@
 //!
 //! The word of a semaphore is in one of three states:
 //! - Live: it can be frozen and thawed.
-//! - Frozen: it keeps its value, tag and other bits. So if a task dies before it stores a new word,
-//!   recovery can thaw the old one. Only the pid of the last operation is lost: `sempid` is then
-//!   that of the dead task.
-//! - Dead: its set was removed. When another set gets the cache line of the word, the word is live
-//!   again, with another tag.
+//! - Frozen: it keeps its value, tag and other bits. So recovery can thaw the word of a dead task
+//!   unchanged. Only the pid of the last operation is lost: `sempid` is then that of the dead task.
+//! - Dead: its set was removed. A later set makes the word live again, with another tag.
 //!
-//! A new set gets cache lines that earlier sets have used. The word in each of them contains the
-//! tag of an earlier set. The new set's tag is one more than the newest of these tags. So a late
-//! operation on an earlier set notices the change.
+//! A new set gets cache lines that earlier sets have used, and that contain the tags of those sets.
+//! The new set's tag is one more than the newest of them. So a late operation on an earlier set
+//! notices the change.
 //!
-//! The generation of an id could not serve as the tag: the earlier set may have had another slot,
-//! and sets in different slots may have the same generation.
+//! The generation of an id could not serve as the tag: sets in different slots may have the same
+//! generation, and a line may pass from one slot's set to another's.
 //!
 //! While a call waits, its bit for waiting calls (`alter`, `zero` or `complex`) is always set. The
 //! call first freezes (locks) the word, and then finds that it must wait. The store that thaws
 //! (unlocks) the word also sets the bit. No other task can change the word in between, so no
 //! wake-up is lost (trap I5).
-//!
-//! A bit may also be set although no call waits. The next holder of the set's lock then clears it.
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +53,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// Parts of the pid field of a frozen word: the number of the task that froze the word, and the bit
-/// that says whether that task holds the set's lock.
+/// Parts of the pid field of a frozen word: the number of the task that froze it, and the bit for a
+/// task that holds the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -156,8 +152,7 @@ impl Word {
     }
 
     /// Returns this word as it must be stored to thaw (unlock) the semaphore: without the mark of
-    /// the freeze, and with the phase bit flipped. By the phase bit, recovery tells the logs of
-    /// successive operations apart.
+    /// the freeze, and with the phase bit flipped (module `log`).
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

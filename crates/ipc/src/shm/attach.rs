@@ -32,7 +32,7 @@ pub(crate) struct Own {
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
     /// True if the task has a hold: an open file with a lock, which shows that some process still
-    /// has the task's mappings. The end of the task removes the hold.
+    /// has the task's mappings.
     has_hold: bool,
 }
 
@@ -42,8 +42,8 @@ struct Attached {
     size_bytes: u64,
 }
 
-/// A segment that the host program must map. It already counts as attached. If this value is
-/// dropped without a call of [`Mapping::attached_at`], the segment is detached again.
+/// A segment that the host program must map. It already counts as attached. A drop without a call
+/// of [`Mapping::attached_at`] detaches it again.
 #[derive(Debug)]
 #[must_use = "the segment is detached again when this is dropped"]
 pub struct Mapping<'t> {
@@ -84,8 +84,8 @@ impl Mapping<'_> {
         let task = self.task;
         self.is_kept = true;
         let before = task.shm.lock().attached.insert(address, self.attached);
-        // If the lock of all segments cannot be acquired, `shm_nattch` still counts this attach.
-        // But its time and pid are not recorded, and a segment that it replaces stays attached.
+        // If the lock of all segments cannot be acquired, the attach counts, but its time and pid
+        // are not recorded, and a segment that it replaces stays attached.
         let _noted = locked(task.shm_ids(), |ids, gone| {
             if let Ok(segment) = Segment::named(ids, self.attached.name) {
                 segment.note(ATIME, task.pid);
@@ -108,8 +108,8 @@ impl AsFd for Mapping<'_> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // The host program has not called `attached_at`, so it has not mapped the segment.
-            // `shm_nattch` must not count this attach any more. No time or pid is recorded.
+            // The host program has not mapped the segment, so the attach must not count. No time or
+            // pid is recorded.
             self.task.uncount(self.attached.name);
         }
     }
@@ -160,8 +160,8 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
-            // Perhaps the segment is marked for removal and exists only because a dead task has it
-            // attached. So reap dead tasks, and then look the segment up again.
+            // The segment may exist only because a dead task has it attached. So clean up after
+            // dead tasks, and look the segment up again.
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
@@ -173,7 +173,7 @@ impl Task {
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
             // Trap I2: the segment may have been removed since the lookup. So look it up again
-            // under the lock before the attach is counted.
+            // under the lock.
             let segment = Segment::named(&ids, name)?;
             segment.attach(self.owner.index, 1)?;
             Ok(segment.size_bytes())
@@ -213,8 +213,7 @@ impl Task {
 
     /// Detaches a segment like [`Task::shmdt`], for a host that shares the namespace with other
     /// processes. Calls `unmap` with the number of bytes to unmap, in whole pages, and returns its
-    /// result. `unmap` runs before the segment is detached. So `shm_nattch` == 0 means that no
-    /// mapping is left.
+    /// result. `unmap` runs before the detach, so `shm_nattch` == 0 means that no mapping is left.
     ///
     /// # Errors
     ///
@@ -330,21 +329,19 @@ impl Task {
     }
 }
 
-/// Detaches all segments of a task that ends. Then records, in each segment that the task has
-/// created, that its creator has ended.
+/// Detaches all segments of a task that ends. Then records in its own segments that their creator
+/// has ended.
 ///
 /// # Errors
 ///
 /// Returns `EIO` if the lock of all segments cannot be acquired. Returns `EBUSY` if a forked child
-/// without attach records of its own still has the mappings. In both cases the task keeps its
-/// record in shared memory, so that another task reaps it later.
+/// without attach records of its own still has the mappings. In both cases another task cleans up
+/// after this task later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
     refuse_if(!attached.is_empty() && shared.backing.is_held(task.owner.index), Errno::BUSY)?;
     if !made.is_empty() || !attached.is_empty() {
-        // If the lock of all segments cannot be acquired, return the error. Another task then
-        // detaches the segments of this task later.
         locked(task.shm_ids(), |ids, gone| {
             attached.values().for_each(|attached| detach(task, ids, attached.name, gone));
             for segment in made.into_iter().filter_map(|index| Segment::at(ids, index)) {
@@ -361,8 +358,8 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Ok(segment) = Segment::named(ids, name) {
-        // Record the time of the detach before the detach itself. If the task is killed in between,
-        // the cleanup after its death detaches the segment.
+        // Record the time before the detach. If the task is killed in between, the cleanup after
+        // its death detaches the segment.
         segment.note(DTIME, task.pid);
         segment.detach(task.owner.index, 1, gone);
     }
@@ -373,7 +370,7 @@ fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     let start = address - address % page_size();
     let is_aligned = address == start || shmflg.contains(ShmFlags::ROUND);
     refuse_if(!is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)), Errno::INVAL)?;
-    // If `address` is rounded down to 0, return the address 0 and not `None`. The host program then
-    // fails to map at address 0. It chooses the address only if `address` itself is 0.
+    // An `address` that is rounded down to 0 stays the address 0, at which the host program cannot
+    // map. Only an `address` of 0 lets the host program choose.
     Ok((address != 0).then_some(start))
 }

@@ -2,9 +2,9 @@
 //! runs recovery is killed before each store of the recovery.
 //!
 //! After each kill and recovery, the state must be that before the killed call, or that after it.
-//! No attach record and no memory may be left without a segment. The source of memory in this test,
-//! `Counted`, records in shared words which segments have memory. The task is also killed before
-//! its stores to these words.
+//! No attach record and no memory may be left without a segment. `Counted`, the source of memory in
+//! this test, records in shared words which segments have memory. The task is also killed before
+//! stores to these words.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -103,7 +103,7 @@ struct Case {
 /// The state that another task sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
-    /// For each segment its number of attaches and its mode, or the error of `IPC_STAT`.
+    /// For each segment the number of attaches and the mode, or the error of `IPC_STAT`.
     segments: Vec<Result<(u64, u16), Errno>>,
     keyed: [bool; 2],
     count: u32,
@@ -221,8 +221,8 @@ fn expected(case: Case) -> [Seen; 2] {
 }
 
 /// Runs the call of the victim (the task to be killed) many times, and kills the victim before
-/// another store each time. Returns the number of stores of the call, or a description of the first
-/// wrong state.
+/// another store each time. Returns the number of stores, or a description of the first wrong
+/// state.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -244,9 +244,8 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills the victim in its call, and then a second task in its recovery from that. Each of them is
-/// killed before one of its stores, and each pair of stores has a run of its own. Returns the
-/// number of runs, or a description of the first state that is not allowed.
+/// Kills the victim in its call, and then a second task in the recovery. Each pair of stores has a
+/// run of its own. Returns the number of runs, or a description of the first wrong state.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -325,8 +324,7 @@ const CASES: [Case; 9] = [
         name: "a mark",
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
-            // Make another segment with a key of the same hash, so that both segments are in one
-            // hash chain.
+            // A key of the same hash puts both segments into one hash chain.
             world.survivor.shmget(KEY + SEGMENTS as i32, 1, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),

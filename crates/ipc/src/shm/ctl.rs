@@ -45,7 +45,7 @@ impl Task {
     ///
     /// `IPC_PRIVATE` always creates a new segment. For a new segment, the nine bits of `mode`
     /// become its mode. For an existing segment, they are the permissions that the call requests.
-    /// `NORESERVE` has no effect, since memory is never reserved.
+    /// `NORESERVE` has no effect.
     ///
     /// # Errors
     ///
@@ -107,8 +107,7 @@ impl Task {
             let (payload, name) = segment::make(ids.ids, index, size_bytes, self.pid);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
-                // The memory of a removed segment may still exist, if the task that removed the
-                // segment could not remove its memory. So try again now.
+                // Memory of removed segments may be left. So try again to remove it.
                 segment::give_back_all(shared, ids, Some(index));
                 created = shared.backing.create(name, size_bytes);
             }
@@ -344,11 +343,11 @@ impl Task {
         Ok(())
     }
 
-    /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
-    /// no lock.
+    /// Cleans up after the dead tasks that have attached the segment in the slot of `shmid`. The
+    /// caller holds no lock.
     ///
-    /// If a dead task cannot be reaped now, `shm_nattch` stays too high. This is safe for a caller
-    /// that waits until it is 0.
+    /// If the cleanup after a dead task fails, `shm_nattch` stays too high. This is safe for a
+    /// caller that waits until it is 0.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let index = shmid.cast_unsigned() & (SLOTS_MAX - 1);
         let attachers = |ids| Segment::at(&ids, index).map(|segment| segment.attachers());

@@ -1,9 +1,9 @@
 //! Attaches of killed tasks.
 //!
-//! When a process ends, the kernel detaches its segments. So in Linux `shm_nattch` counts only
-//! living processes. PostgreSQL relies on that: if `shm_nattch` is 0, no process of a killed server
-//! is left. In this library, the attach records of a dead task stay until another task reaps them.
-//! So each call that uses `shm_nattch` first reaps dead tasks.
+//! When a process ends, the kernel detaches its segments. PostgreSQL relies on that: if
+//! `shm_nattch` is 0, no process of a killed server is left. In this library, the attach records of
+//! a dead task stay until another task cleans up. So each call that uses `shm_nattch` first cleans
+//! up after dead tasks.
 //!
 //! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
 //! (`PGSharedMemoryAttach`).
@@ -20,9 +20,8 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// A source of segment memory with two switches. With the first switch, it reports that a dead
-/// task's hold file is still locked, as if a forked child had inherited it. With the second switch,
-/// each removal of segment memory fails.
+/// A source of segment memory with two switches: a dead task's hold file seems locked, as if a
+/// forked child had inherited it; and each removal of segment memory fails.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -135,12 +134,11 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
         assert_eq!(one.sem_getval(set, 0), Ok(0));
         assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
     }
-    // The forked child gets attach records of its own. Then it unmaps the hold file (the locked
-    // file that it has inherited from the dead task).
+    // The forked child gets attach records of its own, and unmaps the hold file of the dead task.
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
-    // Let the existing task `one` reap the dead task. A new task could also reap it while it is
-    // registered, to get a free record. Then `reap_all` would find no dead task any more.
+    // Clean up by the existing task `one`. A new task could clean up after the dead task at its own
+    // registration.
     assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
     assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
     drop(child);

@@ -7,22 +7,19 @@
 //!
 //! A process that has changed its user or its root directory may be unable to reach the segments'
 //! folder by its path. It can open the folder through an inherited descriptor
-//! ([`SegmentFiles::of_descriptor`]). Then it needs no access to the parent directories.
+//! ([`SegmentFiles::of_descriptor`]).
 //!
 //! # Files of killed processes
 //!
-//! A killed process leaves a file without a segment if it dies between two steps:
-//! - creating the file and publishing the segment;
-//! - removing the segment and removing the file.
-//!
-//! The next segment of the slot removes such a file, so there is at most one for each slot.
+//! A process may be killed after it has created a file and before it publishes the segment, or
+//! after it has removed the segment and before it removes the file. The next segment of the slot
+//! removes a file that was left in this way.
 //!
 //! # Holds
 //!
 //! The hold of a task (`backing`) shows that a process still has the task's mappings. It is an
 //! empty file `task-NUMBER` with an exclusive flock(2) lock. The lock lasts until the open file is
-//! closed and unmapped in all processes. A check for a hold takes a shared lock, so checks do not
-//! block each other.
+//! closed and unmapped in all processes.
 //!
 //! When the task has no attaches any more, the file is removed. If the removal fails, the next task
 //! with the same number uses the file.
@@ -64,9 +61,8 @@ const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::C
 /// the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The number of times that a task tries to lock its hold file, which shows that some process has
-/// the task's mappings. Another process that checks for the hold may have locked the file. It keeps
-/// its lock only for the time of two system calls.
+/// The number of times that a task tries to lock its hold file. A process that checks whether the
+/// task has a hold locks the file for the time of two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -110,10 +106,9 @@ impl SegmentFiles {
         Self(Folder::Path(folder.into()))
     }
 
-    /// Returns a backing with its files in the folder that a descriptor refers to, for a process
-    /// that cannot reach the folder by its path. Each call opens the folder again through the
-    /// descriptor. The call fails if the program has closed the descriptor, or has opened another
-    /// file with its number.
+    /// Returns a backing with its files in the folder of a descriptor, for a process that cannot
+    /// reach the folder by its path. Each call opens the folder again through the descriptor, so
+    /// the program must keep the descriptor open.
     ///
     /// # Errors
     ///
@@ -158,8 +153,8 @@ impl SegmentFiles {
     }
 
     /// Returns true if the segments' folder is known to be removed. A process that reaches the
-    /// folder only by a descriptor, or has another root directory, cannot know that. In these cases
-    /// the function returns false.
+    /// folder only by a descriptor, or has another root directory, cannot know that, and gets
+    /// false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.0 else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -174,8 +169,8 @@ impl Backing for SegmentFiles {
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
-            // A killed process may have left the file of an earlier segment in this slot. Remove
-            // that file first, because it may occupy the space that the new segment needs.
+            // Remove a file that a killed process has left in this slot: it may occupy the space
+            // that the new segment needs.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
@@ -215,18 +210,17 @@ impl Backing for SegmentFiles {
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
-        // Another user with write access to the folder may have put a hard link in place of the
-        // hold file. The link may lead to another file of this process's user, which must keep its
-        // owner and permissions.
+        // Another user with write access to the folder may have put a hard link to a file of this
+        // process's user in place of the hold file. Such a file must keep its owner and
+        // permissions.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Try again: an earlier task with this number may have used the same hold file. To
-                // check whether that task still has its hold, another process locks the file for a
-                // moment.
+                // Try again: another process that checks for an earlier task's hold locks the same
+                // file for a moment.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -240,17 +234,17 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // If this process cannot open the folder, it cannot check the lock on the hold file of the
-        // dead task. Assume that the lock exists, unless the folder itself is removed. A process
-        // that can open the folder will later clean up after the task.
+        // A process that cannot open the folder cannot check the hold (the lock on the dead task's
+        // file). Assume that the hold exists, unless the folder itself is removed. Another process
+        // will later clean up after the task.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {
         let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
-        // If the hold file (the locked file of the task) cannot be removed, it stays in the folder.
-        // The next task with the same number then locks the same file.
+        // If the task's locked file cannot be removed, the next task with the same number locks the
+        // same file.
         let _gone = self.open_folder().and_then(unlink);
     }
 }
@@ -288,8 +282,7 @@ fn of_shmget(errno: Errno) -> Errno {
 fn of_shmat(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM => Errno::ACCESS,
-        // The segment exists, but its file does not. A file is removed only after its segment. So
-        // another program must have removed the folder with the segment files.
+        // The segment exists, but its file does not: another program must have removed the folder.
         Errno::NOENT => Errno::IDRM,
         _ => Errno::NOMEM,
     }
@@ -373,16 +366,15 @@ mod tests {
         let next = SegmentName { serial: 4, ..NAME };
         let other = SegmentName { index: 8, ..NAME };
         [NAME, other].iter().for_each(|name| files.create(*name, 1).unwrap());
-        // Make a file with the name of a segment in slot 7 with serial number 4, as an earlier
-        // namespace may have left it.
+        // Make the file of a segment in slot 7 with serial number 4, as an earlier namespace may
+        // have left it.
         fs::write(folder.0.join("7-4"), "stale").unwrap();
         files.create(next, 1).unwrap();
         assert_eq!(folder.names(), ["7-4", "8-3"]);
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
-    /// A file that a killed process has left may occupy the space that the new segment needs.
-    /// Checks that it is removed before the free space is checked.
+    /// A file that a killed process has left must be removed before the free space is checked.
     #[test]
     fn leftover_file_is_removed_before_the_space_is_checked() {
         let folder = Folder::new("full");
@@ -413,9 +405,8 @@ mod tests {
         fs::remove_dir_all(&folder.0).unwrap();
         assert!(!files.is_held(7) && files.hold(7).is_err(), "the folder is gone");
         assert!(files.remove(NAME), "the file went with the folder");
-        // If even the parent of the segments' folder does not exist, this process may have another
-        // root directory than the process that made the folder. So it cannot know whether the files
-        // still exist.
+        // Without the parent of the folder, this process may have another root directory. So it
+        // cannot know whether the files still exist.
         let elsewhere = SegmentFiles::new(folder.0.join("folder"));
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }
@@ -450,9 +441,8 @@ mod tests {
         fs::create_dir(folder.0.join("7-3")).unwrap();
         assert!(!files.remove(NAME));
         fs::remove_dir(folder.0.join("7-3")).unwrap();
-        // If the path of the segments' folder is a symbolic link, the backing `SegmentFiles` does
-        // not follow it, and cannot look into the folder. So it must report that a segment's file
-        // is not removed, and that a task's hold file is still locked.
+        // `SegmentFiles` does not follow a symbolic link in place of the folder. So it must report
+        // that a segment's file is not removed, and that a task's hold file is still locked.
         let link = folder.0.with_extension("link");
         std::os::unix::fs::symlink(&folder.0, &link).unwrap();
         let through = SegmentFiles::new(&link);

@@ -6,26 +6,23 @@
 //!   record.
 //! - The pool, which allocates the records, stores the number of the owning task in each record.
 //!
-//! The attach records are authoritative: a walk over all records can rebuild the list of a
-//! segment's records.
+//! The attach records are authoritative. A segment's list can be rebuilt from them.
 //!
 //! # Death of a task
 //!
-//! After the death of a task, recovery depends on the state of that task:
-//! - If the task held the lock of all segments, [`recover_slot`] rebuilds the lists of attach
-//!   records. It also removes the segments that the dead task should have removed.
-//! - If the task had attached segments, or was making or freeing an attach record, [`reap`] frees
-//!   all its attach records. The pool tells which records these are, by the number of the dead
-//!   task.
-//! - A forked child may still have the dead task's mappings, and no attach records of its own. Then
-//!   [`reap`] keeps the dead task's records until the child has made its own records or has ended
-//!   (`backing`).
-//! - If the task had removed a segment, but not yet the segment's memory, `HAS_MEMORY` is set. A
-//!   later task removes that memory.
+//! Recovery depends on what the dead task was doing:
+//! - It held the lock of all segments: [`recover_slot`] rebuilds the lists of attach records, and
+//!   removes the segments that the task should have removed.
+//! - It had attached segments, or was making or freeing an attach record: [`reap`] frees all attach
+//!   records that the pool assigns to the task.
+//! - A forked child has the dead task's mappings, but no attach records of its own: [`reap`] keeps
+//!   the dead task's records until the child has made its own or has ended (`backing`).
+//! - It had removed a segment, but not yet the segment's memory: `HAS_MEMORY` is set, and a later
+//!   task removes the memory.
 //!
-//! A task may remove the memory of a segment without the lock of all segments. So two tasks may
-//! remove the same memory at once. That is safe, because `Backing::remove` may be called twice, and
-//! no later segment has the same name.
+//! Two tasks may remove the memory of a segment at once, since they do so without the lock of all
+//! segments. That is safe: `Backing::remove` may be called twice, and no later segment has the same
+//! name.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;
@@ -57,8 +54,8 @@ pub(super) const ATIME: usize = 2;
 pub(super) const DTIME: usize = 3;
 /// The word with two pids: of the creator, and of the process that attached or detached last.
 const PIDS: usize = 4;
-/// The word that names the segment's creator: the creator's task number, plus one. This number is 0
-/// once the creator has ended. The word's highest bit is [`WAS_ATTACHED`].
+/// The word with the creator's task number plus one, or 0 once the creator has ended. The word's
+/// highest bit is [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
 /// The word with the serial number of the newest segment of this slot, and the bit [`HAS_MEMORY`].
 const SERIAL: usize = 6;
@@ -71,11 +68,11 @@ const COUNT: usize = 2;
 /// The bit of `CREATOR` that says that the segment was attached at least once.
 const WAS_ATTACHED: u64 = 1 << 63;
 /// The bit of the word `SERIAL` that is set when a segment is made, and cleared once its memory is
-/// removed. So the memory of a removed segment may still exist while the bit is set.
+/// removed.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// A bit that is always set in a payload, the word of a slot that identifies its segment. So no
+/// A bit that is set in every payload (the word of a slot that identifies its segment), so no
 /// payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
@@ -131,12 +128,12 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Initializes the words of a new segment in slot `index`. Returns the payload, which is the word
-/// of the slot that identifies the segment, and the name of the segment.
+/// Initializes the words of a new segment in slot `index`. Returns its payload (the word that
+/// identifies it in the slot) and its name.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
-    // Remove the memory of the slot's previous segment, if that still exists. The task that removed
-    // the segment may have died before it removed the memory, or may not have finished yet.
+    // Remove the memory of the slot's previous segment, if the task that removed that segment has
+    // died or has not finished yet.
     give_back_left(shared, index);
     let line = line(shared, index);
     let serial = get(&line[SERIAL]).wrapping_add(1) & SERIAL_MASK;
@@ -256,7 +253,7 @@ impl<'g, 's> Segment<'g, 's> {
     /// Removes the segment if it has no attach and is either marked for removal or subject to
     /// `is_shm_rmid_forced`. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
-        // Read the object again, since the mark for removal may be newer than the copy in `self`.
+        // The mark for removal may be newer than the copy in `self`.
         let object = self.ids.ids.live(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -340,14 +337,13 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
 /// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task lacks the permission to remove the memory of this segment. `HAS_MEMORY` stays
-        // set, so a task with that permission removes it later.
+        // This task lacks the permission to remove the memory. `HAS_MEMORY` stays set, so another
+        // task removes it later.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
-    // Clear `HAS_MEMORY`. But a later segment may use the slot by now. Then `SERIAL` contains the
-    // serial number of the later segment, so the compare-exchange fails, and the later segment
-    // keeps its `HAS_MEMORY`.
+    // Clear `HAS_MEMORY`, unless a later segment uses the slot: then `SERIAL` contains another
+    // serial number, and the compare-exchange fails.
     // ORDERING: Relaxed. The exchange publishes no data, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
@@ -376,15 +372,11 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
     }
 }
 
-/// Cleans up all segments after the death of `task`. Removes the task's attaches, and frees the
-/// attach records that it had begun to make or to free. Marks each segment that the task has
-/// created: its creator has ended.
+/// Cleans up all segments after the death of `task`. Removes the task's attaches and attach
+/// records. Records in each segment that the task has created that its creator has ended.
 ///
-/// This cleanup walks over all segments with their attach records, and then over all records in the
-/// pool of attach records.
-///
-/// Returns false if the dead task's attaches must stay. That is so if a forked child has the task's
-/// mappings, but no attach records of its own (an uncounted child). A later call tries again.
+/// Returns false if attaches must stay for a forked child that has the task's mappings, but no
+/// attach records of its own. A later call tries again.
 ///
 /// # Errors
 ///
@@ -399,10 +391,9 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
                 continue;
             };
             let is_attached = segment.find(task).is_some();
-            // A forked child of the dead task may have its mappings, but no attach records of its
-            // own yet. Such a child has also inherited the dead task's hold (a mapped and locked
-            // file), and keeps it until it has its own records. So if no process has the hold any
-            // more, no child depends on the dead task's records, and they can be removed.
+            // A forked child may have the dead task's mappings, but no attach records of its own
+            // yet. Such a child has also inherited the dead task's hold (a mapped and locked file).
+            // If no process has the hold, no child needs the dead task's records.
             if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
                 segment.note(DTIME, shared.pid_of(task));
                 segment.detach(task, u64::MAX, gone);
@@ -415,9 +406,8 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             return Ok(false);
         }
         shared.backing.forget(task);
-        // The attach records of the dead task that are in a list were removed above. Any record
-        // that the pool still assigns to the task is in no list: the task was making or freeing it
-        // when it died.
+        // The records that the pool still assigns to the task are in no list: the task was making
+        // or freeing them when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
@@ -433,12 +423,11 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     true
 }
 
-/// Repairs a segment after a task has died with the lock of all segments held, and returns its
-/// number of pages. The caller holds that lock now.
+/// Repairs a segment after a task has died with the lock of all segments held. Returns its number
+/// of pages, for the total. The caller has taken over that lock.
 ///
-/// The function rebuilds the list of the segment's attach records. If the segment is marked for
-/// removal, it removes the segment's key. If the segment has no attach left and should have been
-/// removed at the last detach, it also removes the segment.
+/// Rebuilds the list of attach records. Removes the key of a segment that is marked for removal.
+/// Removes the segment if that was due at its last detach.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let line = line(shared, index);

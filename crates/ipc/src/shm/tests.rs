@@ -215,8 +215,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
         current.store(u64::MAX, Ordering::Release);
         attacher.join().unwrap()
     });
-    // Each shmat(2) above succeeds, or fails with `EINVAL` or with `EIDRM`. The scheduler decides
-    // which of these outcomes occur in this test. `tests/shm_windows` makes each of them occur.
+    // Each shmat(2) above succeeds, or fails with `EINVAL` or `EIDRM`. `tests/shm_windows` makes
+    // each of these outcomes occur.
     println!("attached, EINVAL, EIDRM: {outcomes:?}");
     assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
 }

@@ -133,8 +133,8 @@ pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usiz
         4..44 => send(rng, id, waits(id, true) > 0),
         44..84 => receive(rng, id),
         84..92 => MsgOp::Stat { id, cmd: pick(rng, &[libc::IPC_STAT, MSG_STAT, MSG_STAT_ANY]) },
-        // `IPC_SET` makes all waiting calls at a queue check again whether they may go on, in any
-        // order. So the script uses `IPC_SET` only while at most one call waits at the queue.
+        // `IPC_SET` makes all waiting calls at a queue check the queue again, in any order. So the
+        // script uses it only while at most one call waits.
         92..95 if waits(id, true) + waits(id, false) < 2 => set(rng, id),
         95..97 => MsgOp::Ctl { id, cmd: libc::IPC_RMID },
         97 => MsgOp::Ctl { id, cmd: pick(rng, &[99, -1, 14]) },
@@ -152,9 +152,8 @@ fn get(rng: &mut Rng) -> MsgOp {
 fn send(rng: &mut Rng, id: i32, must_not_wait: bool) -> MsgOp {
     let mtype = pick(rng, &[1, 1, 2, 2, 3, 4, 9, i64::MAX, 0, -1, i64::MIN]);
     let size = pick(rng, &[0, 1, 7, 8, 9, 63, 64, 65, 100, 200, 1000, 4096, 8192, 8192, 8193]);
-    // Several senders may wait for space in one queue. Once their messages fit, any of these
-    // senders may go first, so the answers of the kernel and of corewalk could differ. The random
-    // script therefore lets at most one sender wait.
+    // At most one sender waits at a queue. Of several senders whose messages fit, any may go first,
+    // so the two sides could differ.
     let flags = if must_not_wait || chance(rng, 3) { NOWAIT } else { 0 };
     MsgOp::Send { id, mtype, size, mark: rng.below(250) as i32, flags }
 }

@@ -202,9 +202,8 @@ fn sender_goes_on(both: &mut Pairing) {
     both.receive(2, id, 3, 8192, 0);
     both.send(1, id, 3, 100, 0);
     both.msg_stat(id);
-    // Task 2 waits for a message of type 3, and task 1 waits to send one, since the queue is full.
-    // This receive by task 3 makes room and so wakes the sender. The sender's message must go
-    // straight to task 2.
+    // Task 2 waits for a message of type 3, and task 1 waits to send one to the full queue. When
+    // this receive makes room, the message must go straight to task 2.
     both.receive(3, id, 2, 8192, 0);
     both.msg_stat(id);
     both.send(1, id, 1, 8192, 0);

@@ -138,7 +138,7 @@ impl Op {
 /// A step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The task of this step makes this call. It must not be waiting in an earlier call.
+    /// A call, which the task of the step makes. The task must not be waiting in an earlier call.
     Call(Op),
     /// A waiting task gets a signal.
     Interrupt,

@@ -15,8 +15,7 @@ use rustix::io::Errno;
 use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 
-/// The time for which `poll` waits for the answer of a task's call. After this time it checks again
-/// whether the call itself waits.
+/// The time for which `poll` waits for an answer before it checks again whether the call waits.
 const LOOK: Duration = Duration::from_micros(30);
 
 /// A deliberate error of this side, which the comparison must find.
@@ -25,14 +24,15 @@ pub(crate) enum Mutation {
     None,
     /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// A call of several operations is not atomic: corewalk makes a separate semop(2) for each
-    /// operation.
+    /// An injected bug: a call of several operations is not atomic, since corewalk makes a separate
+    /// semop(2) for each operation.
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
     /// msgrcv(2) with a negative type receives any message.
     NoLowest,
-    /// The bit `SHM_DEST` is missing in the mode of a segment that is marked for removal.
+    /// An injected bug: the bit `SHM_DEST` is missing in the mode of a segment that is marked for
+    /// removal.
     NoDest,
 }
 
@@ -89,11 +89,11 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // `poll` checks whether the task waits, and then looks for an answer. So it finds the
-            // answer of a call that completes between these two steps.
+            // Check first whether the task waits, and then look for an answer: the call may
+            // complete in between.
             let is_waiting = self.task().waiting() != 0;
-            // If the task's call waits, it has sent no answer. So look once, without a timeout. If
-            // it does not wait, it will send its answer soon.
+            // A waiting call has sent no answer, so look for one without a timeout. A running call
+            // sends one soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
@@ -144,8 +144,8 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
             let sops: Vec<SemBuf> = sops.collect();
             let call = |sops: &[SemBuf]| match duration(*timeout) {
                 Some(timeout) => task.semtimedop(SemId::from_raw(*id), sops, timeout),
-                // Without a valid timeout the call fails. But `E2BIG` for too many operations comes
-                // before `EINVAL` for the timeout, as in the preload library.
+                // A call with an invalid timeout fails with `EINVAL`. But if it has too many
+                // operations, it fails with `E2BIG`, as in the preload library.
                 None if sops.len() > task.limits().semopm as usize => Err(Errno::TOOBIG),
                 None => Err(Errno::INVAL),
             };

@@ -24,9 +24,8 @@ pub(crate) trait Side {
     /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// Returns the answer of the call that `send` started, or none if the call still waits. A
-    /// prompt call is one that never waits for another task. If `is_prompt` is true, `poll` waits
-    /// for the answer.
+    /// Returns the answer of the call that `send` started, or none if the call still waits. With
+    /// `is_prompt`, the call never waits for another task, and `poll` waits for its answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
     /// Interrupts the waiting call.
@@ -153,8 +152,7 @@ impl Pairing {
     /// those of corewalk.
     ///
     /// One completed call may complete another: for example, the message of a woken sender may go
-    /// to a waiting receiver. That receiver may return later than the call that woke the sender. So
-    /// the kernel and corewalk are each polled until no further call completes.
+    /// to a waiting receiver. So each side is polled until no further call completes.
     fn settle(&mut self, but: usize) {
         let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
         let waiting: Vec<usize> = waiting.collect();
@@ -206,8 +204,7 @@ impl Pairing {
     }
 
     /// In random scripts, the comparison ignores whether `sem_otime` is set. On Linux, a failed
-    /// call with `SEM_UNDO` leaves an empty undo record, and applying that record sets `sem_otime`.
-    /// corewalk leaves no such record.
+    /// call with `SEM_UNDO` leaves an empty undo record, which sets `sem_otime` when it is applied.
     fn forget_time(&self, answer: &mut Option<Answer>) {
         if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
             *has_otime = 0;
@@ -326,8 +323,8 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Reads the number of steps of a run from `COREWALK_DIFFERENTIAL_OPS`, and returns it without
-    /// a time limit. If the variable is not set, returns `self`.
+    /// If `COREWALK_DIFFERENTIAL_OPS` is set, returns this number of steps without a time limit,
+    /// and otherwise `self`.
     pub(crate) fn or_asked(self) -> Self {
         let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
         let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS must be a number");

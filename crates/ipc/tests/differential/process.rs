@@ -53,11 +53,10 @@ impl Worker {
         command.env(ROLE, "1").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         prepare(&mut command);
         let child = command.spawn().expect("a worker");
-        // The value `command` still holds the worker's end of the socket. As long as that end is
-        // open, the test does not notice the end of the worker.
+        // Close the worker's end of the socket, so that the test notices the end of the worker.
         drop(command);
-        // In the worker process, libtest runs the loop that answers requests on a new thread. First
-        // this thread sends its thread id through the socket.
+        // The first message of the worker is the id of the thread that answers requests, since
+        // libtest runs it on a new thread.
         let mut socket = ours;
         let mut length = [0; 4];
         socket.read_exact(&mut length).expect("the worker starts");
@@ -142,8 +141,8 @@ impl Patience {
 
     /// Waits for [`LOOK_NS`], or until `socket` has data to read.
     ///
-    /// This function blocks in poll(2). On a loaded machine, a loop with sched_yield(2) instead
-    /// would take a hundred times as long.
+    /// The function sleeps in poll(2). On a loaded machine, sched_yield(2) would take a hundred
+    /// times as long.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
@@ -180,8 +179,8 @@ pub(crate) fn serve() {
         return;
     }
     sysv::catch_usr1().expect("a handler");
-    // With the preload library, the first call opens the namespace's file. Make that call with the
-    // user id at the start, since a later user id may not be allowed to open the file.
+    // With the preload library, the first call opens the namespace's file. A later user id may not
+    // be allowed to do that.
     assert_eq!(sysv::semctl(-1, 0, libc::GETVAL, 0), Err(libc::EINVAL));
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");

@@ -6,22 +6,20 @@
 //! checks the namespace. The children also recover the namespace, so the kills hit recovery too.
 //!
 //! There are four arenas (kinds of tests): semaphores, one permit, messages and segments. Each
-//! arena has its own namespace and its own file in this directory. The file lists the properties
-//! that must hold.
+//! arena has its own namespace, and a file in this directory that lists the properties that must
+//! hold.
 //!
-//! A call waits for a lock for a limited time. [`STUCK`] is twice that time, and no child may be in
-//! one call for longer. A call that waits for another child could last longer, but the test kills
-//! children long before that.
+//! No child may be in one call for longer than [`STUCK`], which is twice the time limit for a lock.
+//! A call may wait longer for another child, but the test kills children long before that.
 //!
 //! In the arena of the permit (one semaphore unit), the test kills one child after all others. This
 //! last child must get the permit that a dead child held.
 //!
-//! Each child notes which kind of work it does at the moment (its [`Chore`]). The number of kills
-//! can be given as an argument of the test. With this argument, the test fails if some kind of work
-//! was hit by no kill. Without it, the run may be too short for that.
+//! Each child notes which kind of work it does at the moment (its [`Chore`]). If the number of
+//! kills is given as an argument, the test fails if some kind of work was hit by no kill.
 //!
-//! Each of the four tests (semaphores, permits, messages, segments) also runs as a control. There
-//! the children leave out one step on purpose, and the check must then fail.
+//! Each test also runs as a control: the children leave out one step on purpose, and the check must
+//! fail.
 //!
 //! `cargo test --release -p corewalk-ipc --test torture -- 20000` kills children 20,000 times.
 
@@ -47,9 +45,8 @@ const SHORT: Duration = Duration::from_secs(10);
 /// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// The number of places. A place is the number of a child, and selects the words of the child in
-/// shared memory. A killed child and the child that replaces it overlap for a moment, so they have
-/// different places.
+/// The number of places. A place selects the words of a child in shared memory. A killed child and
+/// the child that replaces it overlap for a moment, so they have different places.
 const PLACES: usize = 2 * CHILDREN;
 /// The limit for the time that a child spends in one call.
 const STUCK: Duration = Duration::from_secs(20);
@@ -162,8 +159,8 @@ pub(crate) fn memory(name: &str) -> OwnedFd {
 struct Child {
     forked: Forked,
     place: usize,
-    /// The first value is the number of steps of the child at the last check. The second is the
-    /// time at which a check last saw a new number.
+    /// The number of steps of the child at the last check, and the time at which a check last saw a
+    /// new number.
     seen: (u64, Instant),
 }
 
@@ -207,8 +204,8 @@ impl Child {
             // ORDERING: Relaxed. A sign of progress alone.
             steps.load(Ordering::Relaxed)
         };
-        // The other children are dead, and the last child must still make progress. It may have
-        // been about to complete a step when the others died. So only a second step shows progress.
+        // The last child may have been about to complete a step when the others died. So only a
+        // second step shows progress.
         let (wanted, start) = (done() + 2, Instant::now());
         while done() < wanted {
             self.look(arena)?;
@@ -234,8 +231,8 @@ fn torture<A: Arena>(
     let mut arena = A::new(mode);
     let start = Instant::now();
     let mut killed = 0;
-    // Once all other children are dead, the last child must make progress within this time. A
-    // control run expects that it makes no progress, so two seconds are enough there.
+    // The time within which the last child must make progress. A control run expects no progress,
+    // so two seconds are enough.
     let stuck = if mode == Mode::Real { STUCK } else { Duration::from_secs(2) };
     while killed < kills && start.elapsed() < limit {
         let child =
@@ -284,8 +281,7 @@ fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rn
     let took = start.elapsed().as_secs_f64();
     println!("{name}: {killed} kills in {took:.1} s: nothing lost, no child stuck");
     println!("{name}: kills in each chore: {met:?}");
-    // Check that a child was killed in each chore (kind of work). A run without an argument may be
-    // too short for that, so only a run with an argument is checked.
+    // Only a run with an argument is long enough to kill a child in each chore (kind of work).
     let unmet = unmet(A::CHORES, &met).filter(|_| limit.is_some());
     assert_eq!(unmet, None, "{name}: no child was killed in this chore");
     let noticed = torture::<A>(2000, 3 * SHORT, Mode::Control, rng, &mut Kills::new());

@@ -1,7 +1,7 @@
 //! Torture of message queues.
 //!
-//! Each message has a number, and each number has a word in memory outside of the namespace. In
-//! this word the children note what happens to the message:
+//! Each message has a word in memory outside of the namespace. In this word the children note what
+//! happens to the message:
 //! - The sender notes before the send that it sends the message, and after the call that the send
 //!   has returned.
 //! - A receiver notes that it has the message.
@@ -18,9 +18,8 @@
 //! - All memory for messages and waiting calls can be allocated again, in small pieces and in large
 //!   pieces.
 //!
-//! In the control run, children move a message to another queue by a receive and a send. They note
-//! neither of these calls in the word that records what happened to the message. A kill between the
-//! two calls loses the message, and the check must fail.
+//! In the control run, children move a message to another queue by a receive and a send, and note
+//! neither call. A kill between the two calls loses the message, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -59,9 +58,8 @@ const LINES: u32 = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
 
 /// The largest number of messages between two checks.
 const NUMBERS: u64 = 1 << 16;
-/// The children share notes in memory outside of the namespace. This is the number of lines (64
-/// bytes) before the words of the messages. These first lines contain notes about each child, such
-/// as its step count, and the number of the last message.
+/// The number of lines (64 bytes) with notes about the children and the last message number. The
+/// words of the messages follow.
 const HEAD: u32 = 8;
 
 // Bits of the word of a message.
@@ -214,8 +212,8 @@ impl Queues {
         })
     }
 
-    /// Returns the word of the shared notes in which a child stores the queue from which it
-    /// receives. The value is the queue's number plus one, or 0 for none.
+    /// Returns the word in which a child notes the queue from which it receives: the queue's number
+    /// plus one, or 0 for none.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }
@@ -283,9 +281,8 @@ impl Queues {
             // ORDERING: Relaxed. As above.
             self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
         }
-        // ORDERING: Release. A child that is killed before this store counts as a receiver, which
-        // may have lost a message. The addition above, which notes the received message, must be
-        // visible before this store.
+        // ORDERING: Release. The store that notes the received message comes first. A child that is
+        // killed before this store counts as a receiver that may have lost a message.
         self.receiving(place).store(0, Ordering::Release);
         received.map(drop)
     }
@@ -362,9 +359,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. Each round makes one random call. A call that may wait is made
-/// in `waits` of every 2000 + `waits` rounds, on average. With a higher `waits`, more children are
-/// killed while they wait.
+/// Makes, uses and removes queues. Each round makes one random call. A higher `waits` makes more
+/// kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

@@ -1,8 +1,9 @@
 //! Torture of one permit: a semaphore with value 1. Children take it with `SEM_UNDO`, and wait for
 //! it without a timeout.
 //!
-//! - The death of a child must give its permit back. One child waits for the permit again and
-//!   again, and is killed last, when no other process is left to wake it. It must get the permit.
+//! - The death of a child must give its permit (the unit of the semaphore) back. One child waits
+//!   for the permit again and again, and is killed last, when no other process is left to wake it.
+//!   It must get the permit.
 //! - Two children must never have the permit at once.
 //! - No wait may be longer than [`WAIT_MAX`]. The test prints the longest wait. A watcher (the
 //!   waiting call that looks for dead processes) notices a death within 0.1 s if the processor is
@@ -37,8 +38,8 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // The chores (kinds of work) in which children must be killed. `Chore::Recover` is missing,
-    // because recovery is so short in this test that few kills hit it.
+    // The chores (kinds of work) in which children must be killed. Recovery is so short that few
+    // kills hit it.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 
@@ -72,8 +73,8 @@ impl Arena for Permits {
             }
             // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
-            // The test kills the last child after all others. This child does not call `recover`,
-            // because its waiting call must notice the deaths of the other children by itself.
+            // The last child to be killed does not call `recover`: its waiting call must notice the
+            // deaths of the others.
             if !is_last && rng.chance(1, 16) {
                 Chore::Recover.begin(self.chore(place));
                 self.namespace().recover().expect("recovery");
@@ -104,9 +105,8 @@ impl Arena for Permits {
 
 impl Permits {
     fn namespace(&self) -> Namespace {
-        // Many children are killed before the test checks the namespace. Each of them may leave one
-        // undo record and one node in the semaphore's wait queue. So the namespace has room for
-        // these.
+        // Each child that is killed before the next check may leave one undo record and one wait
+        // node. So the namespace has room for these.
         let capacity = Capacity { undos: 2048, waits: 512, tasks: 64, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
         Namespace::open_fd(&self.file, options).expect("the namespace")

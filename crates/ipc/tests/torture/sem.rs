@@ -3,14 +3,12 @@
 //! Children make calls on semaphore sets until they are killed. The test checks that this holds:
 //! - Calls of several operations move units between semaphores, and no unit is lost or duplicated.
 //! - If a child is killed while its call waits for units, the call has taken none and given none.
-//! - If a unit goes to a waiting call, and the task of this call dies, the unit is not lost. Once
-//!   all children are dead, a call that takes a unit succeeds if there is one.
+//! - If a unit goes to a waiting call, and the task of this call dies, the unit is not lost.
 //! - Undo restores the values of semaphores.
-//! - Sets that children make and remove leak no memory. At the end, the namespace has room for as
-//!   many sets as at the start.
+//! - Sets that children make and remove leak no memory.
 //!
-//! In the control, children move a unit by two calls of one operation each. A kill between the two
-//! calls loses the unit, and the check must fail.
+//! In the control, children move a unit by two calls. A kill between them loses the unit, and the
+//! check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -83,8 +81,8 @@ impl Arena for Sets {
 
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
-        // Kills hit a child at a random time. If every child did all chores (kinds of work), the
-        // longest chore would get almost all kills. So most children have only one chore.
+        // Most children have only one chore (kind of work). Otherwise the longest chore would get
+        // almost all kills.
         let chores =
             [0..77, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65, 65..77, 65..77];
         let chores = rng.pick(&chores).clone();
@@ -258,9 +256,8 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes a set if there is none with its key, and then uses or removes the set. With the
-/// probability `waits / (450 + waits)`, the use is a call that may wait. A higher `waits` makes
-/// more kills hit a waiting call.
+/// Makes a set if there is none with its key, and then uses or removes the set. A higher `waits`
+/// makes more kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

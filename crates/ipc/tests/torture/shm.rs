@@ -9,9 +9,7 @@
 //!   for no other.
 //! - The memory for the records of attaches is free again.
 //!
-//! In the control, the backing keeps the memory of removed segments. The check of the backing must
-//! then fail. A control that leaks attaches of dead tasks would not work: each call that reads
-//! `shm_nattch` first detaches the segments of dead tasks.
+//! In the control, the backing keeps the memory of removed segments, and its check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::Arc;
@@ -139,8 +137,6 @@ impl Arena for Segments {
             .begin(word);
             let done = match which {
                 0..20 => kept().and_then(|id| attach(&task, id, at)),
-                // Drop the mapping without storing its address, like a caller whose mmap(2) has
-                // failed.
                 20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),

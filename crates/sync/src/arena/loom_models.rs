@@ -1,8 +1,7 @@
 //! Models of `SlotArena`: two threads never hold the same slot.
 //!
 //! Under a model checker all threads share one shard (free list). So the models explore the moves
-//! of slots between this shard, the depot (the common list behind all shards) and memory that was
-//! never used. `take_fresh` has a model of its own.
+//! of slots between this shard, the depot (the common list behind all shards) and unused memory.
 
 use super::*;
 use corewalk_base::{
@@ -15,9 +14,8 @@ use corewalk_base::{
 /// batch.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
-        // The arena has the slots 0 to 4. Threads take fresh slots in batches, which have two slots
-        // in a model. The first batch is the slots 0 and 1, but slot 0 is never handed out. The
-        // second batch is the slots 2 and 3.
+        // In a model a batch has two slots: slots 0 and 1 (slot 0 is never handed out), then slots
+        // 2 and 3.
         let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
         let taker = move |arena: &SlotArena<1>| {
             let mut slots = Vec::new();
@@ -45,9 +43,8 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed, as in `take_fresh`. This variant of `take_fresh` is wrong on purpose,
-        // and the model must find the error. It uses a load and a store instead of a
-        // compare-exchange.
+        // ORDERING: Relaxed, as in `take_fresh`. This variant is wrong on purpose: it uses a load
+        // and a store instead of a compare-exchange.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.

@@ -1,24 +1,21 @@
 //! The memory behind a `SlotArena`: one mapping, reserved whole and backed page by page.
 //!
-//! In a normal build, the memory is a private anonymous mapping with `MAP_NORESERVE`. The kernel
-//! reserves addresses only and backs a page with zeroes when it is first written. Under Miri and
-//! the model checkers, the memory is a boxed slice. Miri cannot map memory, and a model checker
-//! must see the creation of each atomic.
+//! In a normal build, the memory is a private anonymous mapping with `MAP_NORESERVE`. Under Miri
+//! and the model checkers, it is a boxed slice: Miri cannot map memory, and a model checker must
+//! see the creation of each atomic.
 //!
 //! # Huge pages
 //!
-//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages, because a TLB miss on
-//! small pages reads four page tables. The figure is for dependent loads on a virtual Sapphire
-//! Rapids Xeon. But the first write to a huge page makes 2 MiB resident. A namespace has ten arenas
-//! and would take 20 MiB for ten entries.
+//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages (dependent loads on a
+//! virtual Sapphire Rapids Xeon). But the first write to a huge page makes 2 MiB resident, and a
+//! namespace with ten arenas would take 20 MiB for ten entries.
 //!
 //! To save memory, the first block of 2 MiB of an arena stays on small pages until half of its
 //! slots are handed out. Then `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older
 //! kernel does so in the background.
 //!
-//! From the second block on, huge pages are requested at once. A kernel that declines costs only
-//! speed. If the huge pages of a machine are not 2 MiB, as with base pages of 16 or 64 KiB, none
-//! are requested.
+//! From the second block on, huge pages are requested at once. If the huge pages of a machine are
+//! not 2 MiB, as with base pages of 16 or 64 KiB, none are requested.
 //!
 //! # Invariants
 //!
@@ -32,7 +29,7 @@
 //! # Limits
 //!
 //! This module does not count the slots in use, and returns no memory to the kernel before the
-//! arena is dropped. The mapping has `MAP_NORESERVE`. So `reserve` does not fail for lack of
+//! arena is dropped. The mapping has `MAP_NORESERVE`, so `reserve` does not fail for lack of
 //! memory. Instead, the first write to a page invokes the kernel's out-of-memory handling. Callers
 //! keep a byte budget.
 //!
@@ -131,8 +128,8 @@ mod mapped {
         }
     }
 
-    /// Panics because the slot number `index` is out of range. This is not an `assert!` in `slot`,
-    /// which would make `slot` store the index on the stack for the message.
+    /// Panics because the slot number `index` is out of range. An `assert!` in `slot` would make
+    /// `slot` store the index on the stack.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {
@@ -162,8 +159,8 @@ mod mapped {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. A mapping longer than [`BLOCK`], the size of a huge page,
-    /// starts at a multiple of [`BLOCK`].
+    /// Maps `mapped_len(len)` bytes. A mapping longer than [`BLOCK`] starts at a multiple of
+    /// [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
@@ -185,8 +182,7 @@ mod mapped {
         for (front, len) in [(start, skipped), (base.wrapping_byte_add(len), spare - skipped)] {
             if len > 0 {
                 // SAFETY: the range is the unused front or back of the new mapping, which no other
-                // code knows yet. If munmap(2) fails, the range stays mapped and only takes up
-                // addresses.
+                // code knows yet.
                 let _unmapped = unsafe { mm::munmap(front, len) };
             }
         }
@@ -207,8 +203,7 @@ mod mapped {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
         // SAFETY: the block lies in a mapping of the caller. Other threads may use the block during
-        // the call, and its content does not change (madvise(2)). Kernels without `MADV_COLLAPSE`
-        // return `EINVAL`.
+        // the call, and its content does not change (madvise(2)).
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 

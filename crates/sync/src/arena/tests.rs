@@ -146,8 +146,8 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Free slots of both groups alternately. So the free slots of both groups are mixed in this
-        // thread's shard, and in the depot (the free slots that no shard has).
+        // Free slots of both groups alternately, so that they are mixed in the shard and in the
+        // depot.
         many.iter()
             .zip(&few)
             .flat_map(|(&many, &few)| [many, few])
@@ -156,8 +156,8 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// Guarantee A.4: checks that an arena prefers freed slots to fresh ones. So `alloc_in` for one
-/// [`Group`] must use the free slots of the other group before fresh slots.
+/// Guarantee A.4: `alloc_in` for one [`Group`] uses the free slots of the other group before fresh
+/// slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {
@@ -174,8 +174,8 @@ fn group_that_has_shrunk_lends_its_slots() {
     assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
 }
 
-/// Checks that two slots of `Group::Few` that are handed out in succession are not neighbours. Only
-/// the last free slots of a batch of slots may be neighbours.
+/// Two slots of `Group::Few` that are handed out in succession are not neighbours, except at the
+/// end of a batch.
 #[test]
 fn few_slots_are_taken_apart() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
@@ -186,8 +186,8 @@ fn few_slots_are_taken_apart() {
     assert!(slots.into_iter().eq(1..300), "A.5");
 }
 
-/// Slots are in two groups. If one group has no free slot, `alloc` must take a slot of the other
-/// group. When that slot is freed, it must return to its own group.
+/// If one group has no free slot, `alloc` must take a slot of the other group. When that slot is
+/// freed, it must return to its own group.
 #[test]
 fn group_without_slots_takes_the_others() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();

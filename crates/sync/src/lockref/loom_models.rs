@@ -1,8 +1,7 @@
 //! Models of `Lockref`: the life and death of a counted object.
 //!
 //! Each model takes the operation under test as a function. A control test passes a wrong function
-//! to the same model, and the model must fail. The wrong function makes the operation in two steps
-//! or leaves out an ordering.
+//! to the same model, and the model must fail.
 
 use super::*;
 use corewalk_base::{
@@ -53,9 +52,8 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. This variant of `get_not_dead` is wrong on purpose, and the model must
-        // find the error. Its ordering is right, but it checks `is_dead` in a separate step before
-        // the increment.
+        // ORDERING: AcqRel. This variant of `get_not_dead` is wrong on purpose: it checks `is_dead`
+        // in a separate step before the increment. Its ordering is right.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
@@ -79,9 +77,8 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             move || {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
-                    // ORDERING: Relaxed. This thread holds a reference to the object. While it
-                    // does, the main thread must not free the slot and overwrite `payload`. The
-                    // model checker tests this.
+                    // ORDERING: Relaxed. This thread holds a reference, so the main thread must not
+                    // overwrite `payload`.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();
@@ -114,15 +111,15 @@ fn get_not_dead_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. The ordering is right, but this free list is wrong on purpose: it
-        // stores a link in the word of the reference count. The model must find the error.
+        // ORDERING: Release. This free list is wrong on purpose: it stores a link in the word of
+        // the reference count. Its ordering is right.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
 
-/// Two owners each write a word and then drop their reference with `put`, which returns true for
-/// the last owner. The model checks that the last owner sees both words. Returns in how many runs
-/// the last owner was the spawned thread, and in how many the main thread.
+/// Two owners each write a word and then drop their reference with `put`. The last owner must see
+/// both words. Returns in how many runs the last owner was the spawned thread, and in how many the
+/// main thread.
 fn put_by_both(put: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let object = Arc::new((Lockref::new(2), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -206,15 +203,15 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. This variant of `get` is wrong on purpose, and the model must find the
-        // error. Its ordering is right, but it ignores the lock bit.
+        // ORDERING: AcqRel. This variant of `get` is wrong on purpose: it ignores the lock bit. Its
+        // ordering is right.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
 
-/// One thread locks and unlocks a lockref, and then reads its reference count. Meanwhile another
-/// thread takes a reference with `get`, which must not take the lock. Returns in how many runs the
-/// count did not include the new reference, and in how many it did.
+/// One thread locks and unlocks a lockref, and then reads its count. Meanwhile another thread takes
+/// a reference with `get`, which must not take the lock. Returns in how many runs the count was
+/// read before the `get`, and in how many after it.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -238,7 +235,7 @@ fn transient_locker_leaves_no_locker_behind() {
 }
 
 /// Trap T52, control (a variant with the bug must fail): a user that finds the lock held takes the
-/// lock itself. Later users then find the lock held by that user, and do the same.
+/// lock itself.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {

@@ -16,14 +16,14 @@
 //!
 //! # Rules
 //!
-//! - `update` may call its closure several times, because another writer may replace the value in
-//!   between. So the closure must be free of side effects. `update` holds no lock.
+//! - `update` holds no lock, and may call its closure several times, so the closure must be free of
+//!   side effects.
 //! - The old value is dropped later and on any thread, so `T` is `Send` and `'static`.
 //!
 //! # Limits
 //!
-//! Every read needs the guard of a read section. A read could return an `Arc` and need no guard,
-//! but then it would write to a shared cache line. A writer cannot change the value in place.
+//! Every read needs the guard of a read section. (A read that returned an `Arc` would write to a
+//! shared cache line.) A writer cannot change the value in place.
 //!
 //! Source: Linux `include/linux/rcupdate.h`; `arc-swap`, which was rejected for its 15 to 27 ns per
 //! load on a virtual machine with two cores.
@@ -86,8 +86,8 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
     #[doc(alias = "rcu_assign_pointer")]
     pub fn replace(&self, value: T) {
         let new = Box::into_raw(Box::new(value));
-        // ORDERING(rcu-publish): AcqRel. Release: the new value is written before a reader gets its
-        // address. Acquire: the old value is complete before this thread drops it.
+        // ORDERING(rcu-publish): AcqRel. A reader of the new pointer sees the whole new value. This
+        // thread sees the whole old value before it drops it.
         let old = self.ptr.swap(new, Ordering::AcqRel);
         retire(old);
     }
@@ -113,11 +113,10 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
             let new = Box::into_raw(Box::new(next(seen)));
             // ORDERING(rcu-publish): AcqRel, as in `replace`: readers of the new pointer see the
             // whole value. The open section keeps `old` from being freed and its address from being
-            // reused. So an equal pointer means the same value.
+            // reused. An equal pointer therefore means the same value.
             match self.ptr.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                // Retire `taken`, the pointer that was in `self.ptr`. Do not retire `old`, which
-                // was made from a shared reference: to free a value through such a pointer is
-                // undefined behavior.
+                // Do not retire `old`, which was made from a shared reference: to free a value
+                // through such a pointer is undefined behavior.
                 Ok(taken) => return retire(taken),
                 // SAFETY: `new` was made above and published to no other thread.
                 Err(_) => drop(unsafe { Box::from_raw(new) }),
@@ -188,8 +187,8 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
     /// Replaces the value, or makes the cell empty. The old value is dropped after a grace period.
     pub fn replace(&self, value: Option<Box<T>>) {
         let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
-        // ORDERING(rcu-publish): AcqRel. Release: the new value is written before a reader gets its
-        // address. Acquire: the old value is complete before this thread drops it.
+        // ORDERING(rcu-publish): AcqRel. A reader of the new pointer sees the whole new value. This
+        // thread sees the whole old value before it drops it.
         let old = self.ptr.swap(new, Ordering::AcqRel);
         if !old.is_null() {
             retire(old);
@@ -214,8 +213,8 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
 ///
 /// # Invariants
 ///
-/// The thread that made the `Retired` took the pointer out of an [`RcuCell`] or [`RcuOption`]. No
-/// other thread has taken it out, so only this thread frees the value (C.2).
+/// Only one thread takes a pointer out of its [`RcuCell`] or [`RcuOption`] and makes the `Retired`,
+/// so the value is freed once (C.2).
 struct Retired<T>(*mut T);
 
 // SAFETY: the pointer owns the value, and `T` is `Send`.
@@ -235,8 +234,8 @@ impl<T> Retired<T> {
 /// or [`RcuOption`].
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // Call a method of `retired`, so that the closure captures the whole value. A closure that
-    // names the field would capture only the bare pointer, which is not `Send`.
+    // Call a method, so that the closure captures `retired` as a whole and not its bare pointer,
+    // which is not `Send`.
     defer(move || retired.free());
 }
 

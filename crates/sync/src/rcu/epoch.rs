@@ -4,23 +4,21 @@
 //! and the epoch advances only when every pinned thread has seen it.
 //!
 //! `crossbeam-epoch` frees garbage only as a side effect of pinning. That is too slow if one thread
-//! retires values much more often than the other threads pin. So `defer` itself frees garbage when
-//! too much garbage waits.
+//! retires values much more often than other threads pin, so `defer` frees garbage, too.
 //!
 //! # Rules
 //!
 //! - `synchronize` checks whether the grace period has ended. It yields after the first checks, and
-//!   sleeps for a fixed time after each later one. Readers do not wake it, since each read section
-//!   would then have to check for a sleeping thread.
+//!   sleeps for a fixed time after each later one. A wake-up by readers would cost each read
+//!   section a check for sleeping threads.
 //! - `defer` never blocks. If too much garbage waits, it frees garbage whose grace period has
 //!   ended. If the caller is in no read section, it also yields, so that a preempted reader can
 //!   finish.
 //!
 //! # Rejected
 //!
-//! Grace periods with membarrier(2) would make a read section ten times cheaper. But the hot path
-//! of corewalk, a path walk inside one mount, needs no read section at all (see `arena`). So they
-//! are not worth the additional code.
+//! Rejected alternative: membarrier(2) would make a read section ten times cheaper. But the hot
+//! path of corewalk, a path walk inside one mount, needs no read section at all (see `arena`).
 //!
 //! Source: crossbeam-epoch 0.9 (`src/internal.rs`); on a virtual machine with two cores a pin costs
 //! about 10 ns.
@@ -37,8 +35,8 @@ use std::{cell::Cell, time::Duration};
 /// If more closures than this number wait for a grace period, `defer` itself frees garbage.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// A thread compares the number of deferred closures that have not run with `GARBAGE_HIGH`. It does
-/// so in one of this many calls of `defer`, because the number is a sum over all threads.
+/// In one of this many calls of `defer`, a thread compares the number of waiting closures with
+/// `GARBAGE_HIGH`. The number is a sum over all threads.
 const DEFERS_PER_LOOK: u32 = 64;
 
 /// Yields of `synchronize` before it sleeps.
@@ -93,7 +91,6 @@ pub(super) fn synchronize() {
     loop {
         crossbeam_epoch::pin().flush();
         // ORDERING(grace-end): Acquire. Pairs with the store of `true` in the closure above.
-        // `defer` runs that closure after the read sections that were open have ended.
         if ended.load(Ordering::Acquire) {
             return;
         }

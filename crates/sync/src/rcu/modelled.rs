@@ -1,23 +1,21 @@
 //! Implements grace periods in place of `crossbeam-epoch`, for the model checkers and Miri. It
 //! frees garbage as soon as no read section is open.
 //!
-//! The model checkers and Miri cannot use `crossbeam-epoch`. It keeps its state outside of a
-//! model's run, where loom and shuttle neither see nor reset it. Miri's stacked borrows reject its
-//! list of threads (tree borrows accept it).
+//! `crossbeam-epoch` keeps its state outside of a model's run, where loom and shuttle neither see
+//! nor reset it. Miri's stacked borrows reject its list of threads.
 //!
 //! This module begins with a new state in each run. A mutex protects the number of open read
 //! sections and the deferred closures. The thread that brings the number to zero runs the closures.
-//! This is the shortest grace period that the interface allows, so a use after free shows as early
-//! as possible.
+//! A use after free thus shows as early as possible.
 //!
 //! # Limits
 //!
 //! The mutex of this module orders each call of `defer` before every read section that is opened
-//! later. So that read section sees all earlier writes, even of a value that was published with too
-//! weak an ordering.
+//! later. Such a section sees all earlier writes, even of a value that was published with too weak
+//! an ordering.
 //!
 //! The models can detect too weak an ordering only in a read section that was opened before the
-//! call of `defer`. Control tests prove that the models detect it there.
+//! call of `defer`. Control tests prove that they do.
 //!
 //! # Rules
 //!

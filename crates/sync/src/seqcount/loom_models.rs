@@ -10,8 +10,7 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// The functions that a model runs: two for the writer, and the reader's check. A control test
-/// replaces one of them by a function with too weak an ordering.
+/// The functions that a model runs: two for the writer, and the reader's check.
 #[derive(Clone, Copy)]
 struct Protocol {
     write_begin: fn(&SeqCount),

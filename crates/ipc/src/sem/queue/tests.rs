@@ -34,7 +34,6 @@ fn rings(sops: &[SemBuf]) -> (Task, SemId) {
 }
 
 /// Damages each queue in which this wait node is the last one: the node becomes its own successor.
-/// So a walk over the queue does not come to an end.
 fn close_ring(task: &Task, line: u32) {
     let first = task.shared.region.line(line);
     for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
@@ -69,8 +68,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // Another unit of the first semaphore makes the first operation of both waiting calls possible.
-    // Their other operations would raise the second semaphore above its maximum. So the calls fail.
+    // Both waiting calls could take their unit of the first semaphore, but would raise the second
+    // semaphore above its maximum. So they fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -98,9 +97,8 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// Trap X7 (`docs/developing/traps.md`): when a change completes one waiting call, it must not
-/// examine the calls behind it in the queue. To examine a call is also to record in its wait node
-/// which operation blocks it. So this test can see whether a call was examined.
+/// Trap X7 (`docs/developing/traps.md`): a change that completes one waiting call must not examine
+/// the calls behind it in the queue. An examined call shows which operation blocks it.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;
@@ -115,9 +113,8 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let is_looked_at =
         |node: &&Node<'_>| get(&node.first()[SHAPE]) >> 16 & 0xffff != UNTOUCHED as u64;
     assert_eq!(nodes[1..].iter().filter(is_looked_at).count(), 0);
-    // The first waiting call needs 5 units of the semaphore, which has only 1. The call is not
-    // possible, and the semaphore keeps its value 1. So the walk over the waiting calls must go on
-    // to the second call, which needs 1 unit.
+    // The first waiting call needs 5 units, and the semaphore has 1. So the walk must go on to the
+    // second call, which needs 1 unit.
     let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, SemFlags::empty())]);
     let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, SemFlags::empty())]);
     task.semop(id, &[SemBuf::new(1, 1, SemFlags::empty())]).unwrap();

@@ -11,9 +11,8 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// Forked children get the pids from this one on, on the corewalk side. No other task has such a
-/// pid. The comparison replaces each of them by -1, as it does with the pid of a forked child of
-/// the kernel.
+/// The first pid of forked children on the corewalk side. No other task has such a pid. The
+/// comparison replaces it by -1, like the pid of a forked child of the kernel.
 const CHILD_PIDS: u32 = 1 << 20;
 
 /// The attaches of a worker, and its forked children.

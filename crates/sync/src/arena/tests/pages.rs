@@ -1,9 +1,7 @@
 //! The resident pages of an arena, read from the kernel page by page.
 //!
-//! The kernel merges neighbouring mappings, and other tests of this process map memory at the same
-//! time. So the sizes of mappings prove nothing. The tests read `/proc/self/pagemap` instead. They
-//! write one word in a block of 2 MiB. If all pages of the block are resident then, the block is a
-//! huge page.
+//! The tests write one word in a block of 2 MiB, and read `/proc/self/pagemap`. If all pages of the
+//! block are resident then, the block is a huge page.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 
@@ -17,8 +15,7 @@ const PAGE: usize = 4096;
 const BLOCK: usize = 2 << 20;
 /// Number of slots in one huge page. A slot of the tests is one cache line of 64 bytes.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Maximum number of arenas that a test creates until one of them gets huge pages. A kernel that is
-/// short of memory may have no free huge page.
+/// Maximum number of arenas that a test creates until one of them gets huge pages.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -62,12 +59,11 @@ fn can_collapse() -> bool {
 }
 
 /// Measures how much of an arena's first and second block of 2 MiB is resident. It writes one slot
-/// in the first block, and hands out all slots of that block with `grow`. Then it writes one slot
-/// in the second block.
+/// in each block, and hands out all slots of the first block with `grow` in between.
 ///
-/// The kernel may lack huge pages for an arena, so this is done with `TRIES` arenas. Returns the
-/// numbers of resident pages in the first and the second block, for the arena with the most
-/// resident pages in the first block.
+/// The measurement uses `TRIES` arenas, because the kernel may lack huge pages. Returns the numbers
+/// of resident pages in the two blocks, for the arena with the most resident pages in the first
+/// block.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -109,8 +105,8 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // The ten slots of an arena that the test writes fit into one page. But some kernels map 64
-    // KiB, which is 16 pages, at the first access. So allow 1 to 16 pages per arena.
+    // The ten written slots of an arena fit into one page, but some kernels map 16 pages at the
+    // first access.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

@@ -28,8 +28,8 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Other threads read `has_ended` after a join, or in a read section. The
-        // model checks that this `Version` is not dropped while such a read section is open.
+        // ORDERING: Relaxed. Other threads read `has_ended` after a join, or in a read section, in
+        // which this `Version` must not be dropped.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
@@ -67,8 +67,7 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// Loom must catch a writer that publishes the new version with `Relaxed`. Loom reports that the
-/// reader's load of a word of the version is not ordered after the word's initialisation.
+/// Loom must catch a writer that publishes the new version with `Relaxed`.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
@@ -87,7 +86,7 @@ fn control_free_without_grace_period_is_caught() {
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
         // SAFETY: the value at `old` is not freed yet: `retire` below frees it after a grace
-        // period. The reference is used only to set the value's flag `has_ended`.
+        // period.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
@@ -172,8 +171,7 @@ fn control_cell_that_is_emptied_without_grace_period_is_caught() {
     emptied(|cell| {
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: the value is not freed yet; `retire` frees it after a grace period. The reference
-        // only serves to set its flag `has_ended`.
+        // SAFETY: the value is not freed yet; `retire` frees it after a grace period.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
