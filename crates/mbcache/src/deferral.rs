@@ -17,7 +17,9 @@
 //! - D.2: exactly one call of [`Deferral::share`] de-duplicates each pushed object. After `share`
 //!   returns, all objects that were pushed before the call are de-duplicated.
 //!
-//! # Locks `share` takes the mutex `turn` before every lock that its argument `handle` takes. No other lock is taken under the mutex of the queue.
+//! # Locks
+//! `share` takes the mutex `turn` before every lock that its argument `handle` takes. No other lock
+//! is taken under the mutex of the queue.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};

@@ -16,7 +16,11 @@
 //! the reach by one. A search never restarts, and reads at most [`WINDOW`] lines. If all are full,
 //! `create` drops an entry.
 //!
-//! # Load Searches get long in a table that is nearly full. So a sharded counter counts the entries in a sample of the lines: one line in [`SAMPLE_MAX`], or more in a small table. When three quarters of the sampled slots are in use, `create` also runs reclaim, about four entries per created one. Even and odd values prefer different slots, so both slots are counted.
+//! # Load
+//! Searches get long in a table that is nearly full. So a sharded counter counts the entries in a
+//! sample of the lines: one line in [`SAMPLE_MAX`], or more in a small table. When three quarters
+//! of the sampled slots are in use, `create` also runs reclaim, about four entries per created one.
+//! Even and odd values prefer different slots, so both slots are counted.
 //!
 //! # Invariants
 //! - I.1: a search for a key begins at its home line, and reads as many further lines as the
@@ -25,7 +29,11 @@
 //! - I.2: at most one slot has a live entry of a pair (a key and a value). `create` holds the lock
 //!   of the key's home line from its search for the pair until the new entry is live.
 //!
-//! # Locks Each line has a lock, under which its slots are filled. `create` waits only for the lock of its key's home line. While it holds that lock, it only tries the locks of other lines. So no thread waits for a second lock. A lock is held for about 20 ns. A waiting thread spins, and then sleeps for [`NAP`] at a time. It is never woken, so an unlock is a plain store.
+//! # Locks
+//! Each line has a lock, under which its slots are filled. `create` waits only for the lock of its
+//! key's home line. While it holds that lock, it only tries the locks of other lines. So no thread
+//! waits for a second lock. A lock is held for about 20 ns. A waiting thread spins, and then sleeps
+//! for [`NAP`] at a time. It is never woken, so an unlock is a plain store.
 //!
 //! Source: the chunks with an overflow count of Facebook's F14; `include/linux/list_bl.h`.
 

@@ -12,7 +12,8 @@
 //! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob is full, or has room | `create`'s |
 //! | [`Mbcache::scan`] | memory is short | none |
 //!
-//! # The protocol The store counts the users of each blob under its own lock; [`Mbcache`] has an example.
+//! # The protocol
+//! The store counts the users of each blob under its own lock; [`Mbcache`] has an example.
 //! - To store: for each entry found, compare the content and lock the blob. If the blob has users,
 //!   and fewer than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry.
 //!   If no blob fits, store a new one and call `create`.

@@ -4,7 +4,9 @@
 //! does not save which blocks are free. Each mount computes them: a block is free if no extent
 //! contains it.
 //!
-//! # How it works A tree contains the runs of free blocks, ordered by their first block. The threads are divided into shards. Each shard has a window: a run that it has taken from the tree.
+//! # How it works
+//! A tree contains the runs of free blocks, ordered by their first block. The threads are divided
+//! into shards. Each shard has a window: a run that it has taken from the tree.
 //! - A small request takes its blocks from the window of its thread's shard. So threads that write
 //!   many small files neither contend nor interleave their blocks.
 //! - A large request takes its blocks from the tree.
@@ -14,7 +16,9 @@
 //!   an extent of a file, or the list of blocks that a transaction frees. A freed block is
 //!   allocated again only after the commit that removes its old extent is durable (see `journal`).
 //!
-//! # Locks Each window (the run of free blocks that a shard of threads has reserved) has a mutex. It is locked before the mutex of the tree of free runs. No other lock is taken under either of them.
+//! # Locks
+//! Each window (the run of free blocks that a shard of threads has reserved) has a mutex. It is
+//! locked before the mutex of the tree of free runs. No other lock is taken under either of them.
 
 use std::collections::BTreeMap;
 

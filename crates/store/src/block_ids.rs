@@ -12,7 +12,9 @@
 //! - U.2: no new id is handed out while a list has a free id. But a thread may miss the free ids of
 //!   a list that another thread is changing.
 //!
-//! # Locks The list of free ids of each shard has a mutex. A thread holds one of them at a time, and takes no other lock under it.
+//! # Locks
+//! The list of free ids of each shard has a mutex. A thread holds one of them at a time, and takes
+//! no other lock under it.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};

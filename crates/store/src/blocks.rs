@@ -34,7 +34,9 @@
 //! - K.8: a private block is reached only through its inode. If the index yields the id of a
 //!   private block, that id is outdated, and `get_for` refuses it.
 //!
-//! # Locks The locks are taken in this order: an inode, a block's user count, a shard of the table, records and the index. A thread locks one count at a time, and also that of a block it has just made.
+//! # Locks
+//! The locks are taken in this order: an inode, a block's user count, a shard of the table, records
+//! and the index. A thread locks one count at a time, and also that of a block it has just made.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -343,7 +345,9 @@ impl Blocks {
     /// Gives one inode the attribute set `content`. `own` is the inode's block, before and after
     /// the call. If other inodes use the old block too, the inode gets another block.
     ///
-    /// # Errors `ENOSPC`; `EIO` if the user count of the old block is damaged. After an error nothing has changed.
+    /// # Errors
+    /// `ENOSPC`; `EIO` if the user count of the old block is damaged. After an error nothing has
+    /// changed.
     pub(crate) fn replace(
         &self,
         own: &mut Arc<Block>,
@@ -569,7 +573,9 @@ impl Blocks {
     /// this is the last user, first removes the block from the index. Otherwise the caller must
     /// call `ShareIndex::left` after it has unlocked the count.
     ///
-    /// # Errors `EIO` if the user count of the block is 0: more inodes use the block than were counted (against invariant K.1), and its space was already freed.
+    /// # Errors
+    /// `EIO` if the user count of the block is 0: more inodes use the block than were counted
+    /// (against invariant K.1), and its space was already freed.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
             return Ok(LockedUsers { users: block.users.lock(), is_last: true });

@@ -15,7 +15,9 @@
 //!   `BufferedDevice`. So a crash during the release leaves a state that a crash could also leave
 //!   without buffering.
 //!
-//! # Limits A pending write takes twice its size in memory. That is little: the open of an unclosed database of 539 MB writes 1,600 bytes.
+//! # Limits
+//! A pending write takes twice its size in memory. That is little: the open of an unclosed database
+//! of 539 MB writes 1,600 bytes.
 
 use std::io;
 use std::sync::Arc;

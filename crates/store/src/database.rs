@@ -7,7 +7,10 @@
 //! After a crash the checksums tell whether the new commit is complete. Otherwise the database is
 //! opened in the state of the commit before.
 //!
-//! # Damaged pages redb trusts each page that it reads. On a damaged page, redb misses records, panics, or recurses until the stack overflows. So [`Database::open`] first makes redb verify the checksums of all pages, even of a closed database. If a page is damaged, the open fails with `InvalidData`.
+//! # Damaged pages
+//! redb trusts each page that it reads. On a damaged page, redb misses records, panics, or recurses
+//! until the stack overflows. So [`Database::open`] first makes redb verify the checksums of all
+//! pages, even of a closed database. If a page is damaged, the open fails with `InvalidData`.
 //!
 //! The host may also damage a page while the database is open. redb panics on most of these pages,
 //! so:

@@ -11,7 +11,9 @@
 //! - C.1: a cookie is never 0, and is below 2^62. So a server can add a small number to it within a
 //!   64-bit offset.
 //!
-//! # Limits The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so an attacker cannot craft such names (trap T54).
+//! # Limits
+//! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so an
+//! attacker cannot craft such names (trap T54).
 //!
 //! The caller holds the lock of the directory's inode.
 //!

@@ -210,7 +210,9 @@ pub struct Report {
 
 /// Checks the store in the directory `path`, and changes no byte of it.
 ///
-/// # Errors [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is none. Otherwise the errors of [`crate::Store::open`], except for damage, which is a finding.
+/// # Errors
+/// [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is none. Otherwise
+/// the errors of [`crate::Store::open`], except for damage, which is a finding.
 ///
 /// # Examples
 /// ```

@@ -6,7 +6,9 @@
 //! - T.2: if an inode is forgotten while a thread uses it, its drop is deferred to a later read or
 //!   drop of any inode in the same shard.
 //!
-//! # Locks A shard stays locked while a record is read into it. Under this lock a thread takes only the locks that the read needs.
+//! # Locks
+//! A shard stays locked while a record is read into it. Under this lock a thread takes only the
+//! locks that the read needs.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -30,7 +30,10 @@
 //! - Failed write of the log: the transaction is written to the database instead.
 //! - Any other failure of a commit: later changes fail with `EROFS`, and fsync fails with `EIO`.
 //!
-//! # Locks The transaction barrier is one reader-writer lock per shard of threads. An operation locks its own shard for reading, before every other lock of the store but `turn` (of `late`). A commit locks all shards for writing.
+//! # Locks
+//! The transaction barrier is one reader-writer lock per shard of threads. An operation locks its
+//! own shard for reading, before every other lock of the store but `turn` (of `late`). A commit
+//! locks all shards for writing.
 //!
 //! A commit also locks `data_sync`, `log` and `opened`, in this order. If it then reopens the
 //! database, it locks the barrier once more. No thread waits for the barrier with `state` locked.
@@ -421,7 +424,9 @@ impl Journal {
     /// Returns a handle for a change. The caller must hold no lock of the store and no other
     /// handle.
     ///
-    /// # Errors `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for a commit that fails.
+    /// # Errors
+    /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for
+    /// a commit that fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
         // ORDERING: Relaxed. A caller that misses a failed commit only makes a change in memory,

@@ -32,7 +32,9 @@
 //! - `Deferral::share` runs in one thread at a time. Otherwise two threads could move two inodes to
 //!   each other's block.
 //!
-//! # Locks The mutex `turn` of the `Deferral` is locked before the transaction barrier and every other lock. No other lock is taken under the mutex of the queue.
+//! # Locks
+//! The mutex `turn` of the `Deferral` is locked before the transaction barrier and every other
+//! lock. No other lock is taken under the mutex of the queue.
 
 use std::sync::Arc;
 

@@ -14,7 +14,8 @@
 //! - Y.1: a record of a layer is new if neither an older layer nor the database has its key. A key
 //!   that an older layer removes counts as absent.
 //!
-//! # Locks Each shard has a mutex. A thread holds one of them at a time, and takes no other lock under it.
+//! # Locks
+//! Each shard has a mutex. A thread holds one of them at a time, and takes no other lock under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -17,7 +17,10 @@
 //!   to the database (J.6 of `journal`). So a replay writes no older bytes over confirmed ones.
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
-//! # End marks An *end mark* is a header without records, which says that its generation has no entries. A commit to the database writes one to each of the first two blocks of the log. The first entry of the generation overwrites both. A mount learns from a mark:
+//! # End marks
+//! An *end mark* is a header without records, which says that its generation has no entries. A
+//! commit to the database writes one to each of the first two blocks of the log. The first entry of
+//! the generation overwrites both. A mount learns from a mark:
 //! - If the mark is newer than the database, the database is too old.
 //! - If a block of the log is unreadable, a mark of the database's generation proves that no
 //!   confirmed entry is lost.
@@ -25,7 +28,11 @@
 //! Only closing the store syncs the marks ([`Log::end`]), since a sync would make each commit a
 //! third longer.
 //!
-//! # Length While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]). A mount refuses a store whose log is shorter ([`crate::OpenError::LogShort`]). A mount also fills the log with zeros, so that the host allocates all blocks. Then a sync of an entry costs the host one write, and cannot fail for lack of space.
+//! # Length
+//! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]). A
+//! mount refuses a store whose log is shorter ([`crate::OpenError::LogShort`]). A mount also fills
+//! the log with zeros, so that the host allocates all blocks. Then a sync of an entry costs the
+//! host one write, and cannot fail for lack of space.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, whose revoke records also keep a replay
 //! from writing old bytes over newer ones (I.4).
@@ -234,7 +241,9 @@ impl Entry<'_> {
     /// Makes the entry durable. Returns its length in bytes, or None if the log has no space for
     /// it.
     ///
-    /// # Errors The error of the device. After it the end of the log is unknown, so the log takes no more entries until [`Log::restart`].
+    /// # Errors
+    /// The error of the device. After it the end of the log is unknown, so the log takes no more
+    /// entries until [`Log::restart`].
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
         let payload = log.buffer.len() - HEADER_BYTES;

@@ -89,7 +89,8 @@ pub(crate) struct Mount {
 impl Mount {
     /// Checks the store on `devices`. `database` is its open database.
     ///
-    /// # Errors Any [`OpenError`] of an existing store. After an error nothing has changed (invariant N.1).
+    /// # Errors
+    /// Any [`OpenError`] of an existing store. After an error nothing has changed (invariant N.1).
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;

@@ -13,7 +13,9 @@
 //! - V.2: an overlay reads only two kinds of bytes from the device below: those that its caller
 //!   reads, and the rest of a block that its caller writes in part.
 //!
-//! # Limits Each written block of 4096 bytes stays in memory. The replay of a log of 16 MiB may take some hundred MiB, if each of its records changes another page of the database.
+//! # Limits
+//! Each written block of 4096 bytes stays in memory. The replay of a log of 16 MiB may take some
+//! hundred MiB, if each of its records changes another page of the database.
 //!
 //! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device
 //! mapper.

@@ -347,7 +347,9 @@ impl Extent {
     /// Returns the first logical block (block of the file) behind the extent. `logical` is the
     /// first logical block of the extent.
     ///
-    /// # Errors `EIO` if the block number is too large. The limit is above the largest file size, since reserved blocks may be behind the end of a file, and an insertion moves them even farther.
+    /// # Errors
+    /// `EIO` if the block number is too large. The limit is above the largest file size, since
+    /// reserved blocks may be behind the end of a file, and an insertion moves them even farther.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)

@@ -8,7 +8,9 @@
 //! An attribute is encoded as the length of its name (1 byte), the length of its value (4 bytes,
 //! little-endian), its name, and its value.
 //!
-//! # Limits The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an inode with their NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs.
+//! # Limits
+//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an
+//! inode with their NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs.
 //!
 //! A larger set of an older version may stay, but may only become smaller.
 //!

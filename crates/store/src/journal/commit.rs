@@ -5,7 +5,8 @@
 //! layer to the log, or writes it to the database together with the records that are only in the
 //! log.
 //!
-//! # Log or database A transaction goes to the database in these cases:
+//! # Log or database
+//! A transaction goes to the database in these cases:
 //! - It has too many records for the log, or the log has no space.
 //! - File data cannot be read, or a write or sync of the log fails.
 //! - It has written much file data, and the log holds older file data. A replay of the log would
@@ -14,7 +15,9 @@
 //! - The host is full.
 //! - A read of the database has failed, so the database must be reopened.
 //!
-//! # Shared commits A commit serves all threads that wait for it. So a thread first waits for others to join before it starts a commit. The wait has three limits:
+//! # Shared commits
+//! A commit serves all threads that wait for it. So a thread first waits for others to join before
+//! it starts a commit. The wait has three limits:
 //! - It ends when as many threads want a commit as at the end of the last commit.
 //! - It takes at most half as long as the last commit took.
 //! - It takes at most [`PATIENCE_MAX`].

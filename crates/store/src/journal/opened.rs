@@ -76,7 +76,9 @@ impl Opened {
     /// Reopens the database at its last commit. The caller has dropped all snapshots of the
     /// database.
     ///
-    /// # Errors The error of the device; `InvalidData` if confirmed commits are missing. After an error the database is closed.
+    /// # Errors
+    /// The error of the device; `InvalidData` if confirmed commits are missing. After an error the
+    /// database is closed.
     pub(super) fn open_again(&mut self) -> io::Result<Snapshot> {
         self.database = None;
         if self.is_lost() {

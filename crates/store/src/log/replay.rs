@@ -4,18 +4,29 @@
 //! that a mount needs before it changes the store (`mount`). Then [`replay`] writes the entries to
 //! the data device and the database.
 //!
-//! # The end of the log An entry is written only after the entry before it was synced, and no entry is written after a failed write or sync. So only the last entry of a generation can be torn, and a torn entry was never confirmed. Damage of the last entry looks the same.
+//! # The end of the log
+//! An entry is written only after the entry before it was synced, and no entry is written after a
+//! failed write or sync. So only the last entry of a generation can be torn, and a torn entry was
+//! never confirmed. Damage of the last entry looks the same.
 //!
 //! The first invalid entry is the end of the log, unless a valid entry of the same generation
 //! follows. The reader searches all later blocks for one. If it finds one, confirmed entries are
 //! lost, and the log is refused as damaged.
 //!
-//! # A database older than its log Each commit to the database increments the generation. The log gets entries and end marks of a generation only once that commit is durable. So if the log has a later generation than the database, the database has lost a confirmed commit. The reason may be a damaged page, or an older copy of the file `meta`.
+//! # A database older than its log
+//! Each commit to the database increments the generation. The log gets entries and end marks of a
+//! generation only once that commit is durable. So if the log has a later generation than the
+//! database, the database has lost a confirmed commit. The reason may be a damaged page, or an
+//! older copy of the file `meta`.
 //!
 //! Such a store is refused, since its log and its file data do not fit the database. The page
 //! `store.md` lists the losses that a mount cannot notice.
 //!
-//! # Unreadable blocks An unreadable block may hold a confirmed entry, so a log with such a block is refused. The exception is a log with an end mark of the database's generation, which says that there is no confirmed entry. Even then, the reader searches the readable blocks for entries of a later generation.
+//! # Unreadable blocks
+//! An unreadable block may hold a confirmed entry, so a log with such a block is refused. The
+//! exception is a log with an end mark of the database's generation, which says that there is no
+//! confirmed entry. Even then, the reader searches the readable blocks for entries of a later
+//! generation.
 //!
 //! The truncated file is written anew, so the host may give it other disk blocks in place of the
 //! unreadable one.
@@ -136,7 +147,9 @@ pub(crate) fn replay(
 /// Calls `visit` with each record and each piece of file data in the valid entries of the log.
 /// Returns the number of valid entries.
 ///
-/// # Errors The errors of [`look`]. An unreadable block is always an error here, even if an end mark says that the log is empty.
+/// # Errors
+/// The errors of [`look`]. An unreadable block is always an error here, even if an end mark says
+/// that the log is empty.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
@@ -276,7 +289,8 @@ enum Item<'a> {
 
 /// Calls `visit` with each item of an entry.
 ///
-/// # Errors `InvalidData` if the entry does not parse; any error that `visit` returns.
+/// # Errors
+/// `InvalidData` if the entry does not parse; any error that `visit` returns.
 fn each(mut entry: &[u8], mut visit: impl FnMut(Item<'_>) -> io::Result<()>) -> io::Result<()> {
     while !entry.is_empty() {
         let (item, rest) = parse(entry).ok_or(io::ErrorKind::InvalidData)?;
