@@ -1,12 +1,11 @@
 //! All checks that must pass before a change is merged.
 //!
 //! `cargo xtask ci` runs all steps one after the other, cheap ones first. If a step fails, the
-//! others still run, so that one run reports all failures. The command prints the time and the
-//! processor time of each step. It also prints how many steps passed, failed and were skipped. On
-//! two processors all steps take about 30 minutes.
+//! others still run. It prints the time and the processor time of each step, and how many passed,
+//! failed and were skipped. On two processors all steps take about 30 minutes.
 //!
-//! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
-//! `.ci/run`, a skipped step counts as failed.
+//! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains `all`, as in `.ci/run`, it
+//! counts as failed.
 //!
 //! `nightly` has longer versions of the randomized steps.
 //!
@@ -40,8 +39,7 @@ pub(crate) enum Extent {
 pub(crate) enum Tests<'a> {
     /// From a step of this run.
     Run,
-    /// The tests of the workspace were run before the start of xtask. The string is the exit status
-    /// of that run.
+    /// The exit status of the workspace's tests, which were run before the start of xtask.
     Ended(&'a str),
 }
 
@@ -61,19 +59,18 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     });
     tally.step("documentation", || documentation(root));
     // Trap T33, a lost update of a flag: two threads change two flags of one entry 100 million
-    // times, and no change may be lost. This takes about 20 s.
+    // times, which takes about 20 s.
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
     tally.step("ipc-torture", || torture(root, 5_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // Trap X1: the test calls a back end by path 400,000 times, while other threads rename
-    // directories on these paths. No path may become invalid during a call.
+    // Trap X1: a test calls a back end by path 400,000 times, while other threads rename
+    // directories on these paths.
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "400000");
-        // Select the whole workspace, like the step `tests` of this CI run. Cargo then enables the
-        // same features in all crates, and need not build them again.
+        // With the whole workspace, as in the step `tests`, cargo need not build the crates again.
         // The threads of these tests mostly sleep, so more tests than processors may run.
         command.args(["test", "--workspace", "--test", "by_path", "--"]);
         command.args(["storm", "--test-threads=4"]);
@@ -97,7 +94,7 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
     let mut is_built = false;
     tally.step("release build", || {
         // The suites of back ends by path and of asynchronous ones use these examples. The step
-        // `tests` has built them, with the features of the whole workspace.
+        // `tests` has built them.
         let examples = ["build", "--workspace", "--example", "mirror", "--example", "async_memory"];
         let programs = ["build", "--release", "-p", "corewalk-cli", "-p", "corewalk-conformance"];
         let outcome = match cargo(root, &programs) {
@@ -123,20 +120,19 @@ pub(crate) fn format(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--check"])
 }
 
-/// Runs the torture test of the IPC crate. It kills `kills` processes at random moments.
+/// Runs the torture test of the IPC crate, which kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let kills = kills.to_string();
     let test = ["test", "--profile", "models", "-p", "corewalk-ipc", "--test", "torture", "--"];
     cargo(root, &[&test[..], &[&kills]].concat())
 }
 
-/// Runs the IPC test of damaged memory. It overwrites `words` words of a namespace while other
+/// Runs the IPC test of damaged memory, which overwrites `words` words of a namespace while other
 /// threads make calls.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
-    // Select the whole workspace, as the step `tests` does. Then cargo uses the same features of
-    // all crates, and need not build them again.
+    // With the whole workspace, as in the step `tests`, cargo need not build the crates again.
     command.args(["test", "--workspace", "--test", "hostile"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
@@ -179,8 +175,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Returns an empty tally, which will count the outcomes of the steps of a run. If the
-    /// environment variable `COREWALK_REQUIRE` contains `all`, a skipped step counts as failed.
+    /// Returns an empty tally of the outcomes of the steps of a run.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -221,7 +216,6 @@ impl Tally {
         self.lines.push(line);
     }
 
-    /// Prints all steps and the counts. Returns the outcome of the run.
     pub(crate) fn finish(self) -> Outcome {
         let took = self.start.elapsed().as_secs_f64();
         println!("\n{}\nall steps{took:>16.1} s", self.lines.join("\n"));
@@ -234,9 +228,8 @@ impl Tally {
         }
     }
 
-    /// Prints all steps and the counts, like [`Tally::finish`]. The steps of this tally together
-    /// are only one step of a larger run. If one of them was skipped, the larger step counts as
-    /// skipped.
+    /// Prints all steps and the counts, like [`Tally::finish`]. The steps of this tally are
+    /// together one step of a larger run, which counts as skipped if one of them was skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -257,12 +250,10 @@ fn children_cpu() -> Duration {
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the processor time of a process's children that have ended, in clock ticks of 10 ms.
-/// `stat` is the text of `/proc/PID/stat` of the process. The time is the sum of its fields
-/// `cutime` and `cstime`.
+/// Returns the processor time of a process's ended children, in clock ticks of 10 ms: the sum of
+/// the fields `cutime` and `cstime` of `stat`, the text of `/proc/PID/stat`.
 fn children_ticks(stat: &str) -> Option<u64> {
-    // Skip the name of the program. It may contain spaces and parentheses, and ends at the last
-    // parenthesis of the line.
+    // Skip the name of the program, which ends at the last parenthesis of the line.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)

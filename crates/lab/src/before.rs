@@ -2,9 +2,8 @@
 //! `mbcache` has the indexes of document 004, and `sems` the semaphore sets of document 002.
 //!
 //! A benchmark that repeats the measurement of a document needs the designs that the document
-//! compared. The four designs of a dentry cache share one tree (`tree`), so a benchmark compares
-//! lock protocols and not memory layouts. They differ in the locks of a path translation, of a
-//! lookup and of a rename (`design`).
+//! compared. The four designs share one tree (`tree`), so a benchmark compares lock protocols and
+//! not memory layouts.
 //!
 //! - `before-global-lock` (Linux 3.8): a path translation takes the rename lock for writing, and
 //!   the lock of each dentry. A lookup is an RCU walk. A rename takes the rename lock.
@@ -17,8 +16,8 @@
 //!   `dcache_lock`.
 //!
 //! # How fair they are
-//! Each design is a small model of a kernel's dentry cache. It is faster than the kernel, since it
-//! has no permissions, mounts, symbolic links, negative dentries, eviction or file system below.
+//! The designs are faster than a kernel. They have no permissions, mounts, symbolic links, negative
+//! dentries, eviction or file system below.
 //! - The locks are those of `corewalk_base`, which sleep when a wait is long; the kernel's locks
 //!   spin.
 //! - The memory of a dentry is type-stable, like `SLAB_TYPESAFE_BY_RCU`, so no design waits for a

@@ -126,9 +126,9 @@ impl State {
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
     // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that loads a live
-    // state also sees the key and the value of that entry. ORDERING(mbcache-state): Acquire. Pairs
-    // with `step`: a thread that sees a removal also sees the writes of the threads that had the
-    // last handles.
+    // state also sees the key and the value of that entry.
+    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees a removal also sees
+    // the writes of the threads that had the last handles.
     State(words[STATE].load(Ordering::Acquire))
 }
 

@@ -33,10 +33,9 @@
 //! # Locks
 //! The transaction barrier is one reader-writer lock per shard of threads. An operation locks its
 //! own shard for reading, before every other lock of the store but `turn` (of `late`). A commit
-//! locks all shards for writing.
-//!
-//! A commit also locks `data_sync`, `log` and `opened`, in this order. If it then reopens the
-//! database, it locks the barrier once more. No thread waits for the barrier with `state` locked.
+//! locks all shards for writing. A commit also locks `data_sync`, `log` and `opened`, in this
+//! order. If it then reopens the database, it locks the barrier once more. No thread waits for the
+//! barrier with `state` locked.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 

@@ -195,7 +195,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
         // The fault is an error of the program. Restore the default disposition, so that it occurs
-        // again and ends the process. SAFETY: `SIG_DFL` is a valid handler.
+        // again and ends the process.
+        // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
     }

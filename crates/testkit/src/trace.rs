@@ -116,7 +116,8 @@ fn wait(thread: i32) -> io::Result<(i32, i32)> {
     let mut status = 0;
     loop {
         // `__WNOTHREAD` makes the call wait only for children of this thread, since tests on other
-        // threads have children too. SAFETY: the status is written to a local variable.
+        // threads have children too.
+        // SAFETY: the status is written to a local variable.
         let waited =
             unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
         match io::Error::last_os_error() {

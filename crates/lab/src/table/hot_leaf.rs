@@ -14,9 +14,8 @@
 //! `corewalk_sync::Lockref`. Here the locker takes the lock for a microsecond, also 1,000 times per
 //! second.
 //!
-//! The threads run through three phases without a break: `before`, `during` and `after` the work of
-//! the locker. The results of a variant in `during` and `after` are compared with its own in
-//! `before`.
+//! The threads run through three phases: `before`, `during` and `after` the work of the locker. The
+//! results of the last two are compared with those of the first.
 //!
 //! # Claims
 //! - With `of=walk` two threads do at least 1.9 times the work of one (the row with

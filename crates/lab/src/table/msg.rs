@@ -21,7 +21,7 @@
 //! # Claims
 //! Each claim must hold for threads and for processes.
 //! - If each worker has its own queue, corewalk has at least four times the host kernel's rate with
-//!   messages of 64 bytes, and twice the rate with 4 KiB, where the copies cost the most.
+//!   messages of 64 bytes. With 4 KiB it has twice the rate, since the copies cost the most.
 //! - Round trips of blocked receivers are at least as fast as the kernel's.
 //!
 //! Two threads on one queue (`same`) have no claim, because they wait for its lock in turn. In the
