@@ -45,7 +45,7 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the loom models of the name cache with one preemption more per schedule than [`loom`].
+/// Runs the loom models of the name cache like [`loom`], but with one preemption more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom", "corewalk");
     command.args(["--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");

@@ -7,8 +7,8 @@
 //! that the dentry can have. A writer renames a file or directory to another name and back.
 //!
 //! # Waits for a processor
-//! A writer that waits for a processor disturbs no reader, so every design would look better than
-//! it is.
+//! If a writer waits for a processor, it disturbs no reader, and every design looks better than it
+//! is.
 //!
 //! Each worker measures how long it was ready to run but waited for a processor (`run_delay`), and
 //! the result of a race (a run of readers and writers) contains this time. A wait for a lock is a

@@ -46,7 +46,8 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
 
 /// Returns the tables in `files`, in the order of the files.
 ///
-/// The result rows borrow their names from the JSON, so it is leaked. The program ends soon.
+/// The result rows borrow their names from the JSON, so it is leaked. That does no harm, since the
+/// program ends soon.
 ///
 /// # Errors
 /// A file cannot be read, or is not JSON of a run of the lab.

@@ -60,6 +60,7 @@ pub(crate) trait Sems: Sync {
     /// If there is no room for it.
     fn make(&mut self, count: u16) -> anyhow::Result<()>;
 
+    /// Performs all operations of one call. Returns false if the call failed.
     fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool;
 
     /// Sets one semaphore, as `SETVAL` does; returns false if that failed.

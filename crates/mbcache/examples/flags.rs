@@ -49,8 +49,8 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// In each round, clears and sets the reusable flag of the entry, without which searches skip it.
-/// Returns how often the other thread has overwritten a change.
+/// In each round, clears and sets the reusable flag of the entry, and checks both changes. Searches
+/// skip an entry without this flag. Returns how often the other thread has overwritten a change.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {

@@ -227,8 +227,8 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns the number of entries before `create` drops an entry to make space. If one key has
-    /// more than 200 values, it may do so earlier.
+    /// Returns the number of entries that the cache can have before `create` drops one to make
+    /// space. If one key has more than 200 values, `create` may drop entries earlier.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32

@@ -7,9 +7,10 @@
 //! (such as a file) in an epoch is de-duplicated at once. A second change in the same epoch is
 //! de-duplicated at the end of the epoch.
 //!
-//! Until then the content of the object is private: the store changes it in place and does not
-//! share it. Private contents take memory, so the store sets a maximum number of waiting objects.
-//! While that many wait, other changes are de-duplicated at once.
+//! Until the epoch ends, the content of an object whose de-duplication waits is private: the store
+//! changes it in place and does not share it. Private contents take memory, so the store sets a
+//! maximum number of waiting objects. While that many wait, other changes are de-duplicated at
+//! once.
 //!
 //! # Guarantees
 //! - D.1: at most the given number of objects wait for de-duplication, plus one per thread that
@@ -171,7 +172,8 @@ mod tests {
     /// Guarantee D.2: a second call of `share` waits until the first has de-duplicated its objects.
     /// Otherwise a commit after the second call would lack these changes.
     ///
-    /// A second call of `share` that did not wait would have the time to return too early.
+    /// The first thread yields many times inside `share`. So a second call that did not wait for it
+    /// would have the time to return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

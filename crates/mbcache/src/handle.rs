@@ -55,9 +55,9 @@ impl Entry<'_> {
 
     /// Sets the current number of users of the value.
     ///
-    /// At [`Mbcache::users_max`] users or more, searches skip the entry, and the drop of its last
-    /// handle removes it. The caller counts the users of each value under a lock of its own, and
-    /// calls `note_users` under that lock. See [`Mbcache::note_users`].
+    /// If the value has [`Mbcache::users_max`] users or more, searches skip its entry, and the drop
+    /// of the last handle removes the entry. The caller counts the users of each value under a lock
+    /// of its own, and calls `note_users` under that lock. See [`Mbcache::note_users`].
     ///
     /// # Examples
     ///

@@ -243,8 +243,9 @@ impl Index {
     /// The fast path of `create`: stores a pair in the line `home`, where searches for its key
     /// begin. The caller has locked that line.
     ///
-    /// Uses only the slot that the value prefers. Returns `None` if that slot is in use, the other
-    /// slot may have the pair, or searches also read later lines.
+    /// The fast path uses only the slot that the value prefers, and returns its number. It returns
+    /// `None` if that slot is in use, the other slot may have the pair, or searches also read later
+    /// lines.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -295,9 +296,9 @@ impl Index {
                 // has no entry of this home.
                 //
                 // `is_ours` never misses an entry of this home: only a thread with the lock of
-                // `home`, which is the caller, can create one. If another thread reuses the slot
-                // during the check, `is_ours` may see one by mistake. Then the reach only stays too
-                // high.
+                // `home` can create one, and the caller has that lock. If another thread reuses the
+                // slot during the check, `is_ours` may be wrongly true. Then the reach only stays
+                // too high.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -510,8 +511,8 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Tries to take the lock of `line`. Since the caller has the lock of the line where searches
-    /// for its key begin, it must not wait for a second one.
+    /// Tries to take the lock of `line`, without waiting: the caller already has the lock of the
+    /// line where searches for its key begin.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
@@ -576,8 +577,8 @@ fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// Returns which slot of a line `value` prefers: 0 or 1. A new entry gets it if both slots are
-/// free.
+/// Returns which slot of a line `value` prefers: 0 or 1. A new entry gets its preferred slot if
+/// both slots are free.
 ///
 /// Even values prefer the first slot, and odd values the second. A value is the place of a blob,
 /// and places are often consecutive numbers. So of two values of one key, each usually gets its

@@ -4,7 +4,7 @@
 //! known bug of loom skips schedules (see `tally` in the base crate).
 //!
 //! The index of a model has four lines. A search begins at the home line, which the key's hash
-//! selects. A slot is used again at once.
+//! selects. A slot whose entry was removed is used again at once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -264,9 +264,9 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control of invariant I.1: the *reach* of a line says how many later lines a search reads. It is
-/// lowered although the last of them still has an entry. So a search misses that entry, and the
-/// model must fail.
+/// Control of invariant I.1: the *reach* of a line says how many later lines a search reads.
+/// Another thread lowers the reach although the last of these lines still has an entry. So a search
+/// misses that entry, and the model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {

@@ -202,9 +202,9 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
 
 /// Drops a handle that was taken when the slot had the state `state`.
 ///
-/// The last handle of a value with the maximum number of users (without the flag *reusable*)
-/// removes the entry. Otherwise it clears the flag *awaited*. In both cases, threads that sleep
-/// until the entry has no handle go on.
+/// If the value has the maximum number of users (the flag *reusable* is not set), the drop of the
+/// last handle removes the entry. Otherwise that drop clears the flag *awaited*. In both cases,
+/// threads that sleep until the entry has no handle go on.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -238,8 +238,9 @@ pub(crate) fn age(words: &Words, state: State) {
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets or clears the reusable flag: the value may get more users. Returns the new state. An entry
-/// without the flag ends at once if it has no handle, and otherwise with its last handle.
+/// Sets or clears the reusable flag, which says that the value may get more users. Returns the new
+/// state. An entry without the flag ends at once if it has no handle, and otherwise with its last
+/// handle.
 ///
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {

@@ -27,8 +27,8 @@ struct Block {
     users: u32,
 }
 
-/// Tells whether a store calls `note_users`, without which its cache does not know which blocks are
-/// full.
+/// Tells whether a store calls `note_users`. Without these calls, its cache does not know which
+/// blocks are full (with the maximum number of users).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,

@@ -81,8 +81,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates a run of one to `wanted` blocks. A large request gets blocks at `goal` if these
-    /// are free.
+    /// Allocates a run of one to `wanted` blocks. The run of a large request starts at the block
+    /// `goal` if that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);

@@ -3,8 +3,9 @@
 //! The ids of freed blocks are reused before new ids are handed out. Each shard of threads has its
 //! own list of free ids, so that threads do not contend.
 //!
-//! If the list of its shard is empty, a thread takes over the list of another shard. Otherwise the
-//! list of a thread that only frees ids, as deferred de-duplication does, would grow without bound.
+//! If the list of its shard is empty, a thread takes over the list of another shard. Otherwise a
+//! thread that only frees ids would make its list grow without bound. The thread that runs deferred
+//! de-duplication is such a thread.
 //!
 //! # Invariants
 //! - U.1: an id was never used, or is in exactly one list of free ids, or belongs to one block. The

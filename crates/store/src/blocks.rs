@@ -460,7 +460,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Turns a private block into a shared one. No other block has the same content.
+    /// Turns a private block into a shared one. The caller has found no other block with the same
+    /// content.
     fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
@@ -520,9 +521,9 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user (an inode) to `block` if the block has the content `content`. Returns true if it
-    /// did, and false if the content differs. Returns None if the block has no users any more, or
-    /// the maximum number.
+    /// Adds a user (an inode) to `block` if the block has the content `content`. Returns true if
+    /// the user was added, and false if the content differs. Returns None if the block has no users
+    /// any more, or the maximum number.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);

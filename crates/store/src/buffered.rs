@@ -85,8 +85,8 @@ impl BufferedDevice {
         Ok(())
     }
 
-    /// Calls `held` with the pending writes, or, once [`BufferedDevice::release`] has succeeded,
-    /// `released` with the device below.
+    /// Calls `held` with the pending writes. Once [`BufferedDevice::release`] has succeeded, calls
+    /// `released` with the device below instead.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,

@@ -235,8 +235,9 @@ impl Snapshot {
         }
     }
 
-    /// Appends to `out` up to `count_max` records whose keys are in the range `keys`: `minor`, the
-    /// second number of the key, and the value. Returns true if the range has no more records.
+    /// Appends up to `count_max` records to `out`, those whose keys are in the range `keys`. An
+    /// element of `out` has `minor`, the second number of the key, and the value. Returns true if
+    /// the range has no more records.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -315,8 +316,8 @@ impl Calls {
     }
 }
 
-/// Wraps a redb object. Drops it, or leaks it after a panic of redb or while the thread is
-/// panicking, because its destructor could panic too (rule B.2).
+/// A redb object, which is dropped as usual. But after a panic of redb, or while the thread is
+/// panicking, it is leaked, since its destructor could panic too (rule B.2).
 struct Fragile<T> {
     /// None after the object was taken out.
     inner: Option<T>,
@@ -426,9 +427,9 @@ mod tests {
         format!("page {page}, damage {how}")
     }
 
-    /// Checks that a destructor can write to the database while its thread panics. `Fragile` leaks
-    /// redb's objects then, but redb takes over the changes to a table only when the table is
-    /// dropped. So `write` must drop the table itself.
+    /// Checks that a destructor can write to the database while its thread panics. During a panic
+    /// `Fragile` leaks redb's objects. But redb takes over the changes to a table only when the
+    /// table is dropped, so `write` must drop it.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);

@@ -157,7 +157,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// Checks that the directory `dir`, with the locked state `state`, has no entries.
+/// Checks that the directory `dir` has no entries. The caller has locked its `state`.
 ///
 /// # Errors
 /// `ENOTEMPTY` if the count of entries in `state` is not 0. `EIO` if the count is 0 but there are

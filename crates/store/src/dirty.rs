@@ -22,8 +22,8 @@ const RANGES_MAX: usize = 64;
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
     written: Mutex<Written>,
-    /// True if too much was written for the log. Stored while the mutex of `written` is held, but
-    /// loaded without it.
+    /// True if the transaction has written more file data than the log takes. Stored while the
+    /// mutex of `written` is held, but loaded without it.
     is_large: AtomicBool,
 }
 

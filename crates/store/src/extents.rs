@@ -36,7 +36,7 @@ pub(crate) struct ExtentMap {
 /// Where a looked-up logical block is, and how far its extent or hole reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The block on the device, and true if its extent is written. None in a hole.
+    /// The device block of the looked-up block, and true if its extent is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
     /// The number of blocks from the looked-up block to the end of the extent or hole.
     pub(crate) len: u64,
@@ -147,14 +147,14 @@ impl ExtentMap {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
             // A missing extent was merged with the one before it. `join` merges only extents with
-            // the same mark, so it is marked correctly.
+            // the same mark (written or not), so the merged one is right.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // The last extent in `blocks` may now fit to the extent behind it. Merge them if they are
-        // adjacent on the device.
+        // The extent behind `blocks` may now have the same mark (written or not) as the last extent
+        // in `blocks`. Merge them if they are also adjacent on the device.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);

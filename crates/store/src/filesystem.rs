@@ -101,8 +101,8 @@ impl Store {
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
-        // The host has already allocated space for these blocks, so a file can use them even on a
-        // full host.
+        // The host has already allocated space for the unused blocks of the data device, so a file
+        // can use them even on a full host.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
@@ -365,7 +365,7 @@ impl FileSystem for Store {
         }
     }
 
-    /// Calls find most of their records in memory, and a wait for the disk is short.
+    /// Returns false: calls find most of their records in memory, and a wait for the disk is short.
     fn waits(&self) -> bool {
         false
     }

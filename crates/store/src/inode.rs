@@ -72,8 +72,8 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which this inode got a new attribute set. A second new set in the
-    /// same transaction may be queued for de-duplication (see `late`).
+    /// The last transaction in which this inode got a new attribute set. If it gets another set in
+    /// the same transaction, that set may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
     /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,

@@ -182,8 +182,8 @@ struct State {
     /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some. Then file data is
-    /// synced only as part of a commit (guarantee J.6).
+    /// True if the log holds file data, or a commit is about to append some. While it is true, file
+    /// data is synced only as part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
     /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is that
@@ -288,8 +288,8 @@ impl View {
         self.running.free(owner, runs);
     }
 
-    /// Appends to `out` the records of `kind` whose keys have `major` as their first number, in
-    /// ascending order of `minor`, their second number, beginning at `from`.
+    /// Appends to `out` records of `kind` whose keys have `major` as their first number. They are
+    /// in ascending order of their second number, `minor`, which begins at `from`.
     ///
     /// One call may return only a part of the records. Then it returns the number from which the
     /// next call continues. At the end, returns None.

@@ -10,8 +10,8 @@
 //! Otherwise the private block becomes a shared one. So of two equal blocks the older one usually
 //! stays.
 //!
-//! Two kinds of commits leave the inodes queued: those that make a change of names durable
-//! (`dirsync`), and those of a transaction with too many records in memory.
+//! Two kinds of commits do not de-duplicate the queued sets: those that make a change of names
+//! durable (`dirsync`), and those of a transaction with too many records in memory.
 //!
 //! # Invariants
 //! - L.1: an inode with the flag `is_waiting` is in the queue, or the thread in `Deferral::share`
@@ -61,7 +61,8 @@ pub(crate) struct Late {
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// Attribute block id (at the time of queuing) and inode number of each queued inode.
+    /// For each queued inode: the id of its attribute block at the time of queuing, and its inode
+    /// number.
     queued: Deferral<(u64, u64)>,
 }
 
@@ -152,8 +153,8 @@ impl Late {
         }
     }
 
-    /// Takes the attribute block out of an inode's state, and reads it if it is not in memory.
-    /// Returns None if there is no block, or if it cannot be read.
+    /// Takes the attribute block out of an inode's state, and reads the block if it is not in
+    /// memory. Returns None if there is no block, or if it cannot be read.
     fn block_of(&self, state: &mut State, view: &View) -> Option<Arc<Block>> {
         match (state.block.take(), state.record.xattr) {
             (_, 0) => None,

@@ -134,8 +134,8 @@ impl Layer {
         self.shard(owner).lock().freed.extend(runs);
     }
 
-    /// Returns up to `count_max` records of `kind` whose keys have `major` as their first number,
-    /// in ascending order of `minor`, their second number, beginning at `from`.
+    /// Returns up to `count_max` records of `kind` whose keys have `major` as their first number.
+    /// They are in ascending order of their second number, `minor`, which begins at `from`.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,

@@ -1,6 +1,8 @@
 //! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
-//! Returns the first device block behind the extent, or 0 if the extent is not written.
+//! A commit to the database writes several pages, and file data is synced on another device. So a
+//! small transaction is appended to the log instead, as one *entry*: its records, and the bytes
+//! that it wrote to files. Later they are also written to the database ([`crate::journal`]).
 //!
 //! Each commit to the database increments the *generation*, which makes all entries in the log
 //! void. Only a mount and `fsck` read the log.

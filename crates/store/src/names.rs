@@ -496,7 +496,8 @@ fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns 1 for a subdirectory, which links to its parent, otherwise 0.
+/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, otherwise
+/// 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

@@ -160,8 +160,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // The cache treats all numbers of users alike, except those at the maximum or just below
-        // it.
+        // `corewalk-mbcache` treats all numbers of users alike, except those at the maximum or just
+        // below it. So tell it only these.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }

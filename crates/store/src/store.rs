@@ -471,8 +471,8 @@ impl Store {
     /// de-duplication, de-duplicates them and calls `change` once more. The caller holds no lock
     /// and no handle of the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Another thread may empty the queue during `change`, which frees blocks too. So read its
-        // length before and after that.
+        // Another thread may empty the de-duplication queue during `change`, which frees blocks
+        // too. So read its length before and after that.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -608,7 +608,8 @@ impl Drop for Store {
             let _ = flusher.join();
         }
         self.late.share();
-        // A caller that needs to know whether the last commit succeeds calls `sync` first.
+        // A caller that needs to know whether the last commit succeeds calls `sync` before it drops
+        // the store.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }

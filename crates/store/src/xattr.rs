@@ -12,7 +12,8 @@
 //! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an
 //! inode with their NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs.
 //!
-//! A larger set of an older version may stay, but may only become smaller.
+//! An attribute set above these limits, made by an older version, is kept. It may only become
+//! smaller.
 //!
 //! The class of a name is the part before its first dot, such as `user`. A name of an unknown class
 //! is refused, and so is a name that consists only of a class. `user` attributes are allowed only

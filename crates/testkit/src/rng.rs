@@ -117,7 +117,7 @@ impl Drop for ReportSeed {
 #[derive(Clone, Debug)]
 pub struct Rng {
     /// # Invariants
-    /// The state is never zero, since xorshift makes only zeros of it.
+    /// The state is never zero, since xorshift makes only zeros from zero.
     state: u64,
     seed: Seed,
 }

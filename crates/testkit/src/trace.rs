@@ -52,8 +52,9 @@ pub fn mark() {
     let _parent = rustix::process::getppid();
 }
 
-/// Counts the system calls that a thread of a child process makes between two calls of [`mark`],
-/// until it ends. The thread has called [`trace_me`], and continues now.
+/// Counts the system calls that a thread of a child process makes between two calls of [`mark`].
+/// The thread has called [`trace_me`]. It continues now, and the count goes on until the thread
+/// ends.
 ///
 /// # Errors
 ///

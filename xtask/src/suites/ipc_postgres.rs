@@ -11,7 +11,8 @@
 //! be left.
 //!
 //! PostgreSQL refuses to run as root, so its server runs as the user `nobody`. The suite makes all
-//! checks twice: `corewalk` runs as `nobody`, and as root with su(1) below it.
+//! checks twice. The first time `corewalk` runs as `nobody`. The second time it runs as root, and
+//! su(1) changes to `nobody`.
 //!
 //! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1); su(1).
 

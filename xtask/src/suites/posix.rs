@@ -1,7 +1,7 @@
 //! Common test suites for file systems: pjdfstest, fsx and stress-ng.
 //!
 //! The program `corewalk-conformance` installs and runs pjdfstest and fsx, so the suites judge a
-//! mount as it does for its users.
+//! mount as that program does for its users.
 //!
 //! Source: `crates/conformance`, `stress-ng(1)`.
 

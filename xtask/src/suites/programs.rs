@@ -31,7 +31,7 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of `sysv_ipc` that must pass. It skips one more test.
+/// Minimum number of tests of `sysv_ipc` that must pass. `sysv_ipc` skips one more.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";

@@ -27,7 +27,8 @@ const SWITCHED: [&str; 4] =
 /// Orderings that need a reason. (`std::cmp::Ordering` has other names.)
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// Maximum number of lines from the start of an ORDERING comment to the ordering.
+/// Maximum number of lines from the start of an ORDERING comment to the code that names the
+/// ordering.
 const REASON_LINES: usize = 6;
 
 /// Returns a finding for each atomic or thread that does not come from `corewalk_base::primitives`.

@@ -9,8 +9,8 @@
 //!
 //! `before-global-lock`, `before-seqrwlock` and `before-seqlock` resolve names by RCU walk, as
 //! Linux has since 2.6.38: each dentry has its own sequence. A step to a child is valid if the
-//! sequence of the parent did not change since the walk reached it. The walk takes a reference only
-//! of the last dentry.
+//! sequence of the parent did not change since the walk reached the parent. The walk takes a
+//! reference only of the last dentry.
 //!
 //! A walk may miss a name that a rename moves between two hash chains. So a miss is valid only if
 //! the global rename sequence did not change. A rename holds the rename lock and the lock of the

@@ -100,9 +100,9 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     Timed { _guard, since: Some(since) }
 }
 
-/// Runs `work`. Counts its time as a lock section of this thread if `work` took a lock, which
-/// `count` shows: it returns how many calls took a lock so far. Adds the time of the two calls of
-/// `count` to `aside_ns`.
+/// Runs `work`. If `work` took a lock, counts its time as a lock section of this thread. `count`
+/// returns how many calls took a lock so far, so two calls of it show that. Their time is added to
+/// `aside_ns`.
 #[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
     if !Counting::is_on() {

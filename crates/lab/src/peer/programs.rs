@@ -33,7 +33,8 @@ const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 /// Returns the command that mounts `source` (`tmpfs`, a directory of the host, or a store) with
 /// corewalk. The mount options are those of the other servers.
 ///
-/// The program is `COREWALK_BIN`, or `corewalk` in the directory of the lab's own program.
+/// The program is the one that the variable `COREWALK_BIN` names, or `corewalk` in the directory of
+/// the lab's own program.
 ///
 /// # Errors
 /// An error if that program does not exist.

@@ -215,7 +215,7 @@ impl Run<'_> {
     }
 
     /// Measures `workload` on corewalk's tmpfs and on the host's tmpfs. If `before` is given, also
-    /// on that old dentry cache, with room for this number of names.
+    /// measures it on this old dentry cache, which gets room for this number of names.
     ///
     /// # Errors
     /// The errors of [`Run::measure`]; a file system cannot be prepared.

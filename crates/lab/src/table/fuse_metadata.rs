@@ -147,7 +147,7 @@ fn session(
         let server_ns = mount.cpu_ns();
         let slice = client::run_all(&mut clients, "go");
         let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
-        // The sum of a server's processor time is lower than before if threads of it have ended.
+        // If threads of the server have ended, the sum of its processor time is lower than before.
         // The difference then counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);

@@ -66,7 +66,7 @@ const DIRECTORIES: usize = 7;
 const LEAF: &[u8] = b"the-hot-leaf";
 
 /// The results of each worker in the phases `before`, `during` and `after`, and how often per
-/// second the locker took the lock in `during`.
+/// second the locker (the disturbing thread) took the lock in `during`.
 type Outcome = (Vec<Laps>, f64);
 
 /// A variant. `measure` takes the number of threads and the time of one phase.
@@ -101,7 +101,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures a variant, and adds its result rows. Repeats that if the locker was too slow.
+/// Measures a variant, and adds its result rows. If the locker (the disturbing thread) was too
+/// slow, measures again.
 fn record(
     samples: &mut Samples,
     variant: &Variant<'_>,
@@ -114,8 +115,8 @@ fn record(
         let (laps, locks_per_s) = measure(threads, settings.time_per_row / settings.rounds as u32);
         let slices = [0, 1, 2].map(|phase| crew::together(&laps, phase));
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
-        // A full run checks how often per second the locker took the lock. In a quick run that is
-        // only about ten times.
+        // A full run checks how often per second the locker (the disturbing thread) took the lock.
+        // In a quick run that is only about ten times.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
         ensure!(slices.iter().all(|slice| slice.wrong == 0), "{name}: an answer was wrong");
         if !has_worked || !(is_on_time || settings.size == Size::Quick) {

@@ -15,8 +15,8 @@
 //! - `cpus` (only with `blocked`): both workers on one processor, or on two.
 //!
 //! With `queue=blocked` one worker sends questions of 64 bytes over one queue, and another answers
-//! over a second one. Each receive blocks (`pingpong`). In these rows the units count round trips,
-//! and the processor time of the worker that asks.
+//! over a second one. Each receive blocks (`pingpong`). In these rows the unit is a round trip, and
+//! the processor time is that of the worker that asks.
 //!
 //! # Claims
 //! Each claim must hold for threads and for processes.

@@ -139,8 +139,8 @@ pub(super) fn hot(
         Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
         _ => load(&MAPS, corpus)?,
     };
-    // `Cwd` measures path translations of the host kernel, by getcwd(2). So its other variant,
-    // `Linux`, is left out.
+    // `Cwd` measures path translations of the host kernel, by getcwd(2). So the other variant of
+    // the host kernel, `Linux`, is left out.
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();

@@ -4,9 +4,9 @@
 //! three loads with several threads, on 80 cores and on a PC with 4: `find $HOME -size 0b`, `cat
 //! /proc/*/maps /proc/*/numa_maps` and `git diff`.
 //!
-//! The patches of document 000 hardly change the speed of these loads. Its figures are in
-//! `words.json`. Units: operations per second of wall time, all threads together, and nanoseconds
-//! of processor time per operation.
+//! The patches of document 000 hardly change the speed of these loads. The figures of the document
+//! are in `words.json`. Units: operations per second of wall time, all threads together, and
+//! nanoseconds of processor time per operation.
 //!
 //! Each file system has a tree of 20,000 real names, all of them in its dentry cache. Every thread
 //! runs the whole load again and again.

@@ -7,8 +7,8 @@
 //!
 //! # What the document measured
 //! P processes set the attribute of F files each, 50,000 times, to a random one of V values. The
-//! file system was ext4 on a ramdisk with 24 processors, and there were five designs of mbcache.
-//! The document's figures are below the rows (`published`).
+//! file system was ext4 on a ramdisk, and the machine had 24 processors. There were five designs of
+//! mbcache. The document's figures are below the rows (`published`).
 //!
 //! # Parameters, in document 004 and here
 //! - P, the processes: document 004 has 1, 2, 4 ... 64 on 24 processors, this table `--threads`. 1,

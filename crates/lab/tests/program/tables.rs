@@ -14,8 +14,8 @@ use crate::{lab, quick, rows, text};
 
 /// The tables that need /dev/fuse. Other tests run them.
 const ELSEWHERE: [&str; 1] = ["fuse-metadata"];
-/// The tables that measure file systems, with parameters of which at least one result row must have
-/// each.
+/// The tables that measure file systems. For each of them, the test looks for a result row with
+/// these parameters.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
     ("rename", &[("directories", "own-pair")]),
     ("create-one-dir", &[("directories", "one")]),

@@ -89,9 +89,9 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The root's count of subdirectories is still one too low. Its only subdirectory `sub`
-        // contains directory 2, and the count is 0. A move of `sub` out of the root would make the
-        // count negative, so it must fail.
+        // The root's stored count of subdirectories is still one too low: it is 0, although the
+        // root has the subdirectory `sub`. A move of `sub` out of the root would make the count
+        // negative, so it must fail.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),

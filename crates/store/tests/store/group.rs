@@ -23,8 +23,8 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after one operation. `begun_at` and `confirmed_at` count device calls:
-/// those before the operation began, and those before the fsync returned that has confirmed it.
+/// The state of a directory after one operation. `begun_at` is the number of device calls before
+/// the operation. `confirmed_at` is their number when the fsync returned that has confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
@@ -70,8 +70,8 @@ fn change(
     }
 }
 
-/// Runs the workload. Returns the device calls, how many of them had made all directories, and the
-/// states of each directory after each operation.
+/// Runs the workload. Returns the device calls, the number of calls after which all directories
+/// existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());

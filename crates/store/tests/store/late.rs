@@ -201,7 +201,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // As after a crash: the running transaction is not committed, so its blocks are not on disk.
+    // Look at the store as a crash would leave it: the running transaction is not committed, so its
+    // blocks are not on disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], false).unwrap();
     let stats = store.stats();
@@ -229,7 +230,7 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!([2, 3].map(|value| set_all(few, value)), [100, 100]);
     assert_eq!([4, 5].map(|value| set_all(others, value)), [QUEUED_MAX; 2]);
     store.sync().unwrap();
-    // All files in `few` share one block, and each 1024 of the files in `others` share one.
+    // All files in `few` share one block. The files in `others` share blocks of 1024 users each.
     let blocks = 1 + (others.len() as u64).div_ceil(1024);
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, blocks));
     // The commit has emptied the queue.

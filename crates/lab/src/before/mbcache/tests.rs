@@ -113,8 +113,8 @@ fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
             scope.spawn(move || {
                 for _ in 0..TURNS {
                     let found = index.find(1, &mut |_| {
-                        // ORDERING: Relaxed. The lock of the index orders this load and the changes
-                        // of `alone`.
+                        // ORDERING: Relaxed. The lock of the index orders this load and the stores
+                        // to `alone` by other threads.
                         assert_eq!(alone.load(Ordering::Relaxed), 0, "a thread has it alone");
                         true
                     });

@@ -171,8 +171,9 @@ mod tests {
     use crate::samples::{Metric, Samples};
     use crate::table::xattr::{bytes_per_file, cell};
 
-    /// Returns the result rows of all variants for one and two processes. `ours` has the throughput
-    /// of corewalk with one and two. `blocks` is the number of attribute blocks that corewalk uses.
+    /// Returns the result rows of all variants for one process and for two. `ours` has the
+    /// throughput of corewalk with one process and with two. `blocks` is the number of attribute
+    /// blocks that corewalk uses.
     fn rows(store: &str, ours: [f64; 2], blocks: u64) -> Vec<Row> {
         let mut samples = Samples::default();
         for (processes, ours) in [1, 2].into_iter().zip(ours) {

@@ -4,8 +4,8 @@
 //! had 24 processors and 64 GB of memory, and the file system was on a ramdisk.
 //!
 //! For each set of parameters there are five figures, one per design of mbcache. The fourth is the
-//! design that document 004 proposes. In [`super::VARIANTS`] `corewalk` has its place, which
-//! document 004 does not measure. A figure is missing where the machine "just dies due to
+//! design that document 004 proposes. `corewalk`, which document 004 does not measure, has that
+//! place in [`super::VARIANTS`]. A figure is missing where the machine "just dies due to
 //! softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).

@@ -9,8 +9,9 @@
 //! sharing there must be one block per 1024 files with the same value. The growth of the database
 //! includes records of changed inodes.
 //!
-//! One set of parameters has 1000 files with 10 attribute values, as `claims::space`. The other has
-//! 4000 files with one value, which needs several blocks of at most 1024 users.
+//! One set of parameters has 1000 files with 10 attribute values, the numbers for which
+//! `claims::space` states a claim. The other has 4000 files with one value, which needs several
+//! blocks of at most 1024 users.
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
