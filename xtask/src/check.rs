@@ -1,13 +1,13 @@
 //! A quick check of the changed crates: format, house style (`tidy`), tests against known bugs
 //! (`traps`), clippy and unit tests.
 //!
-//! A changed file is one that differs from the merge base with the main branch, committed or not.
-//! It belongs to the crate whose directory contains it. Clippy checks the changed crates and all
-//! crates that depend on them. `check` also runs the unit tests of the changed crates, and the
-//! changed test files in `tests/`.
+//! A changed file is one that differs from the merge base with the main branch. It belongs to the
+//! crate whose directory contains it. `check` runs clippy for the changed crates and all crates
+//! that depend on them, the unit tests of the changed crates, and the changed test files in
+//! `tests/`.
 //!
-//! The check is meant to run between two edits. It covers less than `ci`: no models (tests under a
-//! model checker), no mounts, and no tests of dependent crates.
+//! The check is meant to run between two edits. It has no models (tests under a model checker), no
+//! mounts, and no tests of dependent crates.
 //!
 //! Source: `CONTRIBUTING.md`.
 
@@ -23,7 +23,7 @@ use std::{
     process::Command,
 };
 
-/// The possible names of the main branch. The first name that exists in this repository is used.
+/// The possible names of the main branch, of which the first one that exists is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
 /// Files whose change affects all crates.
@@ -69,8 +69,7 @@ struct Package {
     name: String,
     /// The directory of the crate, relative to the root of the repository, with a slash at the end.
     folder: String,
-    /// The first word of each line in the crate's manifest. These words include the names of all
-    /// dependencies.
+    /// The first word of each line in the crate's manifest, among them all dependencies.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,
@@ -81,7 +80,7 @@ struct Package {
 struct Plan {
     /// The packages for clippy.
     linted: BTreeSet<String>,
-    /// The packages to test. Each has the cargo arguments that select the test targets to run.
+    /// The packages to test, with the cargo arguments that select test targets.
     tested: Vec<(String, Vec<String>)>,
 }
 
@@ -109,8 +108,6 @@ impl Plan {
 }
 
 impl Package {
-    /// Returns the cargo arguments that select the unit tests of the crate, and its changed test
-    /// targets in `tests/`.
     fn targets(&self, files: &[String]) -> Vec<String> {
         let mut targets = Vec::new();
         targets.extend(self.has_library.then(|| "--lib".to_owned()));
@@ -127,7 +124,7 @@ impl Package {
     }
 }
 
-/// Returns `name`, and the names of all packages that depend on it, directly or indirectly.
+/// Returns `name` and all packages that depend on it, directly or indirectly.
 fn with_dependents(packages: &[Package], name: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::from([name.to_owned()]);
     loop {
@@ -170,7 +167,7 @@ fn package_name(manifest: &str) -> Option<String> {
     package.split('"').nth(1).map(str::to_owned)
 }
 
-/// Returns the key of a line in a manifest: `corewalk` for the line `corewalk.workspace = true`.
+/// Returns the key of a line in a manifest, such as `corewalk` for `corewalk.workspace = true`.
 fn first_word(line: &str) -> Option<String> {
     line.trim().split(['.', '=', ' ']).next().map(str::to_owned)
 }

@@ -2,9 +2,8 @@
 //! ARM.
 //!
 //! Each check builds into a target directory of its own, so that no check makes another one build
-//! again. The checks with loom and shuttle run for each crate that has code only for these model
-//! checkers. A check fails if it runs no test. Otherwise models that are not compiled any more
-//! would go unnoticed.
+//! again. The checks with loom and shuttle run for each crate that has models for them. A check
+//! fails if it runs no test, so that models that are not compiled any more are noticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
@@ -37,8 +36,8 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// The module of `corewalk-testkit` whose tests do not run under miri. The module has no unsafe
-/// code. Its tests took two fifths of the time of all tests under miri.
+/// The module of `corewalk-testkit` that miri leaves out: it has no unsafe code, and took two
+/// fifths of the time.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 /// Runs the models under loom.
@@ -46,8 +45,7 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the loom models of the name cache. In each explored schedule, loom allows one preemption
-/// more than in the shorter check [`loom`].
+/// Runs the loom models of the name cache like [`loom`], but with one preemption more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom", "corewalk");
     command.args(["--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
@@ -73,7 +71,6 @@ pub(crate) fn crash(root: &Path) -> Outcome {
     models(root, "corewalk_crash", "crash_")
 }
 
-/// Runs the unit tests of the unsafe crates under miri, if the toolchain has it.
 pub(crate) fn miri(root: &Path) -> Outcome {
     miri_with(root, "")
 }
@@ -127,8 +124,8 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Compiles the workspace for 64-bit ARM, without warnings. If an emulator is installed, also runs
-/// the unit tests of [`ARM_PACKAGES`].
+/// Compiles the workspace for 64-bit ARM, without warnings. With an emulator, also runs the unit
+/// tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
     let mut add = Command::new("rustup");
     add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
@@ -163,8 +160,8 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Compiles each crate that has models for the model checker `cfg`, and runs its models. In a
-/// library, the models are the tests whose names contain `filter`.
+/// Runs the models of each crate that has any for the model checker `cfg`. In a library, the models
+/// are the tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -176,8 +173,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     for (package, target) in found {
         let mut command = models_of(root, cfg, &package);
         let what = match &target {
-            // Run only the models. Other unit tests would panic, because they use the model
-            // checker's atomics outside of a model.
+            // Other unit tests would panic, because they use the model checker's atomics outside of
+            // a model.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")
@@ -206,8 +203,8 @@ fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
 /// The cargo target that contains the models of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The library of a crate. Its models (tests under a model checker) are in modules whose names
-    /// start with the name of the model checker.
+    /// The library of a crate. Its models are in modules whose names start with the name of the
+    /// model checker.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
@@ -235,8 +232,8 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// Returns true if `file` has models, which are tests under the model checker of `cfg`. A file that
-/// uses `cfg` only to select types has no models.
+/// Returns true if `file` has models, which are tests under a model checker. A file that uses `cfg`
+/// only to select types has none.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -246,8 +243,7 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // Remove the variable `RUSTUP_TOOLCHAIN`. It would make every check use the toolchain of xtask,
-    // but some checks need another one.
+    // `RUSTUP_TOOLCHAIN` would make every check use the toolchain of xtask.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }
@@ -282,7 +278,6 @@ pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outco
     }
 }
 
-/// Returns how many tests have passed, according to the output of `cargo test`.
 fn passed_tests(output: &str) -> u64 {
     output
         .lines()
@@ -297,8 +292,8 @@ pub(crate) fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Allows mounts to use FUSE over io_uring. Does nothing without root, or if the kernel is older
-/// than Linux 6.14. In these cases mounts use `/dev/fuse`.
+/// Allows mounts to use FUSE over io_uring. Without root, or before Linux 6.14, mounts use
+/// `/dev/fuse`.
 pub(crate) fn enable_uring() {
     let _ = fs::write("/sys/module/fuse/parameters/enable_uring", "Y");
 }
@@ -314,8 +309,7 @@ pub(crate) fn transports(root: &Path) -> Outcome {
     for transport in ["uring", "fuser"] {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_TRANSPORT", transport);
-        // Select the whole workspace, as the step `tests` does. Then cargo uses the same features
-        // of all crates, and need not build them again.
+        // With the whole workspace, as in the step `tests`, cargo need not build the crates again.
         command.args(["test", "--workspace", "--test", "real"]);
         if transport == "fuser" {
             // Requests through fuser cannot reach an asynchronous back end.

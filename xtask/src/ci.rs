@@ -5,8 +5,8 @@
 //! command prints the time and the processor time of each step. It also prints how many steps
 //! passed, failed and were skipped. On two processors all steps take about 25 minutes.
 //!
-//! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
-//! `.ci/run`, a skipped step counts as failed.
+//! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains `all`, as in `.ci/run`, it
+//! counts as failed.
 //!
 //! `nightly` has longer versions of the randomized steps.
 //!
@@ -40,8 +40,7 @@ pub(crate) enum Extent {
 pub(crate) enum Tests<'a> {
     /// From a step of this run.
     Run,
-    /// The tests of the workspace were run before the start of xtask. The string is the exit status
-    /// of that run.
+    /// The exit status of the workspace's tests, which were run before the start of xtask.
     Ended(&'a str),
 }
 
@@ -61,7 +60,7 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     });
     tally.step("documentation", || documentation(root));
     // Trap T33, a lost update of a flag: two threads change two flags of one entry 100 million
-    // times, and no change may be lost. This takes about 20 s.
+    // times, which takes about 20 s.
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
@@ -93,7 +92,7 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
     let mut is_built = false;
     tally.step("release build", || {
         // The suites of back ends by path and of asynchronous ones use these examples. The step
-        // `tests` has built them, with the features of the whole workspace.
+        // `tests` has built them.
         let examples = ["build", "--workspace", "--example", "mirror", "--example", "async_memory"];
         let programs = ["build", "--release", "-p", "corewalk-cli", "-p", "corewalk-conformance"];
         let outcome = match cargo(root, &programs) {
@@ -123,14 +122,14 @@ pub(crate) fn format(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--check"])
 }
 
-/// Runs the torture test of the IPC crate. It kills `kills` processes at random moments.
+/// Runs the torture test of the IPC crate, which kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let kills = kills.to_string();
     let test = ["test", "--profile", "models", "-p", "corewalk-ipc", "--test", "torture", "--"];
     cargo(root, &[&test[..], &[&kills]].concat())
 }
 
-/// Runs the IPC test of damaged memory. It overwrites `words` words of a namespace while other
+/// Runs the IPC test of damaged memory, which overwrites `words` words of a namespace while other
 /// threads make calls.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = workspace_test(root, "hostile");
@@ -197,8 +196,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Returns an empty tally, which will count the outcomes of the steps of a run. If the
-    /// environment variable `COREWALK_REQUIRE` contains `all`, a skipped step counts as failed.
+    /// Returns an empty tally of the outcomes of the steps of a run.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -286,9 +284,8 @@ impl Tally {
         }
     }
 
-    /// Prints all steps and the counts, like [`Tally::finish`]. The steps of this tally together
-    /// are only one step of a larger run. If one of them was skipped, the larger step counts as
-    /// skipped.
+    /// Prints all steps and the counts, like [`Tally::finish`]. The steps of this tally are
+    /// together one step of a larger run, which counts as skipped if one of them was skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -309,12 +306,10 @@ fn children_cpu() -> Duration {
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the processor time of a process's children that have ended, in clock ticks of 10 ms.
-/// `stat` is the text of `/proc/PID/stat` of the process. The time is the sum of its fields
-/// `cutime` and `cstime`.
+/// Returns the processor time of a process's ended children, in clock ticks of 10 ms: the sum of
+/// the fields `cutime` and `cstime` of `stat`, the text of `/proc/PID/stat`.
 fn children_ticks(stat: &str) -> Option<u64> {
-    // Skip the name of the program. It may contain spaces and parentheses, and ends at the last
-    // parenthesis of the line.
+    // Skip the name of the program, which ends at the last parenthesis of the line.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)

@@ -1,10 +1,10 @@
 //! The development tasks of this repository: `cargo xtask TASK`.
 //!
 //! The steps of continuous integration are in this program, and not in the configuration of a CI
-//! service. So they run in the same way on a developer's machine. Each task of the program is a
-//! module, which prints its progress and returns an [`Outcome`].
+//! service, so that they run in the same way on a developer's machine. Each task is a module, which
+//! prints its progress and returns an [`Outcome`].
 //!
-//! This program uses only the standard library. It must build in seconds, and must not add
+//! This program uses only the standard library, so that it builds in seconds and adds no
 //! dependencies to the workspace.
 //!
 //! A task that cannot run on this machine prints `skipped: reason`. It counts as skipped and not as
@@ -55,7 +55,7 @@ pub(crate) enum Outcome {
     Passed,
     /// The task failed. The text gives the reason in one line.
     Failed(String),
-    /// The task cannot run on this machine, for the reason in the text.
+    /// The reason why the task cannot run on this machine.
     Skipped(String),
 }
 

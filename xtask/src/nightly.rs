@@ -1,8 +1,8 @@
 //! Long versions of the randomized tests, which take some hours.
 //!
-//! `cargo xtask ci` runs each randomized test for seconds. `nightly` runs each of them long enough
-//! to reach rare schedules and rare inputs. A test that fails prints its seed.
-//! `docs/developing/testing.md` describes how to repeat a run.
+//! `cargo xtask ci` runs each randomized test for seconds, and `nightly` long enough to reach rare
+//! schedules and rare inputs. A test that fails prints its seed. `docs/developing/testing.md`
+//! describes how to repeat a run.
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -23,8 +23,7 @@ struct Long {
 
 const STEPS: &[(&str, &str)] = &[("COREWALK_DIFFERENTIAL_OPS", "1000000")];
 
-/// The cargo arguments for the POSIX suites. Some of these suites run over io_uring, and others
-/// over `/dev/fuse`.
+/// The cargo arguments for the POSIX suites, some over io_uring and others over `/dev/fuse`.
 const POSIX_SUITES: &[&str] = &[
     "xtask",
     "suites",
@@ -114,7 +113,7 @@ const LONG: [Long; 13] = [
 /// Runs all tests and prints the outcome of each.
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
-    // Build all crates, even the benchmarks (`lab`), with the cargo profile of measurements and
+    // Build all crates, also the benchmarks (`lab`), with the cargo profile of measurements and
     // releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     for long in &LONG {

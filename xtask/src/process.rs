@@ -1,10 +1,9 @@
 //! Runs other programs with a time limit.
 //!
-//! Each command runs in a new process group, which gets SIGKILL after the time limit. If a process
-//! does not die because it is blocked in the kernel, the task reports that and continues. For
-//! example, a process that waits for a hung FUSE server may be in state D. The output of a command
-//! goes to the terminal or to a file. It never goes to a pipe, since a program blocks on a full
-//! pipe that is not read.
+//! Each command runs in a new process group, which gets SIGKILL after the time limit. A process
+//! that waits for a hung FUSE server may be blocked in the kernel (state D) and not die. Then the
+//! task reports that and continues. The output of a command goes to the terminal or to a file,
+//! since a program blocks on a full pipe.
 //!
 //! Source: `kill(1)`, `setpgid(2)`.
 
@@ -35,7 +34,7 @@ pub(crate) enum Ended {
     Signal(i32),
     /// The process was killed after its time limit.
     TimedOut,
-    /// The process got SIGKILL but has not ended, because it is blocked in the kernel.
+    /// The process got SIGKILL but is blocked in the kernel.
     Stuck,
     /// The process could not be started.
     NotStarted,
@@ -50,8 +49,8 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of a command. Exit status 0 is a pass, and any other end is a failure.
-    /// `what` names the command in messages.
+    /// Returns the outcome of a command: exit status 0 is a pass, and any other end a failure.
+    /// `what` names the command.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
@@ -117,7 +116,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     }
 }
 
-/// Waits for the end of `child`. Returns None if `child` has not ended within `limit`.
+/// Waits for `child`. Returns None if it has not ended within `limit`.
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
@@ -133,22 +132,19 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
 /// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // Kill the child by its own pid as well as by its process group, because it may not be the
-    // leader of a process group.
+    // The child may not lead its process group, so kill it by its own pid as well.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }
 
-/// Sends the signal `name` to `target`. `target` is a pid, or a process group with a `-` before its
-/// number.
+/// Sends the signal `name` to `target`, a pid, or a process group with a `-` before its number.
 pub(crate) fn signal(target: &str, name: &str) {
     let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
     // Ignore an error: it means that the target has already ended.
     drop::<io::Result<ExitStatus>>(sent);
 }
 
-/// Calls `is_done` repeatedly until it returns true. Returns false if it has not returned true
-/// within `limit`.
+/// Calls `is_done` until it returns true. Returns false if that takes longer than `limit`.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {

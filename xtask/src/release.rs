@@ -3,7 +3,7 @@
 //! The checks install the tools that they need. So they run in `cargo xtask nightly` and not in
 //! `.ci/run`.
 //!
-//! Source: the cargo book, "Publishing on crates.io", and the documentation of cargo-deny and of
+//! Source: the cargo book, "Publishing on crates.io"; the documentation of cargo-deny and of
 //! cargo-semver-checks. `docs/developing/release.md` has the steps of a release.
 
 use crate::{
@@ -51,8 +51,8 @@ pub(crate) fn licences(root: &Path) -> Outcome {
     process::run(&mut deny, STEP_LIMIT).outcome("cargo deny")
 }
 
-/// Compares the public interfaces with those of the last release. If an incompatible change needs a
-/// new major version, the check fails unless the manifest has that version.
+/// Compares the public interfaces with those of the last release. Fails after an incompatible
+/// change, unless the manifest has a new major version.
 pub(crate) fn interfaces(root: &Path) -> Outcome {
     let Some(tag) = last_release(root) else {
         return Outcome::Skipped("there is no release to compare with".to_owned());
@@ -66,15 +66,14 @@ pub(crate) fn interfaces(root: &Path) -> Outcome {
     process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
-/// Builds all published crates from their packages. If a file is missing in a package, the build
-/// fails.
+/// Builds all published crates from their packages, which fails if a file is missing in a package.
 pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));
     ci::cargo(root, &words)
 }
 
-/// Installs a subcommand of cargo below `target`, and returns the path of its program.
+/// Installs a subcommand of cargo below `target`, and returns its path.
 fn installed(root: &Path, name: &str) -> Result<PathBuf, Outcome> {
     let tools = root.join("target/tools");
     let mut install = Command::new("cargo");

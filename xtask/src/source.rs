@@ -1,14 +1,13 @@
 //! Reads the Rust files that tidy checks, and splits each line into code and comment.
 //!
 //! A rule about code must ignore comments and strings, and a rule about comments must ignore code.
-//! For that, tidy needs no parser. It has a scanner that knows Rust's comments, strings, raw
-//! strings and character literals. The scanner keeps line numbers. It drops the content of strings,
-//! so that bad code in a test of tidy is not a finding.
+//! So tidy has a scanner that knows Rust's comments, strings, raw strings and character literals,
+//! and no parser. It drops the content of strings, so that bad code in a test of tidy is not a
+//! finding.
 //!
 //! # Limits
 //!
-//! The scanner does not expand macros and does not follow `include!`. This repository rarely needs
-//! either.
+//! The scanner does not expand macros and does not follow `include!`.
 //!
 //! Source: The Rust Reference, "Lexical structure".
 
@@ -103,8 +102,7 @@ pub(crate) fn collect_rust(root: &Path) -> io::Result<Vec<RustFile>> {
         .collect()
 }
 
-/// Returns true if `text` contains `word` with no letter, digit or underscore directly before or
-/// after it.
+/// Returns true if `text` contains `word` with no letter, digit or underscore beside it.
 pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let is_inner = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -218,8 +216,7 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// If a raw string starts at the current position, returns the number of `#` before its opening
-    /// quote. Otherwise returns None.
+    /// If a raw string starts here, returns the number of `#` before its opening quote.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,

@@ -1,10 +1,9 @@
-//! Test suites of other projects, and real programs. They run on a mount, or on the System V IPC of
-//! corewalk.
+//! Test suites of other projects, and real programs, on a mount or on the System V IPC of corewalk.
 //!
 //! Each suite runs in new mount and pid namespaces, so that its mounts and processes end with it.
-//! In the machine's own namespaces, a hung FUSE server would block `df`, `sync` and all programs
-//! that walk the mount table. Each command of a suite has a time limit. After the limit, the suite
-//! aborts the FUSE connection, kills the server, and fails.
+//! Otherwise a hung FUSE server would block `df`, `sync` and all programs that walk the mount
+//! table. After the time limit of a command, the suite aborts the FUSE connection, kills the
+//! server, and fails.
 //!
 //! | module | contents |
 //! |---|---|
@@ -21,9 +20,9 @@
 //! The program under test is `target/release/corewalk`, or the path in `COREWALK_PROGRAM`. The
 //! suites expect the following:
 //!
-//! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground. It prints the line `mounted
+//! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
 //!   tmpfs on MNT` when the mount is ready.
-//! - On SIGTERM it unmounts the mount and exits with status 0.
+//! - On SIGTERM it unmounts and exits with status 0.
 //! - `corewalk stat MNT --json` prints counters.
 //!
 //! The suites of pjdfstest and fsx also need `target/release/corewalk-conformance`.
@@ -93,15 +92,14 @@ pub(crate) const CI: [&[&str]; 2] = [
     ],
 ];
 
-/// The exit status that reports a skipped suite, as in automake. The process inside the namespaces
-/// reports to its parent in this way.
+/// The exit status by which the process inside the namespaces reports a skipped suite, as in
+/// automake.
 const SKIPPED_STATUS: i32 = 77;
 
 /// Maximum number of attempts to download a tool.
 const INSTALL_TRIES: u32 = 3;
 
-/// The programs that are needed to build and to run pjdfstest, with the names of their Debian
-/// packages.
+/// The programs that pjdfstest needs, with the names of their Debian packages.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
@@ -274,8 +272,7 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     }
 }
 
-/// Runs the suite `name` in this process, which [`run_one`] has started in new mount and pid
-/// namespaces.
+/// Runs the suite `name` in this process, which [`run_one`] has started in new namespaces.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
@@ -289,8 +286,8 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// Returns the exit status for an outcome. By this status, the process inside the namespaces
-/// reports the outcome to [`run_one`].
+/// Returns the exit status by which the process inside the namespaces reports the outcome to
+/// [`run_one`].
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,

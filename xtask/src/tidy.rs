@@ -1,8 +1,8 @@
 //! Checks the rules of the house style that a program can check.
 //!
-//! A finding is one line, `file:line: rule: what to do instead`, in a form that editors understand.
-//! The compiler and clippy check other rules. For example, `clippy::too_many_lines` limits
-//! functions, and `clippy::undocumented_unsafe_blocks` demands comments on unsafe blocks.
+//! A finding is one line, `file:line: rule: what to do instead`, which editors understand. Other
+//! rules are those of the compiler and of clippy, for example `clippy::too_many_lines` and
+//! `clippy::undocumented_unsafe_blocks`.
 //!
 //! | module | rules |
 //! |---|---|
@@ -13,8 +13,7 @@
 //! | `layers` | dependencies between crates and between modules, crates that may have unsafe code |
 //!
 //! A rule is a function that takes a file, or all files, and returns findings. The tests of each
-//! rule have a bad sample, in which the rule must find something, and a good sample, in which it
-//! must find nothing.
+//! rule have a bad sample with a finding, and a good sample without one.
 //!
 //! Source: `docs/developing/style.md`; TigerBeetle's `tidy.zig`.
 

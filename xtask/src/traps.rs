@@ -2,12 +2,12 @@
 //!
 //! `docs/developing/traps.md` numbers bugs that other systems have had, the traps. A test that
 //! would catch such a bug names it in its doc comment: `Trap T13.`, or `Traps T13, T14.`. This
-//! module reads the doc comments of all tests and prints a table. A trap that the design makes
-//! impossible has no test. Instead, a line in `docs/developing/races.md` gives the argument: `-
-//! T12: why it cannot happen.`. All tests that `docs/developing/races.md` names must exist.
+//! module prints a table of these tests. For a trap that the design makes impossible, a line in
+//! `docs/developing/races.md` gives the argument: `- T12: why it cannot happen.`. All tests that
+//! `races.md` names must exist.
 //!
 //! A test is a function with `#[test]`, or an item with a `compile_fail` example in its
-//! documentation. The doc comment of any other item may mention a trap, but does not cover it.
+//! documentation. Other items that mention a trap do not cover it.
 //!
 //! Source: `docs/developing/traps.md`.
 
@@ -22,19 +22,18 @@ use std::{
     path::Path,
 };
 
-/// The traps (numbered bugs of other systems) that this project must cover, by a test or by a
-/// written reason. All other traps are about parts of the project that do not exist yet.
+/// The traps (numbered bugs of other systems) that this project must cover. All others are about
+/// parts that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 
 const RACES: &str = "docs/developing/races.md";
 
-/// The directory of xtask. Its tests contain samples of doc comments that cite traps, but these do
-/// not count as tests of the traps.
+/// The directory of xtask, whose tests contain samples of doc comments that cite traps.
 const OWN_FOLDER: &str = "xtask/";
 
-/// Tells whether the command `traps` fails if a trap (a known bug of other systems) is open. An
-/// open trap has neither a test nor a written reason why it cannot happen.
+/// Whether the command `traps` fails if a trap (a known bug of other systems) has neither a test
+/// nor a written reason why it cannot happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// List all traps, the open ones included.
@@ -47,8 +46,8 @@ pub(crate) enum Strictness {
 type Trap = (char, u32);
 
 /// Prints the tests of each trap (known bug), or the written argument that covers it. With
-/// [`Strictness::Demand`], prints only the traps without a test and without an argument. A long
-/// table would push the output of earlier checks off the screen.
+/// [`Strictness::Demand`], prints only open traps, since a long table would push earlier output off
+/// the screen.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -93,8 +92,7 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns the traps that tests of `file` cite, each with the file, the line and the name of the
-/// test.
+/// Returns the traps that tests of `file` cite, with the file, the line and the name of the test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();
@@ -119,8 +117,7 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true if the line contains only a comment. Such a line may stand between a doc comment
-/// and its item.
+/// Returns true for a line with only a comment, which may stand between a doc comment and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -151,8 +148,8 @@ fn cited(docs: &str) -> Vec<Trap> {
     traps
 }
 
-/// Returns the traps for which `races` gives the reason why they cannot happen here. `races` is the
-/// text of `docs/developing/races.md`.
+/// Returns the traps for which `races` (`docs/developing/races.md`) gives the reason why they
+/// cannot happen.
 fn argued(races: &str) -> BTreeMap<Trap, String> {
     let line = |line: &str| {
         let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;
@@ -166,8 +163,8 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
-/// Returns the names of tests that occur in backticks in `races`, but that no file defines. A name
-/// with at least three underscores counts as the name of a test.
+/// Returns the names of tests in backticks in `races` that no file defines. A name with at least
+/// three underscores is that of a test.
 fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
     let defined: BTreeSet<&str> = files
         .iter()

@@ -1,10 +1,9 @@
-//! The designs with which the benchmark tables `lookup` and `path` compare corewalk. Corewalk and
-//! each of these designs is a variant, and all variants implement one trait.
+//! The designs with which the tables `lookup` and `path` compare corewalk. All of these variants
+//! implement one trait.
 //!
 //! A variant answers three kinds of questions (`questions::Op`): lookups of a name, walks of a
 //! path, and the path of an inode. Each variant has its own compiled copy of the measuring loop, so
-//! no virtual call is part of an operation. Only the call that starts a slice (a timed run of many
-//! operations) is virtual.
+//! no virtual call is part of an operation.
 //!
 //! | variant | design |
 //! |---|---|
@@ -38,8 +37,8 @@ pub(crate) trait Namespace: Send + Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
 
-    /// Returns the inode number of `name` in the directory `parent`, and adds one reference for the
-    /// FUSE client (`nlookup`).
+    /// Returns the inode number of `name` in the directory `parent`, and adds one client lookup
+    /// (`nlookup`).
     fn lookup(&self, _parent: u64, _name: &[u8]) -> Option<u64> {
         None
     }
@@ -59,8 +58,8 @@ pub(crate) trait Namespace: Send + Sync {
         false
     }
 
-    /// Returns the inode number of an entry in this implementation. `ino` is the number of the same
-    /// entry in the tree of names (`Corpus`) from which all variants are loaded.
+    /// Returns the inode number of an entry in this implementation. `ino` is its number in the tree
+    /// of names (`Corpus`).
     fn number(&self, ino: u64) -> u64 {
         ino
     }
@@ -68,9 +67,8 @@ pub(crate) trait Namespace: Send + Sync {
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
 
-    /// Returns the counters of this implementation: the lookups that it sent to its file system,
-    /// the bytes in use, and the restarts. A restart is a walk or path translation that began again
-    /// because of a rename. An implementation without counters returns 0 for all.
+    /// Returns the counters of this implementation: lookups sent to its file system, bytes in use,
+    /// and restarts of walks or path translations because of a rename. All are 0 without counters.
     fn stats(&self) -> Stats {
         Stats::default()
     }
@@ -107,10 +105,9 @@ pub(crate) trait Namespace: Send + Sync {
     }
 }
 
-/// Joins some names to an absolute path. The names are in order from the leaf to the root.
+/// Joins names, in order from the leaf to the root, to an absolute path.
 ///
-/// All names are known before the path is built, so its length is known, and it is allocated only
-/// once.
+/// The length of the path is known, so it is allocated only once.
 pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     let mut path =
         Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum::<usize>().max(1));

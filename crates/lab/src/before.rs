@@ -2,9 +2,8 @@
 //! `mbcache` has the indexes of document 004, and `sems` the semaphore sets of document 002.
 //!
 //! A benchmark that repeats the measurement of a document needs the designs that the document
-//! compared. This module has four designs of a dentry cache. They share one tree (`tree`), so a
-//! benchmark compares lock protocols and not memory layouts. The designs differ in the locks of a
-//! path translation, of a lookup and of a rename (`design`).
+//! compared. The four designs share one tree (`tree`), so a benchmark compares lock protocols and
+//! not memory layouts.
 //!
 //! - `before-global-lock` (Linux 3.8): a path translation takes the rename lock for writing, and
 //!   the lock of each dentry. A lookup is an RCU walk. A rename takes the rename lock.
@@ -17,12 +16,14 @@
 //!   `dcache_lock`.
 //!
 //! # How fair they are
-//! Each design is a small model of a kernel's dentry cache. It is faster than the kernel, since it
-//! has no permissions, mounts, symbolic links, negative dentries, eviction or file system below.
-//! The locks of all designs are those of `corewalk_base`, which sleep when a wait is long; the
-//! kernel's locks spin. The memory of a dentry is type-stable, like `SLAB_TYPESAFE_BY_RCU`, so no
-//! design waits for a grace period. The inode number is the index of the dentry, so a call finds
-//! the dentry directly, as a kernel does with a pointer. corewalk has to look the inode number up.
+//! The designs are faster than a kernel. They have no permissions, mounts, symbolic links, negative
+//! dentries, eviction or file system below.
+//! - The locks are those of `corewalk_base`, which sleep when a wait is long; the kernel's locks
+//!   spin.
+//! - The memory of a dentry is type-stable, like `SLAB_TYPESAFE_BY_RCU`, so no design waits for a
+//!   grace period.
+//! - The inode number is the index of the dentry, like a pointer in a kernel. corewalk has to look
+//!   it up.
 //!
 //! # Locks and their order
 //! 1. The lock for moves between directories (`s_vfs_rename_mutex`).
@@ -32,8 +33,7 @@
 //! 5. The lock of one chain of the hash table, then a list of free dentries.
 //!
 //! # Not implemented
-//! No design replaces an existing name, makes hard links or removes directories, since no benchmark
-//! needs that.
+//! No design replaces an existing name, makes hard links or removes directories.
 //!
 //! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney,
 //! Sarma, Soni, 2004). The protocols are those of Linux `fs/dcache.c`, `fs/d_path.c` and
@@ -58,12 +58,11 @@ use crate::job::User;
 
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
-    /// Returns the inode number of a name. As fstatat(2) does, the lookup takes a reference of the
-    /// dentry and drops it.
+    /// Returns the inode number of a name. Takes a reference of the dentry and drops it, as
+    /// fstatat(2) does.
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
 
-    /// Makes an inode with a name, and returns the number of the inode. Returns None if the name
-    /// exists.
+    /// Makes an inode with a name, and returns its number, or None if the name exists.
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64>;
 
     /// Removes the name of a file. Returns false if the directory has no such file.
@@ -75,11 +74,10 @@ pub(crate) trait Dentries: Namespace {
     }
 }
 
-/// Makes all names of the tree `corpus` in the empty dentry cache `dentries`, and returns the
-/// cache.
+/// Makes all names of the tree `corpus` in the empty `dentries`, and returns it.
 ///
 /// # Panics
-/// If `dentries` is not empty, or has too few free dentries for the tree.
+/// If `dentries` is not empty, or has too few free dentries.
 pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
     for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
         let made = dentries.create(corpus.parent(ino), corpus.name(ino), corpus.kind(ino));

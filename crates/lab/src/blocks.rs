@@ -1,12 +1,11 @@
-//! Stores of extended attributes that share blocks with equal attributes. Each store can use
-//! several indexes.
+//! Stores of extended attributes that share equal blocks. Each can use one of several indexes.
 //!
-//! A file system that keeps the attributes of a file in a block can store equal blocks once, and
-//! count the users of a block. It needs an index from the hash of the content to the blocks with
-//! that hash. Document 004 (mbcache) compares such indexes.
+//! A file system can store equal attribute blocks once, and count the users of each. It needs an
+//! index from the hash of a content to the blocks with that hash. Document 004 (mbcache) compares
+//! such indexes.
 //!
-//! Each store in this module is generic over the index ([`corewalk_store::ShareIndex`]), so every
-//! design is measured with the same store.
+//! Each store in this module is generic over the index ([`corewalk_store::ShareIndex`]), so that
+//! every design is measured with the same store.
 //!
 //! | variant | index |
 //! |---|---|
@@ -14,9 +13,9 @@
 //! | `off` | none: each file has its own block, and the store hashes nothing |
 //! | `before-mbcache`, `plain-lru`, `lru-per-shard` | `before::mbcache` |
 //!
-//! The benchmark table `xattr` uses an [`AttrStore`]: a store with files that have one attribute
-//! each. The stores in memory (`memory`) and on disk (`disk`) are measured with each index of the
-//! list. The tmpfs (`tmpfs`) shares equal attributes by its own index, or has sharing switched off.
+//! An [`AttrStore`] is a store with files that have one attribute each. The stores in memory
+//! (`memory`) and on disk (`disk`) are measured with each index of the list. The tmpfs (`tmpfs`)
+//! shares equal attributes by its own index, or has sharing switched off.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -60,8 +59,8 @@ pub(crate) trait AttrStore: Sync {
     /// Removes the attributes of all files of a worker.
     fn clear(&self, worker: usize);
 
-    /// Checks that the user counts of all blocks, and the entries of the index, agree with the
-    /// files. Returns the number of blocks in use. No worker may run meanwhile.
+    /// Checks that the user counts of all blocks, and the index, agree with the files. Returns the
+    /// number of blocks in use. No worker may run meanwhile.
     ///
     /// # Errors
     /// Counts that do not agree.
@@ -70,19 +69,18 @@ pub(crate) trait AttrStore: Sync {
     /// Makes all sets durable, where that means something.
     fn sync(&self) {}
 
-    /// Closes the store. If it has a database, checks that the database has `blocks` attribute
-    /// blocks.
+    /// Closes the store. If it has a database, that must have `blocks` attribute blocks.
     ///
     /// # Errors
-    /// An error if the database does not have exactly as many attribute blocks as the argument
-    /// says, or if the store is not consistent.
+    /// The database does not have exactly `blocks` attribute blocks, or the store is not
+    /// consistent.
     fn check(self: Box<Self>, _blocks: u64) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// Returns the measured designs of the de-duplication index, each with room for `entries` blocks.
-/// They are in the order of document 004 (the rewrite of mbcache).
+/// Returns the measured designs of the de-duplication index, with room for `entries` blocks, in the
+/// order of document 004.
 ///
 /// # Errors
 /// If there is no memory for one.

@@ -1,12 +1,11 @@
-//! The clients that a benchmark starts on a mount. A client is a process that works in its own
-//! directory, phase by phase.
-//!
-//! Clients are processes, since the threads of one process share a descriptor table, and the lock
-//! of that table would be measured.
-//!
-//! The benchmark starts each phase in all clients at once. A client waits for a line on its input
-//! and runs the next phase. Then it writes a line with the number of operations and the time of the
+//! The clients of a benchmark on a mount: processes that work in their own directories, phase by
 //! phase.
+//!
+//! Clients are processes, since the threads of one process would contend for the lock of their
+//! descriptor table.
+//!
+//! The benchmark starts each phase in all clients at once, by a line on their input. A client runs
+//! the phase, and writes a line with the number of operations and the time.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)
@@ -34,8 +33,8 @@ use crate::cpus;
 use crate::crew::Slice;
 use crate::machine::thread_cpu_ns;
 
-/// The phases `create+fsync` and `write+fsync` use only one of 40 files, and at most 25 files per
-/// client, since an fsync takes milliseconds.
+/// The phases `create+fsync` and `write+fsync` use one of 40 files, and at most 25 per client,
+/// since an fsync takes milliseconds.
 const SYNC_SHARE: usize = 40;
 const SYNC_FILES_MAX: usize = 25;
 /// Bytes that are written before fsync(2).
@@ -43,8 +42,7 @@ const BLOCK: [u8; 4096] = [0x5a; 4096];
 /// Bytes of an attribute.
 const XATTR_BYTES: usize = 1024;
 
-/// The phases in the order in which they are measured. The last two phases use a few files, all
-/// other phases use all files.
+/// The phases in their order. The last two use a few files, all others use all files.
 pub(crate) const PHASES: [&str; 8] = [
     // open(2) with `O_CREAT|O_EXCL`, and close(2).
     "create",
@@ -66,12 +64,11 @@ pub(crate) const PHASES: [&str; 8] = [
     "write+fsync",
 ];
 
-/// Returns true if the operations of a phase call fsync(2), and so wait for a disk.
+/// Returns true if a phase calls fsync(2), and so waits for a disk.
 pub(crate) fn is_sync(phase: &str) -> bool {
     phase.ends_with("fsync")
 }
 
-/// Returns the number of operations that a client with `files` files does in a phase.
 fn operations(phase: &str, files: usize) -> usize {
     if is_sync(phase) { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
 }
@@ -84,8 +81,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `program`, which is the lab itself, as a client with the arguments `args`. The client
-    /// gets the environment of this process and the variables in `environment`.
+    /// Starts `program`, the lab itself, as a client with the arguments `args`. Adds `environment`
+    /// to the client's environment.
     ///
     /// # Errors
     /// If the process does not start.
@@ -112,12 +109,12 @@ impl Client {
     /// # Errors
     /// If it has ended.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
-        // Write each line by one call, so that a client never reads a part of a line.
+        // One call per line, so that a client never reads a part of a line.
         self.commands.write_all(format!("{line}\n").as_bytes()).context("a client has ended")
     }
 
-    /// Waits for the client's answer to the last command line that it was given. Returns the answer
-    /// as a [`Slice`]: the number of operations, wall time and processor time.
+    /// Waits for the client's answer to the last command line. Returns it as a [`Slice`]: the
+    /// number of operations, wall time and processor time.
     ///
     /// # Errors
     /// If the client found something wrong, or has ended.
@@ -147,8 +144,8 @@ impl Drop for Client {
     }
 }
 
-/// Sends a line to each client, waits until all have answered, and returns the sum of the results
-/// that they measured as one [`Slice`].
+/// Sends a line to each client, waits until all have answered, and returns the sum of their
+/// results.
 ///
 /// # Errors
 /// If a client has ended, or found something wrong.
@@ -222,8 +219,8 @@ fn write_block(file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes the files that the phases `create+fsync` and `write+fsync` wrote. First checks that each
-/// file has the size of one write.
+/// Checks the size of the files that the phases `create+fsync` and `write+fsync` wrote, and removes
+/// them.
 fn remove_synced(names: &[PathBuf]) -> anyhow::Result<()> {
     for name in &names[..operations("create+fsync", names.len())] {
         let size = fs::symlink_metadata(name)?.len();

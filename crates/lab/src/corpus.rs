@@ -1,28 +1,25 @@
 //! A tree of real file names. All variants of a benchmark table hold the same tree.
 //!
-//! Random names make some designs look better than they are, because such names are short, alike
-//! and evenly spread. So the tree consists of the names below `/usr` on this machine, in the order
-//! of a plain walk, up to a given number. If `/usr` has too few names, the lab adds random ones,
-//! and the run reports how many.
+//! Random names are short, alike and evenly spread, which makes some designs look better than they
+//! are. So the tree consists of the names below `/usr` on this machine, up to a given number. If
+//! these are too few, the lab adds random ones, and the run reports how many.
 //!
 //! On a Debian with compilers `/usr` has more than 100,000 entries. In a tree of 100,000 entries
 //! the mean depth is 7 levels, and the mean length of a name is 21 bytes.
 //!
-//! The random names form a tree similar to `/usr`. They are as long as the names below `/usr`
-//! ([`LENGTHS`]). A directory has 16 names, of which 5 are directories. So a tree of 100,000 random
-//! names has 7 levels, and one of a million has 8.
+//! The random names form a tree like `/usr`, with names of the same lengths ([`LENGTHS`]). A
+//! directory has 16 names, of which 5 are directories. So a tree of 100,000 random names has 7
+//! levels, and one of a million has 8.
 //!
 //! # How it works
-//! Entries have numbers from 1 on, and number 1 is the root. The children of a directory have
-//! successive numbers in the order of their names. These numbers are larger than that of the
-//! directory. So a range of numbers is enough to list the children of a directory, and a single
-//! pass from the end computes the sizes of all subtrees.
+//! Entries have numbers, the root number 1. The children of a directory have successive numbers in
+//! the order of their names, larger than that of the directory. So a range of numbers lists the
+//! children, and a single pass from the end computes the sizes of all subtrees.
 //!
 //! Every tree has the directory `/synthetic`, as the target of renames.
 //!
 //! # Limits
-//! The walk that collects the names does not follow symbolic links, and does not enter file systems
-//! that are mounted below `/usr`.
+//! The collection of names follows no symbolic links, and enters no file system below `/usr`.
 //!
 //! Source: hier(7), for the contents of `/usr`.
 
@@ -48,8 +45,8 @@ pub(crate) const SYNTHETIC: u64 = 2;
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
-/// The lengths of random names in bytes. They are quantiles of the lengths of 152,000 real names,
-/// those below `/usr` on a Debian with compilers.
+/// The lengths of random names in bytes: quantiles of the 152,000 names below `/usr` on a Debian
+/// with compilers.
 const LENGTHS: [usize; 20] =
     [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
@@ -68,7 +65,7 @@ struct Entry {
 }
 
 impl Corpus {
-    /// Returns a tree of `wanted` entries, among them the root, `/synthetic` and `/usr`.
+    /// Returns a tree of `wanted` entries, with the root, `/synthetic` and `/usr`.
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let root = Entry { parent: 0, children: 0..0, name: Box::default(), is_directory: true };
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), made_up: 0 };
@@ -100,12 +97,10 @@ impl Corpus {
         &self.entry(ino).name
     }
 
-    /// Returns true if the entry with this inode number is a directory.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.entry(ino).is_directory
     }
 
-    /// Returns the kind of an entry: a directory or a regular file.
     pub(crate) fn kind(&self, ino: u64) -> FileKind {
         if self.is_directory(ino) { FileKind::Directory } else { FileKind::Regular }
     }
@@ -131,8 +126,8 @@ impl Corpus {
         &self.entries[ino as usize - 1]
     }
 
-    /// Reads directories below `/usr` until the tree has enough entries. Only the last directory
-    /// may be incomplete.
+    /// Reads directories below `/usr` until the tree has enough entries. Only the last one may be
+    /// incomplete.
     fn read_real(&mut self, wanted: usize) {
         let Ok(device) = fs::symlink_metadata(SOURCE).map(|source| source.dev()) else { return };
         let mut stack: Vec<(u32, PathBuf)> = vec![(2, PathBuf::from(SOURCE))];
@@ -154,7 +149,7 @@ impl Corpus {
         }
     }
 
-    /// Adds random names until the tree has enough entries. The names are the same in each run.
+    /// Adds random names, the same in each run, until the tree has enough entries.
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
@@ -174,8 +169,8 @@ impl Corpus {
         }
     }
 
-    /// Appends the sorted children of the directory with index `index` to the tree. Returns the
-    /// index of the first child.
+    /// Appends the sorted children of the directory with index `index`. Returns the index of the
+    /// first one.
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
@@ -187,8 +182,8 @@ impl Corpus {
     }
 }
 
-/// Returns a random name. It starts with `at`, the number of the name in its directory, so it is
-/// unique in that directory.
+/// Returns a random name that starts with `at`, its number in the directory, so that it is unique
+/// there.
 fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
     let mut name = format!("{at:02}").into_bytes();
@@ -196,8 +191,8 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// Returns the sorted names in a directory, each with true if the name is that of a directory. If
-/// the directory cannot be read, returns no names.
+/// Returns the sorted names in a directory, each with true if it is a directory. Returns none if
+/// the directory cannot be read.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };
     let mut children: Vec<_> = entries

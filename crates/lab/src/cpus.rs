@@ -13,8 +13,8 @@ pub(crate) fn all() -> anyhow::Result<CpuSet> {
     sched_getaffinity(None).context("sched_getaffinity")
 }
 
-/// Returns the numbers of the processors that the calling thread may use. If the kernel does not
-/// report them, returns only processor 0.
+/// Returns the processors that the calling thread may use, or only processor 0 if the kernel does
+/// not tell.
 pub(crate) fn each() -> Vec<usize> {
     let all = all().unwrap_or_else(|_| one(0));
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
@@ -27,14 +27,14 @@ pub(crate) fn one(cpu: usize) -> CpuSet {
     one
 }
 
-/// Pins the calling thread to one processor, and with it the threads that it starts later. If that
-/// processor is not available, the scheduler chooses one.
+/// Pins the calling thread, and the threads that it starts later, to one processor if that is
+/// available.
 pub(crate) fn pin(cpu: usize) {
     let _ = sched_setaffinity(None, &one(cpu));
 }
 
-/// Pins the calling thread, and the threads that it starts later, to the first processor that the
-/// thread may use.
+/// Pins the calling thread, and the threads that it starts later, to the first processor that it
+/// may use.
 ///
 /// # Errors
 /// The error of sched_setaffinity(2).

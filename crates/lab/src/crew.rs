@@ -1,31 +1,28 @@
-//! Runs one slice of a measurement. A slice is a timed run of worker threads that start at the same
-//! time. One further thread may disturb the workers.
+//! Runs one slice of a measurement: a timed run of worker threads that start at the same time. One
+//! further thread may disturb the workers.
 //!
 //! # How it works
-//! In each slice (a timed run of all workers), each worker gets a [`Turn`]. First the worker opens
-//! its files. Then it passes its work to [`Turn::run`], which waits until all workers are ready.
-//! After that, `Turn::run` starts to measure, and does one job after the other until the slice is
-//! over.
+//! In each slice (a timed run of all workers), each worker gets a [`Turn`]. It opens its files, and
+//! passes its work to [`Turn::run`], which waits until all workers are ready. Then `Turn::run`
+//! starts to measure, and does one job after the other until the slice is over.
 //!
 //! The thread that called [`run`] sleeps for the time of the slice, and then tells the workers that
 //! it is over.
 //!
 //! The rate of a worker is its number of operations divided by its own wall time. The slice also
-//! records the processor time of its workers.
+//! has the processor time.
 //!
 //! A slice (a timed run of the workers) may have several phases, each with its own counts. The
-//! workers do the same work in each phase. Only the thread that disturbs the workers may act
-//! differently from phase to phase.
+//! workers do the same work in each phase. Only the thread that disturbs them may act differently.
 //!
-//! If there are several workers and enough processors, each worker is pinned to a processor of its
-//! own. Two threads on one processor never run at the same time. So the measurement would not show
-//! how much they slow each other down.
+//! Each of several workers is pinned to a processor of its own, if there are enough. Two threads on
+//! one processor never run at the same time, so they would not slow each other down.
 //!
 //! # Invariants
-//! - If a worker ends before it is ready, it counts as ready. Otherwise the other workers would
-//!   wait for ever.
-//! - Each worker counts in its own variables. All workers read only one shared cache line, which
-//!   has the number of the phase. It is written once per phase.
+//! - A worker that ends before it is ready counts as ready. Otherwise the others would wait for
+//!   ever.
+//! - Each worker counts in its own variables. The only shared cache line has the number of the
+//!   phase, and is written once per phase.
 //!
 //! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
 
@@ -44,13 +41,12 @@ use crate::machine::thread_cpu_ns;
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
-/// The number of short operations that a worker does before it checks again whether the phase is
-/// over.
+/// Number of short operations between two checks whether the phase is over.
 const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
 
-/// The result of one worker in one phase, or the sum over several workers.
+/// The result of one or several workers in one phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slice {
     /// Operations.
@@ -86,8 +82,8 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Clock {
     /// Threads that are not ready yet.
     missing: AtomicU64,
-    /// The number of the current phase of the slice (the timed run of the workers). It is on a
-    /// cache line of its own, which only one thread writes.
+    /// The number of the current phase of the slice, on a cache line of its own, which only one
+    /// thread writes.
     phase: CachePadded<AtomicUsize>,
     phases: usize,
 }
@@ -97,31 +93,27 @@ pub(crate) struct Clock {
 pub(crate) enum Pinning {
     /// The kernel chooses.
     Free,
-    /// Each worker is pinned to a processor of its own. Workers share processors if there are fewer
-    /// processors than workers.
+    /// Each worker is pinned to a processor of its own, as far as there are enough.
     OnePerCore,
 }
 
 impl Pinning {
-    /// Returns the default pinning for a slice (a timed run) with `workers` threads. A single
-    /// worker is not pinned, so the kernel chooses its processor. Several workers are pinned to a
-    /// processor each, so that they do not share one.
+    /// Returns the default pinning for `workers` threads. A single worker is not pinned. Several
+    /// workers are pinned to a processor each.
     pub(crate) fn of(workers: usize) -> Pinning {
         if workers > 1 { Pinning::OnePerCore } else { Pinning::Free }
     }
 }
 
 impl Slice {
-    /// Returns the result of one worker that did `ops` operations in `wall`, with `cpu_ns` of
-    /// processor time.
+    /// Returns the result of one worker.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
         let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
         Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
     }
 
     /// Returns the sum of the results of several workers. Its `span` is the time from the first
-    /// start to the last end. If the workers are other processes, their start times are not known.
-    /// In that case `span` is the longest time of a worker from start to end.
+    /// start to the last end, or, for workers in other processes, the longest time of one.
     pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
         let mut all = Slice::default();
         parts.clone().for_each(|part| all.add(part));
@@ -149,12 +141,11 @@ impl Slice {
         self.cpu_ns as f64 / self.ops.max(1) as f64
     }
 
-    /// Adds the measured speed of `variant` in `round` to `samples`, after a check that all its
-    /// answers were right. The speed will be compared with that of the variant `baseline` with the
-    /// parameters `base_params`.
+    /// Checks that all answers were right, and adds the speed of `variant` in `round` to `samples`.
+    /// It is compared with the variant `baseline` with the parameters `base_params`.
     ///
     /// # Errors
-    /// An error if an answer was wrong, or if no operation was done.
+    /// An answer was wrong, or no operation was done.
     pub(crate) fn add_to(
         &self,
         samples: &mut Samples,
@@ -173,19 +164,18 @@ impl Slice {
         Ok(())
     }
 
-    /// Returns the same result with another rate: all operations divided by the time from the first
-    /// start to the last end. Use it if workers share a processor. They run one after the other
-    /// then, so the sum of their own rates would be too high.
+    /// Returns the same result with another rate: all operations over the time from the first start
+    /// to the last end. Workers that share a processor run one after the other, so the sum of their
+    /// rates would be too high.
     pub(crate) fn over_span(self) -> Slice {
         let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
         Slice { ops_per_s, ..self }
     }
 
-    /// Checks that the workers did operations in this timed run, and that no operation returned a
-    /// wrong answer.
+    /// Checks that the workers did operations, and that no answer was wrong.
     ///
     /// # Errors
-    /// An error if an answer was wrong, or if no operation was done.
+    /// An answer was wrong, or no operation was done.
     pub(crate) fn check(&self, variant: &str) -> anyhow::Result<()> {
         ensure!(self.ops > 0, "{variant} did nothing in a slice");
         ensure!(self.wrong == 0, "{variant}: {} of {} answers were wrong", self.wrong, self.ops);
@@ -194,8 +184,8 @@ impl Slice {
 }
 
 impl Turn<'_> {
-    /// Calls `each` with 0, 1, 2 and so on until the time slice is over. A call of `each` does one
-    /// operation, and returns true if its answer was right.
+    /// Calls `each` with 0, 1, 2 and so on until the time slice is over. A call does one operation,
+    /// and returns true if its answer was right.
     pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut next = 0;
         self.run_jobs(move || {
@@ -209,11 +199,10 @@ impl Turn<'_> {
     }
 
     /// Like [`Turn::run`], for work whose effects cancel out after every `cycle` calls of `each`,
-    /// such as renames there and back. When the time slice is over, further calls complete the last
-    /// cycle. They are not counted.
+    /// such as renames there and back. Further calls complete the last cycle, and are not counted.
     ///
     /// # Panics
-    /// If a call of `each` that completes the last cycle returns false.
+    /// If a call that completes the last cycle returns false.
     pub(crate) fn run_cycles(self, cycle: u64, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut done = 0;
         let laps = self.run(|number| {
@@ -225,8 +214,8 @@ impl Turn<'_> {
         laps
     }
 
-    /// Calls `job` again and again until the time slice is over, and at least once. A call of `job`
-    /// does some operations, and returns their number.
+    /// Calls `job` until the time slice is over, at least once. A call does some operations, and
+    /// returns their number.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
         let mut laps = vec![];
@@ -257,12 +246,12 @@ impl Turn<'_> {
 impl Clock {
     /// Waits until all threads of the slice are ready.
     ///
-    /// One futex call wakes all waiting workers at once. A usual barrier has a lock, and each woken
-    /// worker must take it before the next one can go on. With hundreds of workers that would take
-    /// minutes, because the workers that were woken first already keep the processors busy.
+    /// One futex call wakes all waiting workers at once. After a usual barrier, each woken worker
+    /// must take its lock before the next one can go on. With hundreds of workers that would take
+    /// minutes, because those woken first keep the processors busy.
     fn wait(&self) {
-        // ORDERING: AcqRel here, Acquire for the load below. The work that a worker does before the
-        // barrier happens before any worker leaves the barrier.
+        // ORDERING: AcqRel here, Acquire for the load below. The work of a worker before the
+        // barrier happens before any worker leaves it.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -276,17 +265,16 @@ impl Clock {
         }
     }
 
-    /// Returns the number of the slice's current phase, counted from 0. After the last phase,
-    /// returns the number of phases.
+    /// Returns the number of the current phase, from 0 on, or the number of phases after the last
+    /// one.
     #[inline]
     pub(crate) fn phase(&self) -> usize {
         // ORDERING: Relaxed. A flag; results come back by joining.
         self.phase.load(Ordering::Relaxed)
     }
 
-    /// Waits for the start of phase number `phase`, and then calls `each` `rate` times per second
-    /// until that phase ends. If a call is late, the next calls follow without a pause until they
-    /// have caught up. Returns the number of calls per second that were made.
+    /// Calls `each` `rate` times per second during phase number `phase`. If a call is late, the
+    /// next calls follow without a pause. Returns the number of calls per second.
     pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
         let period = Duration::from_secs(1) / rate;
         while self.phase() < phase {
@@ -319,8 +307,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Runs one time slice of `workers` threads for `time`. `work` gets the number of the worker that
-/// calls it.
+/// Runs one time slice of `workers` threads. `work` gets the number of its worker.
 ///
 /// # Panics
 /// If a worker panics.
@@ -333,9 +320,9 @@ pub(crate) fn run(
     together(&laps, 0)
 }
 
-/// Runs a slice (a timed run) of `workers` threads. The slice has `phases` phases, and each lasts
-/// for `time`. A further thread calls `beside` once, with the clock that tells the current phase.
-/// Returns the counts of each worker for each phase, and the result of `beside`.
+/// Runs a slice (a timed run) of `workers` threads with `phases` phases of `time` each. A further
+/// thread calls `beside` once, with the clock that tells the current phase. Returns the counts of
+/// each worker for each phase, and the result of `beside`.
 ///
 /// # Panics
 /// If a worker or `beside` panics.
@@ -380,8 +367,8 @@ pub(crate) fn run_laps<R: Send>(
     })
 }
 
-/// Returns for how many nanoseconds the calling thread was ready to run but waited for a processor.
-/// Returns 0 if the kernel does not report that.
+/// Returns for how many nanoseconds this thread was ready to run but waited for a processor, or 0
+/// if the kernel does not tell.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
@@ -434,9 +421,8 @@ mod tests {
 
     #[test]
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
-        // The further thread calls its closure only in phase 1 of the slice, so that each call must
-        // see a phase of at least 1. On a busy machine the scheduler may not run the thread in that
-        // phase, so try several times.
+        // On a busy machine the scheduler may not run the further thread in phase 1, so try several
+        // times.
         let rate = (0..50).find_map(|_| {
             let (laps, rate) = run_laps(
                 1,

@@ -1,31 +1,29 @@
-//! The file systems on which the benchmarks run: corewalk's tmpfs in this process, the dentry
-//! caches of older kernels over that tmpfs, and the host kernel's tmpfs.
+//! The file systems of the benchmarks: corewalk's tmpfs in this process, the dentry caches of older
+//! kernels over that tmpfs, and the host kernel's tmpfs.
 //!
 //! The module `baseline` measures only lookups in maps of names. This module has all operations on
 //! names: open a directory, walk, stat, list, make, link, rename and remove. Each thread is a user
-//! of a file system ([`Files::user`]). It uses only files and directories that it has opened
-//! itself.
+//! ([`Files::user`]) with its own open files and directories.
 //!
 //! The benchmarks compare these variants:
-//! - `corewalk`: `corewalk::Vfs` with `corewalk::tmpfs` as its file system, called as a library.
-//!   Paths start at its root.
+//! - `corewalk`: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library. Paths start at its
+//!   root.
 //! - `linux`: system calls on the host's tmpfs. Paths start at a descriptor, as for `openat`.
-//! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, with
-//!   corewalk's tmpfs as their file system. Paths start at its root.
+//! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8 over
+//!   corewalk's tmpfs. Paths start at its root.
 //!
 //! # The same for all variants
-//! - All variants do the same operations on the same names, and each path has the same number of
-//!   components.
+//! - All variants do the same operations on the same names, with paths of equal lengths.
 //! - `stat` returns a copy of all attributes that the file system knows.
 //! - A listing first copies the names into the caller's buffer, as a server does.
 //!
 //! # Differences between the variants
 //! - The `before` variants check no permission.
-//! - `linux` makes at least one system call per operation, and several system calls per listing.
-//!   Their cost is part of its results.
+//! - `linux` makes at least one system call per operation, and several per listing. Their cost is
+//!   part of its results.
 //!
 //! # What it refuses
-//! There are no operations on the content of files, since the benchmarks compare only names.
+//! There are no operations on file content, since the benchmarks compare only names.
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
@@ -55,7 +53,7 @@ pub(crate) trait Files: Send + Sync {
     fn user(&self) -> Self::User<'_>;
 }
 
-/// The file operations of one thread. All paths are absolute. A failed operation returns None or
+/// The file operations of one thread, with absolute paths. A failed operation returns None or
 /// false.
 pub(crate) trait User {
     /// A directory or a file that is held open.
@@ -102,7 +100,7 @@ pub(crate) trait User {
     /// Opens what `path` leads to for reading and closes it.
     fn open_close(&self, path: &[u8]) -> bool;
 
-    /// Puts the names of the entries of `dir` into `list`, in any order, without `.` and `..`.
+    /// Puts the names in `dir` into `list`, in any order, without `.` and `..`.
     fn list(&self, dir: &Self::Node, list: &mut List) -> bool;
 
     /// Opens the file that `path` leads to.
@@ -164,7 +162,7 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the missing directories of a path. Opens and returns the last directory of the path.
+/// Makes the missing directories of a path, and opens the last one.
 ///
 /// # Errors
 /// An error if a directory cannot be made.
@@ -186,8 +184,7 @@ mod tests {
     use crate::before::Design;
     use crate::ours::Ours;
 
-    /// Makes the same calls in the file system `files` as in every other one, and checks the
-    /// answers. The answers must be the same in all file systems.
+    /// Makes the same calls in every file system, and checks that the answers are the same.
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
@@ -246,8 +243,8 @@ mod tests {
         check_links(&Host::new("links").unwrap());
     }
 
-    /// Fills a file system with the tree of names `corpus`. Then compares every entry and every
-    /// listing of the file system with `corpus`.
+    /// Fills a file system with the tree of names `corpus`, and compares every entry and every
+    /// listing with it.
     fn check_tree<F: Files>(files: &F, corpus: &Corpus) {
         fill(files, corpus).unwrap();
         let (variant, user) = (files.variant(), files.user());

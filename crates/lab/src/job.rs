@@ -2,17 +2,17 @@
 //! that small programs make.
 //!
 //! The short workload of AIM7 runs many short programs. They are started by path, look for
-//! libraries and headers, and ask for their own paths. They make, link and remove files in a
-//! directory of the user.
+//! libraries and headers, ask for their own paths, and make, link and remove files in a directory
+//! of the user.
 //!
-//! Here a user is a thread that does one job after the other. A job makes those operations of these
-//! programs that reach the dentry cache, and no others. All jobs make the same number of operations
-//! of each kind, so that jobs per second can be compared.
+//! A user is a thread that does one job after the other. A job makes only those operations of these
+//! programs that reach the dentry cache. All jobs make the same number of operations of each kind,
+//! so that jobs per second can be compared.
 //!
 //! One job makes these operations:
-//! - stat of a path that all users share, [`STATS`] times, like a search of libraries and headers.
-//! - open of a path that all users share, [`OPENS`] times, like the start of a program.
-//! - path of a file that all users share, [`LINKS`] times, like readlink of `/proc/PID/exe`.
+//! - stat of a shared path, [`STATS`] times, like a search of libraries and headers.
+//! - open of a shared path, [`OPENS`] times, like the start of a program.
+//! - path of a shared file, [`LINKS`] times, like readlink of `/proc/PID/exe`.
 //! - path of the user's directory, [`CWDS`] times, like getcwd.
 //! - create, open, rename, path, stat of the old name, unlink, [`FILES`] times, like the programs
 //!   creat-clo, link_test and dir_rtns of AIM7.
@@ -20,8 +20,8 @@
 //! # Checks
 //! Every answer is compared with the right one.
 //!
-//! Source: AIM7 `workfile.short` and its tests; the profile in document 001. In that profile, half
-//! of the calls of d_path come from readlink in `/proc`, and half from getcwd.
+//! Source: AIM7 `workfile.short` and its tests; the profile in document 001, in which half of the
+//! calls of d_path come from readlink in `/proc`, and half from getcwd.
 
 use corewalk::FileKind;
 
@@ -49,14 +49,13 @@ pub(crate) struct User {
     home_path: Vec<u8>,
     /// Names of files, before and after their rename, with the paths.
     files: Vec<[(Vec<u8>, Vec<u8>); 2]>,
-    /// Paths that all users share, each with its inode number. The paths are the same for all
-    /// users, but in another order.
+    /// Paths with their inode numbers. All users share them, each in another order.
     shared: Vec<(u64, Vec<u8>)>,
 }
 
 impl User {
-    /// Returns the simulated user with the number `number`, and makes the user's directory in
-    /// `dentries`. The namespace `dentries` must have the entries of `corpus`, the tree of names.
+    /// Returns the simulated user number `number`, and makes its directory in `dentries`.
+    /// `dentries` must have the entries of `corpus`, the tree of names.
     pub(crate) fn new(dentries: &dyn Dentries, corpus: &Corpus, number: usize) -> User {
         let home_path = format!("/home/user-{number:02}/work").into_bytes();
         let home = make_path(dentries, &home_path);
@@ -80,8 +79,8 @@ impl User {
         User { home, home_path, files, shared }
     }
 
-    /// Does jobs until the time slice is over, and at least one job. The caller's functions `stat`
-    /// and `open` resolve a path in `dentries` to an inode number.
+    /// Does jobs until the time slice is over, at least one. `stat` and `open` resolve a path in
+    /// `dentries` to an inode number.
     pub(crate) fn work<D: Dentries + ?Sized>(
         &self,
         dentries: &D,

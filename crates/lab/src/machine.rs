@@ -1,9 +1,8 @@
-//! The machine on which a benchmark was measured, and the share of its processors that other
-//! processes used.
+//! The machine of a run, and the share of its processors that other processes used.
 //!
-//! Times can be compared only if they were measured on the same machine, and other processes make
-//! them wrong. So each benchmark table records the processor, the number of cores, the kernel and
-//! the commit. The run also prints how much processor time other processes used.
+//! Times can be compared only on the same machine, and other processes make them wrong. So each
+//! table records the processor, the number of cores, the kernel and the commit. The run also prints
+//! how much processor time other processes used.
 //!
 //! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
 
@@ -29,8 +28,8 @@ pub(crate) struct Machine {
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The commit of the lab's source tree at the time of the run. It ends with `-dirty` if files
-    /// were changed since that commit, and is `unknown` outside of a repository.
+    /// The commit of the lab's source tree, with `-dirty` if files were changed since. `unknown`
+    /// outside of a repository.
     pub commit: String,
 }
 
@@ -65,8 +64,8 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
 
-/// Starts to measure how much of the machine's processor time other processes use. The returned
-/// function returns their share since this call, from 0 to 1. The kernel counts in steps of 10 ms.
+/// Returns a function that returns the share of processor time, from 0 to 1, that other processes
+/// have used since this call. The kernel counts in steps of 10 ms.
 pub(crate) fn watch_others() -> impl Fn() -> f64 {
     let (start, busy, own) = (Instant::now(), busy_ns(), clock_ns(ClockId::ProcessCPUTime));
     move || {
@@ -77,13 +76,12 @@ pub(crate) fn watch_others() -> impl Fn() -> f64 {
     }
 }
 
-/// Returns for how many nanoseconds the processors of the machine were busy, in sum. Returns 0 if
-/// that is unknown.
+/// Returns for how many nanoseconds the processors of the machine were busy in sum, or 0 if that is
+/// unknown.
 fn busy_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // After its name, the first line has the fields user, nice, system, idle, iowait, irq, softirq
-    // and steal. Ignore the fields after these eight: their times are already part of user and
-    // nice.
+    // After its name, the line has the fields user, nice, system, idle, iowait, irq, softirq and
+    // steal. The times of later fields are part of user and nice.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
     let ticks: u64 = fields
         .enumerate()

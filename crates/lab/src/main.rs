@@ -1,29 +1,29 @@
 //! The lab: re-runs published tables on the user's own machine.
 //!
-//! Each benchmark produces one table, and is called a table too. A table compares corewalk with
-//! usual designs in user space, with the host kernel, and with programs that are installed. All
-//! variants of a table are measured interleaved in one process.
+//! Each benchmark produces one table, and is called a table too. It compares corewalk with usual
+//! designs in user space, with the host kernel, and with installed programs. All variants of a
+//! table are measured interleaved in one process.
 //!
 //! The figures are mainly ratios. Each table names the machine and shows the spread. Every run
-//! checks its answers. Rows in which corewalk is slower are shown like the others.
+//! checks its answers. Rows in which corewalk is slower are shown, too.
 //!
 //! # How it works
-//! `table` lists the tables, which are one file each in `table/`. `table::engine` measures all of
-//! them, and `samples` turns the measurements into rows. `crew` runs the threads of one
-//! measurement; `worker` and `client` are processes of a measurement.
+//! `table` lists the tables, one file each in `table/`. `table::engine` measures them, and
+//! `samples` turns the measurements into rows. `crew` runs the threads of one measurement; `worker`
+//! and `client` are processes of a measurement.
 //!
-//! The measured variants are in `files`, `ours`, `baseline`, `before` and `peer`. The variants of
-//! the tables of IPC and of extended attributes are in `sems`, `queues`, `blocks` and `pairs`. The
-//! workloads are in `corpus`, `questions`, `race` and `job`.
+//! The variants are in `files`, `ours`, `baseline`, `before` and `peer`, and those of the tables of
+//! IPC and of extended attributes in `sems`, `queues`, `blocks` and `pairs`. The workloads are in
+//! `corpus`, `questions`, `race` and `job`.
 //!
 //! # Output
 //! The lab writes a text table to stdout, and everything else to stderr. `--json` writes a file: an
-//! object for one table, a list for several. Its schema is `schema.json` beside this crate.
+//! object for one table, a list for several, with the schema `schema.json` beside this crate.
 //! `record` writes both forms into a folder, and `report` makes a page with plots.
 //!
 //! # What it refuses
-//! The lab gives no figures from fewer than five rounds, and compares no figures with those of
-//! other machines.
+//! The lab gives no figures from fewer than five rounds, and compares none with those of other
+//! machines.
 //!
 //! Source: each table names its own.
 
@@ -153,7 +153,7 @@ enum Command {
 /// How thoroughly is measured.
 #[derive(Args, Clone, Debug)]
 struct Pace {
-    /// Uses small sizes and short slices, which shows that a table works but not how fast.
+    /// Uses small sizes and short slices: shows that a table works, not how fast.
     #[arg(long)]
     quick: bool,
     /// Thread counts (process counts in tables of mounts), such as 1,2,4.
@@ -203,7 +203,7 @@ fn main() -> ExitCode {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If a variant gives a wrong answer, or a file cannot be written.
+/// A variant gives a wrong answer, or a file cannot be written.
 fn run(args: Arguments) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
@@ -243,8 +243,8 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
 }
 
 impl Report {
-    /// Returns the claims of the benchmark table, each with whether the rows of the report show it.
-    /// Returns no claim for a table that this version of the lab does not know.
+    /// Returns the claims of the table, and whether the rows show them. Returns none for a table
+    /// that this version of the lab does not know.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         table::find(self.table).map(|table| table.claims(&self.rows)).unwrap_or_default()
     }
@@ -255,8 +255,8 @@ impl Report {
     }
 }
 
-/// Returns the JSON of some reports: an object for one benchmark table, a list for several. Each
-/// result row is on its own line.
+/// Returns the JSON of reports: an object for one table, a list for several. Each result row is on
+/// its own line.
 ///
 /// # Errors
 /// An error of serde_json, which no report causes.

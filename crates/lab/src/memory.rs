@@ -1,33 +1,32 @@
 //! Bytes per entry, measured in a process of its own.
 //!
-//! A process that has freed memory uses it again. So the memory that a variant needs cannot be
-//! measured in a process that has done other work.
+//! A process uses freed memory again. So the memory of a variant cannot be measured in a process
+//! that has done other work.
 //!
-//! The lab starts itself again for each variant. The new process first loads the names of the tree.
-//! Then it loads the variant twice, and reports the growth of its resident memory during the second
+//! The lab starts itself again for each variant. The new process loads the names of the tree. Then
+//! it loads the variant twice, and reports the growth of its resident memory during the second
 //! load. The first load uses up memory that was free before.
 //!
 //! # Why resident memory
-//! Resident memory is the only measure that fits all variants. corewalk uses its own mapping and
-//! hardly calls malloc, while the other variants allocate everything by malloc. So a count of
-//! malloc's bytes would miss corewalk's memory, and a count of mapped bytes would miss the others'.
+//! Resident memory is the only measure that fits all variants. corewalk uses its own mapping, and
+//! the other variants use malloc. So a count of malloc's bytes would miss corewalk's memory, and a
+//! count of mapped bytes would miss the others'.
 //!
-//! Resident pages include malloc's headers, rounding and fragments. A test loads every variant
-//! under a counting allocator, and compares the allocated bytes and slots with the resident memory.
+//! Resident pages include malloc's headers, rounding and fragments. A test compares them with the
+//! allocated bytes and slots of every variant, which a counting allocator counts.
 //!
 //! # No huge pages
 //! The process first disables huge pages for itself. With huge pages, the first used byte of a
-//! mapping makes 2 MiB resident. So a variant whose table consists of ten mappings would seem to
-//! need 20 MiB even without names in it. This rounding would distort the bytes per name.
+//! mapping makes 2 MiB resident. A table of ten mappings would seem to need 20 MiB even without
+//! names.
 //!
 //! # Rows
-//! Every variant has a result row with its resident bytes. If a variant keeps its entries in
-//! type-stable memory, it also counts the bytes of its slots. This count is in one more row, with
-//! `of=arenas`.
+//! Every variant has a result row with its resident bytes. A variant with type-stable memory has
+//! one more row, with `of=arenas`, for the bytes of its slots.
 //!
 //! # Limits
 //! Only a new process of the lab can measure. If the lab cannot start itself again, there are no
-//! result rows, since a measurement in the first process would be wrong.
+//! result rows.
 //!
 //! Source: proc_pid_statm(5); `PR_SET_THP_DISABLE` in prctl(2).
 
@@ -45,7 +44,7 @@ use crate::ours::{OurTable, Ours};
 /// Returns the loaded table of `variant`.
 ///
 /// # Errors
-/// If the variant cannot be loaded, or if there is no such variant.
+/// There is no such variant, or it cannot be loaded.
 pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Namespace>> {
     Ok(match variant {
         "corewalk" => Box::new(Ours::load(corpus)?),
@@ -60,12 +59,12 @@ pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Nam
 }
 
 /// Returns the bytes that `variant` needs for `entries` entries: the growth of resident memory, and
-/// the bytes of slots in use. A variant without type-stable memory reports 0 bytes of slots. This
-/// function loads the variant in the calling process, and disables huge pages for the process.
+/// the bytes of slots in use, if it has any. Loads the variant in this process, and disables huge
+/// pages for it.
 ///
 /// # Errors
-/// If the name `variant` is unknown, if `/proc` cannot be read, or if huge pages cannot be
-/// disabled. Linux before 3.15 cannot disable them.
+/// `variant` is unknown, `/proc` cannot be read, or huge pages cannot be disabled (Linux before
+/// 3.15).
 pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<(u64, u64)> {
     disable_transparent_huge_pages(true).context("switching huge pages off")?;
     let corpus = Corpus::collect(entries);
@@ -76,11 +75,10 @@ pub(crate) fn measure(variant: &str, entries: usize) -> anyhow::Result<(u64, u64
     Ok((resident, second.stats().bytes))
 }
 
-/// Runs `program memory VARIANT ENTRIES` in a new process, which calls [`measure`], and returns the
-/// result of that call: the bytes that the variant needs.
+/// Runs [`measure`] in a new process: `program memory VARIANT ENTRIES`.
 ///
 /// # Errors
-/// If the process does not start, fails, or prints anything else than two numbers.
+/// The process does not start, fails, or prints anything else than two numbers.
 pub(crate) fn measure_apart(
     program: &Path,
     variant: &str,
@@ -113,8 +111,7 @@ mod tests {
     #[global_allocator]
     static ALLOC: Counting = Counting::new();
 
-    /// The number of entries of a tree. The tree is so large that the fixed memory of a variant
-    /// hardly counts.
+    /// The number of entries of a tree, so large that the fixed memory of a variant hardly counts.
     const ENTRIES: usize = 40_000;
 
     /// Checks one variant in a process of its own.
@@ -125,9 +122,9 @@ mod tests {
         let before = ALLOC.live().bytes;
         let table = load(variant, &corpus).unwrap();
         let asked = ALLOC.live().bytes - before + table.stats().bytes;
-        // The bounds of the resident memory. The lower bound allows for allocated slots that are
-        // not in use yet. The upper bound allows for malloc's headers and rounding, and for the old
-        // arrays of a hash table that grew.
+        // Bounds of the resident memory. The lower one allows for slots that are not in use yet.
+        // The upper one allows for malloc's headers and rounding, and for the old arrays of a hash
+        // table that grew.
         let least = asked - asked / 32;
         let most = asked + asked * 2 / 5;
         assert!(

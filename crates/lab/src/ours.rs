@@ -1,17 +1,15 @@
-//! corewalk itself as a variant: the whole library ([`Ours`]), and its inode table alone
-//! ([`OurTable`]).
+//! corewalk as a variant: the whole library ([`Ours`]), and its inode table alone ([`OurTable`]).
 //!
-//! A lookup takes a parent's inode number and a name. It returns an inode number and adds one
-//! reference for the FUSE client. corewalk's FUSE server makes the same lookup for a LOOKUP
-//! request. It then also reads the attributes from its file system, which is not measured here.
+//! A lookup takes a parent's inode number and a name, returns an inode number, and adds one client
+//! lookup, as corewalk's FUSE server does for a LOOKUP request. The server then also reads
+//! attributes, which is not measured here.
 //!
-//! All names are made before the measurement and stay in the cache. So the cache must answer each
-//! lookup by itself. If it calls its file system during a measurement, the measurement fails.
+//! All names are made before the measurement and stay in the cache. A measurement fails if the
+//! cache calls its file system.
 //!
-//! The inode table is for a server that stores and finds its files itself. It checks no
-//! permissions, and has no call that resolves a path. So a walk looks up one name after the other,
-//! and references each node on the way. Each entry has a client lookup count of 1, as in the other
-//! variants that are tables of inodes.
+//! The inode table is for a server that finds its files itself. It checks no permissions, and has
+//! no call that resolves a path. So a walk looks up one name after the other, and references each
+//! node. Each entry has a client lookup count of 1, as in other tables of inodes.
 //!
 //! Source: `corewalk::vfs`, `corewalk::InodeTable`.
 
@@ -33,8 +31,7 @@ use crate::job::User;
 use crate::questions::Questions;
 use crate::ramfs::Ramfs;
 
-/// The memory budget of the cache in bytes. The budget is larger than any tree, so no entry is
-/// evicted.
+/// The memory budget of the cache in bytes, so large that no entry is evicted.
 const CACHE_BYTES: u64 = 4 << 30;
 /// Entries there is room for over a tmpfs.
 const TMPFS_ENTRIES_MAX: u32 = 1 << 22;
@@ -57,8 +54,8 @@ impl Ours {
         Ok(filled(Ours::empty(corpus.len())?, corpus))
     }
 
-    /// Returns a namespace with a root and room for `capacity` names. The file system below it
-    /// keeps no names, so all names must stay in the cache.
+    /// Returns a namespace with a root and room for `capacity` names. The file system below keeps
+    /// no names.
     ///
     /// # Errors
     /// If the namespace cannot be made.
@@ -79,7 +76,7 @@ impl Ours {
     }
 
     /// Returns references to a root and a working directory, as a process has them. A thread takes
-    /// these references once, and not for each call.
+    /// them once.
     pub(crate) fn fs_struct(&self) -> FsStruct<'_> {
         let root = self.vfs.root_path();
         FsStruct { cwd: root.clone(), root }
@@ -192,8 +189,8 @@ impl Dentries for Ours {
         self.vfs.inode(parent).is_ok_and(|dir| self.remove(&dir, name))
     }
 
-    /// Does the jobs of one simulated user in the calling thread. The user has its own references
-    /// to a root and a working directory, as a process has.
+    /// Does the jobs of one simulated user, which has its own references to a root and a working
+    /// directory, as a process has.
     fn be_user(&self, user: &User, turn: Turn<'_>) -> Laps {
         let at = self.fs_struct();
         let open = |path: &[u8]| Some(self.find(&at, path)?.ino());
@@ -202,8 +199,7 @@ impl Dentries for Ours {
 }
 
 impl OurTable {
-    /// Returns corewalk's inode table with all entries of `corpus`, the tree of names that all
-    /// variants hold. Each entry has a lookup count of 1, as if the client had looked it up once.
+    /// Returns corewalk's inode table with all entries of `corpus`, each with a lookup count of 1.
     ///
     /// # Errors
     /// If the table cannot be made.

@@ -6,9 +6,9 @@
 //! | `mutex-shards` | 64 hash tables with a mutex each; two values stand beside the key |
 //!
 //! `mutex-shards` has less work to do than `corewalk`. Its hash tables have room for all keys from
-//! the start. They have no byte budget, drop no entry, and cannot tell which entry is in use. A
-//! find in `mutex-shards` copies a value under the lock. A find in `corewalk` takes a reference of
-//! the entry and drops it.
+//! the start. They have no byte budget, drop no entry, and do not know which entry is in use. A
+//! find in `mutex-shards` copies a value under the lock. A find in `corewalk` takes and drops a
+//! reference of the entry.
 //!
 //! Source: document 004 (Kara, December 2015).
 
@@ -36,7 +36,7 @@ pub(crate) trait Pairs: Sync {
     /// Enters a pair; false if it is there.
     fn create(&self, key: u64, value: u64) -> bool;
 
-    /// Removes a pair. Returns false if the pair does not exist, or if another thread uses it.
+    /// Removes a pair. Returns false if it does not exist, or if another thread uses it.
     fn delete(&self, key: u64, value: u64) -> bool;
 }
 

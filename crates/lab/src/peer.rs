@@ -1,19 +1,18 @@
 //! Mounts the file systems that a benchmark compares. After a run, no mount and no server process
 //! is left.
 //!
-//! A mount is a server process and a mount point in a folder for temporary files. It is ready when
-//! `/proc/self/mounts` has the mount point.
+//! A mount is a server process and a mount point in a temporary folder. It is ready when
+//! `/proc/self/mounts` has it.
 //!
-//! However a run ends, each mount is dropped. The drop unmounts the mount point lazily, even if a
-//! process uses it. It then waits for the server, kills the server if it does not end in time, and
-//! removes the folders.
+//! However a run ends, each mount is dropped. The drop unmounts lazily, even if a process uses the
+//! mount. It then waits for the server, kills it if it does not end in time, and removes the
+//! folders.
 //!
 //! SIGINT and SIGTERM only set a flag that the run checks between two steps. Each server is in a
 //! process group of its own, so a SIGINT from the terminal does not reach it.
 //!
 //! # Missing programs
-//! If the program of a server is not installed, the benchmark prints its name and skips this
-//! server. It measures no other program in its place.
+//! If a server is not installed, the benchmark prints its name and skips it.
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
@@ -41,14 +40,14 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) const TMPFS: &str = "/dev/shm";
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two checks of a condition for which the process cannot wait in the kernel.
+/// Time between two checks of a condition for which no call can wait.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A folder for all files of one run. Dropping the value removes the folder.
+/// A folder for all files of one run, removed on drop.
 pub(crate) struct Scratch(PathBuf);
 
-/// A directory on which a benchmark runs: a mount with its server process, or a plain directory of
-/// the host.
+/// A directory on which a benchmark runs: a mount with its server, or a plain directory of the
+/// host.
 pub(crate) struct Mounted {
     /// The name in the rows.
     pub(crate) variant: &'static str,
@@ -58,8 +57,7 @@ pub(crate) struct Mounted {
 }
 
 impl Scratch {
-    /// Makes a folder on the host's tmpfs. If the host has no tmpfs, makes the folder in the
-    /// directory for temporary files.
+    /// Makes a folder on the host's tmpfs, or else in the directory for temporary files.
     ///
     /// # Errors
     /// An error if the folder cannot be made.
@@ -68,7 +66,7 @@ impl Scratch {
         Scratch::new(if tmpfs.is_dir() { tmpfs } else { &temporary }, label)
     }
 
-    /// Returns a new folder in `parent`. Its name contains the pid of this process and `label`.
+    /// Returns a new folder in `parent`. Its name contains the pid and `label`.
     ///
     /// # Errors
     /// An error if the folder cannot be made.
@@ -104,8 +102,8 @@ impl Mounted {
     /// Starts the server `program`, and waits until it has mounted at `directory`.
     ///
     /// # Errors
-    /// An error if the server does not start, ends, or mounts nothing within ten seconds, or if the
-    /// kernel does not check permissions in its mount.
+    /// The server does not start, ends, or mounts nothing within ten seconds, or the kernel does
+    /// not check permissions in its mount.
     pub(crate) fn start(
         variant: &'static str,
         mut program: Command,
@@ -139,8 +137,8 @@ impl Mounted {
         }
     }
 
-    /// Returns the nanoseconds of processor time that the server's threads have used. Returns 0 if
-    /// there is no server, or if the kernel does not report the time.
+    /// Returns the nanoseconds of processor time of the server's threads, or 0 if there is no
+    /// server or no such figure.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of = |thread: Pid| {
             let text = fs::read_to_string(format!("/proc/{}/schedstat", thread.as_raw_pid()));
@@ -149,9 +147,8 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns two properties of the mount: its options as the kernel reports them
-    /// (proc_pid_mounts(5)), and the number of threads of the server. If these differ between two
-    /// mounts, a comparison could be unfair.
+    /// Returns the options of the mount as the kernel reports them (proc_pid_mounts(5)), and the
+    /// number of the server's threads. A comparison of mounts that differ in them could be unfair.
     ///
     /// # Errors
     /// An error if the directory is not mounted.
@@ -173,7 +170,7 @@ impl Mounted {
         tasks.flatten().filter_map(number).filter_map(Pid::from_raw).collect()
     }
 
-    /// Unmounts the directory: by umount2(2) if that is permitted, otherwise by fusermount3(1).
+    /// Unmounts by umount2(2) if that is permitted, otherwise by fusermount3(1).
     fn unmount(&self) {
         if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.terms().is_ok() {
             let _ = Command::new("fusermount3")
@@ -201,8 +198,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Returns an error if SIGINT or SIGTERM has come. From the first call of this function on, these
-/// signals do not end the process.
+/// Returns an error if SIGINT or SIGTERM has come. From the first call on, these signals do not end
+/// the process.
 ///
 /// # Errors
 /// An error once one of the signals has come.

@@ -1,8 +1,8 @@
 //! Round trips between two sides that wait for each other, by semaphores or by message queues.
 //!
 //! The asking side posts a question and waits for the answer. Each thread of the answering side
-//! waits for a question and answers it. The sides are threads of one process, or the answering side
-//! is a process of its own (`worker`).
+//! waits for a question and answers it. The answering side is in this process, or a process of its
+//! own (`worker`).
 //!
 //! Source: lmbench's `lat_sem` for the shape; semop(2), msgop(2).
 
@@ -22,8 +22,7 @@ use crate::worker::Workers;
 
 /// Bytes of a message.
 pub(crate) const BYTES: usize = 64;
-/// The first two constants are indices of semaphores or queues: one is for questions, the other for
-/// answers. The third is the type of all messages.
+/// Indices of semaphores or queues for questions and for answers, and the type of all messages.
 const ASKED: usize = 0;
 const ANSWERED: usize = 1;
 const KIND: u8 = 1;
@@ -43,17 +42,16 @@ pub(crate) trait Pair: Sync {
     fn wait(&self, state: &mut Self::State, at: usize) -> Option<u64>;
 }
 
-/// Round trips by semaphores. Semaphore 0 of set 0 announces questions, and semaphore 1 announces
-/// answers. The fields are the semaphore sets, and the user (simulated process) that answers.
+/// Round trips by semaphores: semaphore 0 of set 0 announces questions, and semaphore 1 answers.
+/// The fields are the semaphore sets, and the user (simulated process) that answers.
 pub(crate) struct SemPair<'a, S>(pub(crate) &'a S, pub(crate) usize);
 
 /// Two queues.
 pub(crate) struct QueuePair<'a, Q>(pub(crate) &'a Q);
 
 impl<S: Sems> Pair for SemPair<'_, S> {
-    /// The user (simulated process) of this thread, and the number that the thread last posted. A
-    /// semaphore cannot carry a number, so `wait` returns this one instead of the number of the
-    /// other side.
+    /// The user (simulated process) of this thread, and the number that it last posted. A semaphore
+    /// cannot carry a number, so `wait` returns this one.
     type State = (usize, u64);
 
     fn state(&self, is_asking: bool) -> (usize, u64) {
@@ -87,12 +85,12 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
     }
 }
 
-/// Measures round trips with the parameters in `cell`. With `workers=threads` the parameter
-/// `waiters` is the number of answering threads. With `workers=processes` the closure `start`
-/// starts the answering process on a given processor. With `cpus=1` both sides share a processor.
+/// Measures round trips with the parameters in `cell`. With `workers=threads`, `waiters` is the
+/// number of answering threads. With `workers=processes`, `start` starts the answering process on a
+/// given processor. With `cpus=1` both sides share a processor.
 ///
 /// # Errors
-/// If a call fails, or the answering process does not start.
+/// A call fails, or the answering process does not start.
 pub(crate) fn run<P: Pair>(
     pair: &P,
     cell: &Cell,
@@ -108,8 +106,7 @@ pub(crate) fn run<P: Pair>(
     Ok(ask(pair, on[0], time))
 }
 
-/// Answers one question after the other, until `is_over` returns true after a question. Returns
-/// false if a call fails.
+/// Answers questions until `is_over` returns true after a question. Returns false if a call fails.
 pub(crate) fn answer<P: Pair>(pair: &P, is_over: impl Fn() -> bool) -> bool {
     let mut state = pair.state(false);
     loop {
@@ -134,8 +131,8 @@ fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
     })
 }
 
-/// Measures round trips for the time `time`. One thread on the processor `on[0]` posts questions
-/// and waits for the answers. `waiters` threads on the processor `on[1]` answer them.
+/// Measures round trips. One thread on the processor `on[0]` posts questions and waits for the
+/// answers. `waiters` threads on the processor `on[1]` answer them.
 ///
 /// # Errors
 /// If a call fails.
@@ -151,8 +148,8 @@ fn in_threads<P: Pair>(
             cpus::pin(on[1]);
             answer(pair, || {
                 // ORDERING: Relaxed. The main thread stores `is_over`, and then posts one last
-                // question for each answering thread. The calls that post and receive this question
-                // order the store before this load.
+                // question for each answering thread. The calls that post and receive it order the
+                // store before this load.
                 is_over.load(Ordering::Relaxed)
             })
         };

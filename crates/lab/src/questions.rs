@@ -1,16 +1,15 @@
-//! The operations (questions) that one worker thread measures, such as the lookup of a name. Their
-//! names and paths are drawn at random before the measurement.
+//! The operations (questions) that one worker measures, such as the lookup of a name, drawn at
+//! random before the measurement.
 //!
-//! In a server, the name of a request is already in the processor's cache. So a benchmark should
-//! not measure how it loads the next name. A loop that draws a random name from a large array would
-//! measure that load too.
+//! In a server, the name of a request is already in the processor's cache. A loop that draws a
+//! random name from a large array would also measure the load of that name.
 //!
-//! Each worker has its names in one array, in the order of their use. The processor prefetches this
-//! array. Then only the memory of the measured variant misses the cache.
+//! Each worker has its names in one array, in the order of their use, which the processor
+//! prefetches. Then only the memory of the measured variant misses the cache.
 //!
 //! # Answers
-//! Each question has its right answer. After every operation a worker compares the inode number, or
-//! the length of the path. After every sixteenth path it also compares the bytes.
+//! After every operation a worker compares the inode number, or the length of the path, with the
+//! right one. After every sixteenth path it also compares the bytes.
 //!
 //! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
 //! 2014.
@@ -26,8 +25,8 @@ const COMPARE_EVERY: u64 = 16;
 /// The kinds of questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// A lookup, from parent and name to inode number. It adds one reference for the client. This
-    /// is the part of a FUSE LOOKUP that concerns names.
+    /// A lookup, from parent and name to inode number, with one client lookup more: the part of a
+    /// FUSE LOOKUP that concerns names.
     Lookup,
     /// Inode number to full path, owned by the caller.
     Path,
@@ -76,8 +75,8 @@ pub(crate) struct Tally {
 }
 
 impl Questions {
-    /// Returns `draws` random operations of the kind `op`. Their targets are entries of `pool`, or
-    /// any entries of the tree `corpus` if `pool` is empty.
+    /// Returns `draws` random operations of the kind `op`, on entries of `pool`, or on any entries
+    /// of the tree `corpus` if `pool` is empty.
     pub(crate) fn draw(
         corpus: &Corpus,
         op: Op,
@@ -106,8 +105,8 @@ impl Questions {
         questions
     }
 
-    /// Does one operation (question) after the other, from number `first` on, until the time slice
-    /// ends. `ask` does one operation, and returns true if its answer was right.
+    /// Does operations (questions) from number `first` on until the time slice ends. `ask` does
+    /// one, and returns true if its answer was right.
     #[inline]
     pub(crate) fn ask(
         &self,
@@ -133,8 +132,8 @@ impl Questions {
     }
 }
 
-/// Returns true if `path` is the expected path. The lengths are compared after every operation. The
-/// bytes are compared only if `number`, the number of the operation, is a multiple of 16.
+/// Returns true if `path` is the expected path. Compares the bytes only if `number` is a multiple
+/// of 16, and otherwise the lengths.
 #[inline]
 pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool {
     let Some(path) = path else { return false };
@@ -142,8 +141,7 @@ pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool
     path.len() == expected.len() && (!is_compared || path == expected)
 }
 
-/// A small random number generator (xorshift64*). It is good enough to choose the names, paths and
-/// semaphores that a benchmark uses.
+/// A small random number generator (xorshift64*).
 pub(crate) struct Rng(pub u64);
 
 impl Rng {

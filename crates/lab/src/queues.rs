@@ -1,7 +1,6 @@
 //! The message queues of the host kernel and of corewalk, behind one trait.
 //!
-//! The benchmark checks each received message: its type, its length, its last byte, and the number
-//! that the sender wrote into its text.
+//! Each received message is checked: its type, length, last byte, and the number in its text.
 //!
 //! Source: msgop(2).
 
@@ -22,13 +21,11 @@ pub(crate) trait Queues: Sync {
 
     fn message(&self, bytes: usize) -> Self::Message;
 
-    /// Sends a message with a type, and with a number in its text. Returns true if the call
-    /// succeeds.
+    /// Sends a message with a type, and with a number in its text. Returns true on success.
     fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
 
-    /// Receives the first message of a type, and returns the number that the sender wrote into the
-    /// message. Returns None if the call fails, or if the length or the last byte of the message is
-    /// wrong.
+    /// Receives the first message of a type, and returns the number in its text. Returns None if
+    /// the call fails, or if the length or the last byte is wrong.
     fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
 
     /// Returns true if nothing can be received from a queue.
@@ -44,7 +41,7 @@ pub(crate) struct Words {
     bytes: usize,
 }
 
-/// Returns the low bytes of `number`: as many as fit into a message of `bytes` bytes.
+/// Returns as many low bytes of `number` as fit into a message of `bytes` bytes.
 fn cut(number: u64, bytes: usize) -> u64 {
     if bytes < 8 { number & ((1 << (8 * bytes)) - 1) } else { number }
 }
@@ -146,7 +143,7 @@ impl Queues for Ours {
     }
 }
 
-/// Sends a message of one type to a queue and receives it again, until the time slice ends.
+/// Sends a message and receives it again, until the time slice ends.
 pub(crate) fn pairs<Q: Queues>(
     queues: &Q,
     queue: usize,

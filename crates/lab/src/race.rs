@@ -3,17 +3,16 @@
 //! The load is that of document 000: processes of a database ask for the paths of their files while
 //! other processes change names.
 //!
-//! A reader asks for the paths of a few dentries again and again. It compares each path with all
-//! paths that the dentry can have. A writer renames a file or directory to another name and back.
+//! A reader asks for the paths of a few dentries again and again, and compares each with all paths
+//! that the dentry can have. A writer renames a file or directory to another name and back.
 //!
 //! # Waits for a processor
-//! If a writer has to wait for a processor, it renames nothing during the wait and disturbs no
-//! reader. Then every design would look better than it is.
+//! If a writer waits for a processor, it disturbs no reader, and every design looks better than it
+//! is.
 //!
-//! Each worker also measures how long it was ready to run but waited for a processor (`run_delay`).
-//! The result of a race (a run of readers and writers) contains this time. It does not contain
-//! waits for a lock: such a wait is a property of the design, but a wait for a processor is one of
-//! the machine.
+//! Each worker measures how long it was ready to run but waited for a processor (`run_delay`), and
+//! the result of a race (a run of readers and writers) contains this time. A wait for a lock is a
+//! property of the design, but a wait for a processor is one of the machine.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
@@ -23,12 +22,11 @@ use crate::baseline::Namespace;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
-/// Number of operations of one job. A writer renames its file to a second name and back by turns.
-/// The number is even, so that after a job the file has its first name again.
+/// Number of operations of one job. It is even, so that a file that a writer renames there and back
+/// has its first name after a job.
 const CHUNK: usize = 64;
 
-/// The questions of one reader: inode numbers, each with all paths that the inode can have during
-/// the race.
+/// The questions of one reader: inode numbers with all paths that they can have during the race.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader(pub(crate) Vec<(u64, Vec<Vec<u8>>)>);
 
@@ -46,8 +44,7 @@ pub(crate) struct Writer {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// How often a rename made a path translation start again. The count is 0 if the namespace does
-    /// not count restarts.
+    /// How often a rename made a path translation start again, or 0 if that is not counted.
     pub(crate) retries: u64,
 }
 
@@ -68,8 +65,8 @@ impl Reader {
 }
 
 impl Writer {
-    /// Renames the file to its second name and back, until the time slice is over. Also does so
-    /// once before the measurement starts, so that the cache knows both names.
+    /// Renames the file to its second name and back until the time slice is over. Does so once
+    /// before, so that the cache knows both names.
     ///
     /// # Panics
     /// If a rename fails.
@@ -100,8 +97,8 @@ impl Outcome {
 }
 
 /// Runs one race: `readers` translate paths in the namespace `racer`, and `writers` rename in the
-/// namespace `renamed`. Usually both are the same namespace. A benchmark passes two namespaces to
-/// measure how much readers are slowed down by renames that do not concern them.
+/// namespace `renamed`. With two namespaces, a benchmark measures how much readers are slowed down
+/// by renames that do not concern them.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.

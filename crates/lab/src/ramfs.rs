@@ -1,16 +1,16 @@
-//! A file system that stores no names. corewalk uses it as its file system when it is compared with
-//! the dentry caches of old kernels (`before`).
+//! A file system that stores no names, for comparisons of corewalk with the dentry caches of old
+//! kernels (`before`).
 //!
-//! In ramfs of an old kernel, the dentry cache is the only place that has the names of files.
-//! corewalk asks its file system before it changes its cache. If that file system stored names too,
-//! the benchmark would measure more work for corewalk than for the kernels of `before`.
+//! In ramfs of an old kernel, only the dentry cache has the names of files. corewalk also asks its
+//! file system before it changes its cache. If that file system stored names, corewalk would do
+//! more work than the kernels of `before`.
 //!
 //! `Ramfs` only hands out inode numbers and allows every change. corewalk's cache has room for all
-//! names and evicts none. A name that is not in the cache does not exist.
+//! names, so a name that is not in the cache does not exist.
 //!
 //! # Limits
 //! `readdir`, `read`, and renames that replace or exchange names return an error. Attributes never
-//! change. The cache must never be full, since the name of an evicted entry would be lost.
+//! change. The name of an evicted entry would be lost, so the cache must never be full.
 //!
 //! Source: Linux `fs/ramfs/inode.c`, `simple_lookup` of `fs/libfs.c`; `corewalk::fs`.
 

@@ -1,4 +1,4 @@
-//! Writes the results of benchmark tables to files, so that they can be compared with later runs.
+//! Writes the results of benchmark tables to files, for comparisons with later runs.
 //!
 //! Each benchmark table gives two files in a folder. `TABLE.json` is for programs, and follows
 //! `schema.json`. `TABLE.txt` is for readers, and also has the command line and the load of the
@@ -6,12 +6,11 @@
 //!
 //! All tables run before the first file is written. So if a table fails, the folder stays as it
 //! was. Each result contains the id of the current commit, which ends with `-dirty` if files have
-//! changed since. Since the files are written last, the result files of one table do not make the
-//! next one `-dirty`.
+//! changed since. The files of one table do not make the next one `-dirty`.
 //!
 //! # What it refuses
 //! A run is refused if files of the source tree were changed since the commit, because its numbers
-//! could not be reproduced. A quick run is allowed in that case, because its numbers mean nothing.
+//! could not be reproduced. A quick run is allowed, because its numbers mean nothing.
 //!
 //! Source: `docs/results/README.md`.
 
@@ -28,14 +27,13 @@ use crate::{run_table, text, to_json};
 
 /// Where results go unless told otherwise.
 pub(crate) const FOLDER: &str = "docs/results";
-/// For how long the load by other processes is measured before a benchmark runs.
+/// How long the load by other processes is measured before a run.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Runs `tables` and writes their results to `folder`.
 ///
 /// # Errors
-/// An error for a source tree with changed files, for a benchmark that fails, and for a file that
-/// cannot be written.
+/// A source tree with changed files, a benchmark that fails, or a file that cannot be written.
 pub(crate) fn record(tables: &[&Table], settings: &Settings, folder: &Path) -> anyhow::Result<()> {
     let commit = Machine::here().commit;
     let is_clean = settings.size == Size::Quick || !commit.ends_with("-dirty");
@@ -68,7 +66,7 @@ pub(crate) fn record(tables: &[&Table], settings: &Settings, folder: &Path) -> a
     Ok(())
 }
 
-/// Returns a command line that begins with the name of the program instead of its path.
+/// Returns a command line with the name of the program instead of its path.
 fn command(mut words: impl Iterator<Item = String>) -> String {
     let program = words.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,18 +1,18 @@
 //! The report of results: one page without further files.
 //!
 //! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
-//! benchmark table. The line has the claim in a sentence, the ratio of one result of corewalk to
-//! its baseline, and whether the claims hold.
+//! benchmark table: the claim in a sentence, the ratio of one result of corewalk to its baseline,
+//! and whether the claims hold.
 //!
-//! Below, each table has one plot of the rows that its claim is about. If the source of the table
-//! published a curve, the plot shows it too. All other rows are below the plot, folded.
+//! Below, each table has one plot of the rows of its claim, with the curve of its source, if there
+//! is one. All other rows are below the plot, folded.
 //!
-//! The page is XHTML with inline SVG. It has no scripts and loads nothing from another place. A
-//! claim that does not hold is shown like one that holds.
+//! The page is XHTML with inline SVG, without scripts, and loads nothing. A claim that does not
+//! hold is shown like one that holds.
 //!
 //! # How it works
-//! [`read`] reads the files that `run --json` and `record` write. `page` makes the page, and `plot`
-//! the plots.
+//! [`read`] reads the files of `run --json` and `record`. `page` makes the page, and `plot` the
+//! plots.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 
@@ -29,11 +29,11 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// Writes the page into `folder`, which it makes if needed, and returns the path of the page. An
-/// older page is replaced only after the new one is complete.
+/// Writes the page into `folder`, and returns its path. An older page is replaced only after the
+/// new one is complete.
 ///
 /// # Errors
-/// If `folder` is a file or cannot be made, or the page cannot be written.
+/// `folder` is a file or cannot be made, or the page cannot be written.
 pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf> {
     ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -46,12 +46,11 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
 
 /// Returns the tables in `files`, in the order of the files.
 ///
-/// The result rows borrow their names from the text of these JSON files. So the text must live as
-/// long as the program, and it is leaked. That is harmless, because the program ends after it has
-/// written the page of the report.
+/// The result rows borrow their names from the JSON, so it is leaked. That does no harm, since the
+/// program ends soon.
 ///
 /// # Errors
-/// If a file cannot be read, or is not the JSON that a run of the lab writes.
+/// A file cannot be read, or is not JSON of a run of the lab.
 pub(crate) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Report>> {
     let mut reports = vec![];
     for file in files {

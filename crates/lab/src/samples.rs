@@ -2,13 +2,13 @@
 //! to the baseline.
 //!
 //! On a shared machine, absolute times vary: the same run takes 0.9 or 2.4 s. But the ratio of two
-//! variants is stable if one is measured right after the other. So each sample has the number of
-//! its round. The lab computes a ratio for each round, and the row has the median of these ratios.
+//! variants is stable if one is measured right after the other. So the lab computes a ratio for
+//! each round, and the row has the median of these ratios.
 //!
 //! # Invariants
-//! - The `ratio` of a result row compares a variant with its baseline. It is computed only from
-//!   rounds in which both were measured. The baseline has the same parameters as the row, unless
-//!   the benchmark chooses others ([`Samples::add_against`]).
+//! - The `ratio` of a result row compares a variant with its baseline, only from rounds in which
+//!   both were measured. The baseline has the same parameters as the row, unless the benchmark
+//!   chooses others ([`Samples::add_against`]).
 //!
 //! Source: `schema.json` beside this crate.
 
@@ -23,9 +23,8 @@ use crate::text::with_names;
 /// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
 
-/// The name of a parameter of result rows. A row with this parameter compares the throughput of a
-/// variant with that of the same variant at fewer threads. The value of the parameter is the number
-/// of threads of the baseline ([`Samples::add_scaling`]).
+/// The parameter of a row that compares a variant with itself at fewer threads. Its value is the
+/// number of threads of the baseline ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
 /// A measured quantity: its name, its unit, and whether higher or lower values are better.
@@ -57,14 +56,12 @@ impl Cell {
         cell
     }
 
-    /// Returns the value of a parameter that is a number. Returns 0 if the cell (set of parameters)
-    /// does not have the parameter.
+    /// Returns the value of a parameter that is a number, or 0 if it is missing.
     pub(crate) fn number(&self, key: &str) -> usize {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
-    /// Returns the value of the parameter `key` if that value is a text. Returns an empty text if
-    /// the cell (set of parameters) does not have the parameter.
+    /// Returns the value of the parameter `key` if it is a text, otherwise an empty text.
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
@@ -101,12 +98,11 @@ pub(crate) struct Row {
     pub rounds: usize,
     /// The variant that `ratio` compares with.
     pub baseline: String,
-    /// The ratio between this result row and its baseline: the median over the rounds that have
-    /// both. None if no round has both.
+    /// The ratio of this result row to its baseline: the median over the rounds that have both.
     pub ratio: Option<f64>,
 }
 
-/// The samples of one benchmark table. Rows are in the order in which they were first added.
+/// The samples of one benchmark table, with rows in the order in which they were added.
 #[derive(Default)]
 pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
@@ -135,8 +131,8 @@ impl Samples {
         self.add_against(round, variant, params, measured, baseline, params);
     }
 
-    /// Adds a measured value of `variant` in `round` to the samples. In the result row, it will be
-    /// compared with the value of the variant `baseline` with the parameters `base_params`.
+    /// Adds a value of `variant` in `round`. It is compared with the value of the variant
+    /// `baseline` with the parameters `base_params`.
     pub(crate) fn add_against(
         &mut self,
         round: usize,
@@ -163,10 +159,8 @@ impl Samples {
         }
     }
 
-    /// Adds result rows that show how variants scale with threads. Takes each throughput that was
-    /// measured with several threads, if `is_wanted` returns true for it. Adds a row that compares
-    /// it with the throughput of the same variant with one thread. The new row has the parameter
-    /// [`OVER_THREADS`].
+    /// Adds result rows that compare several threads of a variant with one thread of it, for each
+    /// throughput that `is_wanted` selects. These rows have the parameter [`OVER_THREADS`].
     pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
@@ -185,9 +179,8 @@ impl Samples {
         self.rows.append(&mut more.rows);
     }
 
-    /// Adds a result row for `name`, which is not measured but computed. Its value in each round is
-    /// the best value that any of the variants `of` has in this round. These variants must have
-    /// `name` as their baseline.
+    /// Adds a result row for `name`, whose value in each round is the best value of the variants
+    /// `of`. These variants must have `name` as their baseline.
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {
@@ -241,13 +234,12 @@ impl Samples {
     }
 }
 
-/// Rounds a number to six digits, since no measurement is more exact than that.
+/// Rounds a number to six digits. No measurement is more exact.
 fn short(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// Returns the median of the values. For an even number of values it is the mean of the two middle
-/// ones.
+/// Returns the median of the values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,25 +1,23 @@
-//! One trait for the semaphore sets that the benchmarks compare. They are those of the host kernel,
-//! of corewalk, and of Linux before and with the patches of document 002 (Bueso, March 2013).
+//! One trait for the semaphore sets of the host kernel, of corewalk, and of Linux before and with
+//! the patches of document 002 (Bueso, March 2013).
 //!
-//! The benchmark tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way.
-//! The trait is generic and the operations of a call are an array. So compared with a direct call,
-//! a call through the trait costs only a copy of six bytes per operation.
+//! The tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way. The trait
+//! is generic and the operations of a call are an array. So a call through the trait costs only a
+//! copy of six bytes per operation.
 //!
-//! Beside the designs of document 002, which are in `before::sems`, there are three variants:
+//! Beside the designs of document 002 (`before::sems`), there are three variants:
 //! - `linux`: semop(2) of the host kernel, through libc.
 //! - `corewalk`: `corewalk-ipc`, in the memory of this process, or in a file that several processes
 //!   map (`worker`).
-//! - `preload`: processes that make the calls of `linux`, but with the library that `corewalk ipc
-//!   exec` preloads, so corewalk answers them.
+//! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`, so corewalk
+//!   answers.
 //!
 //! The designs of document 002 are in `before::sems`.
 //!
 //! # Users
-//! Each operation has a user number, which says for which simulated process it is done. corewalk
-//! and the designs of document 002 treat each user as a process with its own undo records. The host
-//! kernel ignores the number, and treats all threads of this process as one user.
-//!
-//! A load that simulates a single program passes the same user number in all its threads.
+//! Each operation has a user number: the simulated process for which it is done. corewalk and the
+//! designs of document 002 treat a user as a process with its own undo records. The host kernel
+//! ignores the number, and treats this process as one user.
 //!
 //! Source: semop(2).
 
@@ -39,18 +37,18 @@ use corewalk_ipc::{
 
 use crate::samples::Cell;
 
-/// A variant that offers semaphore sets, numbered from 0 in the order in which they are made.
+/// A variant with semaphore sets, numbered in the order in which they are made.
 pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
 
     /// Returns how many nanoseconds all users (simulated processes) together waited for locks, and
-    /// the number of these waits. Returns None if this implementation does not count waits.
+    /// the number of these waits. None if that is not counted.
     fn waited(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// Returns the identifiers of the sets. With them another process can use the same sets
+    /// Returns the identifiers of the sets, with which another process can use them
     /// ([`Linux::join`], [`Ours::join`]).
     fn ids(&self) -> Vec<i32> {
         vec![]
@@ -91,17 +89,16 @@ pub(crate) struct Ours {
     namespace: Namespace,
 }
 
-/// Runs `work` on a thread that has its own IPC namespace of the kernel, if the process has the
-/// privilege to make one. When the process ends, even by a crash, the kernel removes all sets in
-/// that namespace.
+/// Runs `work` on a thread with its own IPC namespace, if the process may make one. The kernel
+/// removes all sets in it when the process ends, even by a crash.
 ///
 /// # Panics
 /// If `work` does.
 pub(crate) fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     let inside = || {
-        // A new IPC namespace needs a privilege. Without it, the sets are made in the IPC namespace
-        // of this process. There they would outlive the process, so each `SemSet` removes its set
-        // when it is dropped.
+        // Without the privilege for a new IPC namespace, the sets are made in that of this process.
+        // There they would outlive the process, so each `SemSet` removes its set when it is
+        // dropped.
         let _ = sysv::unshare_ipc();
         work()
     };
@@ -122,8 +119,7 @@ pub(crate) fn made<S: Sems>(mut sems: S, counts: &[u16]) -> anyhow::Result<S> {
 /// number.
 ///
 /// # Errors
-/// If the value of a semaphore differs from the one that `right` returns, or if the set does not
-/// exist.
+/// The set does not exist, or a value differs from the one that `right` returns.
 pub(crate) fn check<S: Sems>(
     sems: &S,
     set: usize,
@@ -204,8 +200,7 @@ impl Ours {
         Ok(Ours { users, sets: vec![], queues: vec![], namespace })
     }
 
-    /// Opens the namespace in `file`, with this process as its only user. Makes the file if it is
-    /// missing.
+    /// Opens the namespace in `file`, or makes it, with this process as its only user.
     ///
     /// # Errors
     /// If it cannot be opened.
@@ -218,9 +213,8 @@ impl Ours {
         Ok(Ours { users: vec![user], sets: vec![], queues: vec![], namespace })
     }
 
-    /// Returns a new namespace for one time slice of round trips. If both sides are threads, the
-    /// namespace has two users and is in the memory of this process. If the answering side is a
-    /// process, the namespace is in `file`.
+    /// Returns a new namespace for one time slice of round trips. It has two users and is in the
+    /// memory of this process, or in `file` if the answering side is a process.
     ///
     /// # Errors
     /// Those of [`Ours::new`] and [`Ours::open`].
@@ -232,8 +226,8 @@ impl Ours {
         Ours::open(file)
     }
 
-    /// Returns the namespace with semaphore sets that another process made in it. `sets` has the
-    /// identifier and the number of semaphores of each.
+    /// Returns the namespace with semaphore sets that another process has made in it. `sets` has
+    /// the identifier and the number of semaphores of each.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
         Ours { sets: sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect(), ..self }
     }

@@ -2,18 +2,16 @@
 //!
 //! A table is a benchmark. It declares ([`Table`]) the sweeps that it measures and a function that
 //! measures them. The file `words.json` has the texts of all tables, the figures of their sources,
-//! and the claims with their bounds. A claim that needs more than a bound is a function of its
-//! table.
+//! and the claims with their bounds. Other claims are functions of their table.
 //!
 //! One engine measures all tables (`engine`). It runs the variants interleaved in one process,
 //! round by round, each time in another order. So neither a drift of the machine nor the order
-//! favours a variant. A run has at least five rounds. `samples` turns the measurements into rows,
-//! and `shape` tests the claims.
+//! favours a variant. `samples` turns the measurements into rows, and `shape` tests the claims.
 //!
 //! # How long it takes
-//! A sweep is a list of the sets of parameters to measure. The duration of a run is computed from
-//! the sweeps before it starts. With the default settings the measured time of all tables is less
-//! than a third of an hour on two cores, which a test checks.
+//! A sweep is a list of sets of parameters. The duration of a run is computed from the sweeps
+//! before it starts. By default all tables are measured in less than a third of an hour on two
+//! cores, which a test checks.
 
 mod aim7_short;
 mod create_one_dir;
@@ -73,14 +71,13 @@ mod prelude {
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// Returns those claims of the benchmark table that are not in `words.json`. A [`Claim`] is a
-    /// statement about corewalk's speed, and says whether the given result rows confirm it.
+    /// Returns those claims that are not in `words.json`. A [`Claim`] is a statement about
+    /// corewalk's speed, and says whether the given result rows confirm it.
     pub(crate) other_claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
     pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
-    /// Runs the measurements of this benchmark table: each variant with each set of parameters that
-    /// `sweeps` returns. Returns an error if an answer is wrong, or if something that the
-    /// measurement needs is missing.
+    /// Runs the measurements of this table: each variant with each set of parameters that `sweeps`
+    /// returns. Fails if an answer is wrong, or if something that the measurement needs is missing.
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
 
@@ -114,15 +111,14 @@ pub(crate) struct Words {
     pub(crate) note: Vec<&'static str>,
 }
 
-/// Selects the result rows that a plot shows: all rows with the metric `metric` whose parameters
-/// are exactly `x` and those in `at`.
+/// Selects the rows of a plot: those with the metric `metric` whose parameters are exactly `x` and
+/// those in `at`.
 #[derive(Deserialize)]
 pub(crate) struct Plot {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
     pub(crate) metric: &'static str,
-    /// The other parameters that a plotted row has besides `x`, and their values as text. With the
-    /// value `*`, rows with any value of the parameter are plotted.
+    /// The other parameters of a plotted row, with their values as text. `*` stands for any value.
     pub(crate) at: Vec<(&'static str, &'static str)>,
     /// The value of `x` whose ratio stands on the front page.
     pub(crate) headline: &'static str,
@@ -140,8 +136,8 @@ pub(crate) struct Published {
 }
 
 impl Words {
-    /// Returns, as text, the figures of the document that this benchmark repeats. There is one line
-    /// for each curve in `published`, followed by the lines of `note`.
+    /// Returns the figures of the document as text: a line per curve in `published`, and the lines
+    /// of `note`.
     pub(crate) fn figures(&self) -> String {
         let mut lines = vec![];
         if let Some(Published { x, unit, curves }) = &self.published {
@@ -189,24 +185,24 @@ pub(crate) struct Settings {
     pub size: Size,
     /// Thread or process counts.
     pub threads: Vec<usize>,
-    /// The total time for which a variant is measured for one result row, over all rounds.
+    /// The time for which a variant is measured for one result row, over all rounds.
     pub time_per_row: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// The path of the lab's own program. Some benchmarks start it again with hidden subcommands.
-    /// It is None in unit tests, since a test program has no subcommands.
+    /// The path of the lab's own program, which some benchmarks start again with hidden
+    /// subcommands. None in unit tests, which have no subcommands.
     pub(crate) program: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Returns those of the requested thread counts that do not exceed the number of processors. If
-    /// all of them do, returns only 1.
+    /// Returns those requested thread counts that do not exceed the number of processors, or only
+    /// 1.
     pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
         self.threads_where(|threads| threads <= cores())
     }
 
-    /// Returns those of the requested thread counts for which `is_usable` returns true. If there is
-    /// none, returns only 1.
+    /// Returns those requested thread counts for which `is_usable` returns true, or only 1 if there
+    /// is none.
     pub(crate) fn threads_where(&self, is_usable: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut usable = self.threads.clone();
         usable.retain(|threads| is_usable(*threads));

@@ -1,4 +1,4 @@
-//! Writes a report as text for people. Result rows with the same parameters are in one group.
+//! Writes a report as text for people, with result rows grouped by their parameters.
 
 use std::fmt::Write as _;
 
@@ -24,9 +24,8 @@ pub(crate) fn render(report: &Report) -> String {
     out
 }
 
-/// Returns the groups of result rows in the report's text. A group has the rows with the same
-/// parameters and metric. Leaves out rows with the parameter `store=document`, which are published
-/// figures. The notes of the benchmark table show those instead.
+/// Returns the groups of result rows in the text of the report: rows with the same parameters and
+/// metric. Leaves out `store=document`, published figures that are in the notes.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
     let is_shown = |row: &&Row| row.params.get("store").is_none_or(|store| store != "document");
     let mut groups = vec![];

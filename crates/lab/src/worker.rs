@@ -1,22 +1,22 @@
-//! The worker processes of the benchmark tables of System V IPC. A worker is the lab's own program,
-//! started again (`client`).
+//! The worker processes of the tables of System V IPC: the lab's own program, started again
+//! (`client`).
 //!
 //! A worker uses the semaphore sets or message queues of the host kernel, or those of a corewalk
-//! namespace in a file that all workers map. With the preload library, a worker calls the functions
-//! of the C library for the kernel's IPC, and the corewalk namespace answers.
+//! namespace in a file that all workers map. Under the preload library, a worker calls the C
+//! library, and the corewalk namespace answers.
 //!
 //! A worker serves a whole benchmark table. It runs one time slice for each line on its input, and
 //! writes the operations, the wall time and the processor time in nanoseconds. An input line is
-//! JSON. It has the parameters, and the milliseconds of the time slice:
+//! JSON: the parameters, and the milliseconds of the time slice.
 //!
 //! ```text
 //! table: {"bytes":64,"ms":20,"queue":"own","threads":2}     worker: [412345, 20000123, 19876543]
 //! table: answer                                             worker: [0, 0, 0]
 //! ```
 //!
-//! After the input line `answer` the worker runs no time slices. It only answers the messages or
-//! semaphore operations of the benchmark's process (`pingpong`). If a call fails, the worker ends,
-//! and the measurement of the benchmark table fails.
+//! After the input line `answer` the worker only answers the messages or semaphore operations of
+//! the benchmark's process (`pingpong`). If a call fails, the worker ends, and the measurement of
+//! the table fails.
 //!
 //! Source: semop(2): Linux gives each process its own undo records.
 
@@ -38,8 +38,8 @@ use crate::sems::{self, Load, Sems};
 
 /// The line that makes a worker answer round trips.
 const ANSWER: &str = "answer";
-/// The file name of the preload library, and the folders in which `corewalk-lab` looks for it. The
-/// folders are relative to the folder of the program.
+/// The file name of the preload library, and the folders, relative to that of the program, in which
+/// `corewalk-lab` looks for it.
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 const LIBRARY_FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
@@ -66,7 +66,7 @@ pub(crate) enum Objects {
 /// The argument of a worker.
 #[derive(Deserialize, Serialize)]
 struct Job {
-    /// The file of a corewalk namespace. If it is None, the worker calls the host kernel.
+    /// The file of a corewalk namespace; None for the host kernel.
     namespace: Option<PathBuf>,
     /// The number of the worker.
     worker: usize,
@@ -80,10 +80,10 @@ pub(crate) struct Workers(RefCell<Vec<Client>>);
 
 impl Workers {
     /// Starts `count` workers, each pinned to a processor. `objects` returns the semaphore sets or
-    /// message queues that a worker uses.
+    /// message queues of a worker.
     ///
     /// # Errors
-    /// If a process does not start, or the preload library is missing.
+    /// A process does not start, or the preload library is missing.
     pub(crate) fn start(
         program: &Path,
         place: Place<'_>,
@@ -113,8 +113,8 @@ impl Workers {
         Ok(Workers(RefCell::new(vec![client])))
     }
 
-    /// Runs one time slice with the parameters in `cell`, one set of parameters of the benchmark
-    /// table. The parameter `threads` says how many workers take part.
+    /// Runs one time slice with the set of parameters `cell`. Its parameter `threads` says how many
+    /// workers take part.
     ///
     /// # Errors
     /// If a call fails in a worker.
@@ -207,8 +207,8 @@ fn serve(
             writeln!(stdout(), "[0, 0, 0]")?;
             ensure!(answer(), "an answer failed");
         }
-        // The names of the parameters in a `Cell` are slices of the input line with the lifetime
-        // `'static`. So the line is leaked. A worker reads only few lines.
+        // `Cell` borrows the names of its parameters from the line, so the line is leaked. A worker
+        // reads only few lines.
         let cell = Cell(serde_json::from_str(line.leak())?);
         let slice = slice(&cell, Duration::from_millis(cell.number("ms") as u64))?;
         slice.check("a process")?;

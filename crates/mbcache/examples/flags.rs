@@ -1,6 +1,5 @@
 //! Two threads change two flags of one entry, a flag per thread, 100 million times. No change may
-//! be lost. Trap T33 is a change that is lost because another thread changes another flag in the
-//! same word.
+//! be lost. Trap T33 is a change that a thread loses by changing another flag in the same word.
 //!
 //! Usage: `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. CHANGES is the
 //! number of changes, 100 million by default. The test `tests/flags.rs` runs the same workload for
@@ -19,11 +18,10 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes of two flags of one entry, a flag per thread. After each change
-/// the thread checks its own flag. Returns how often a flag did not have the value that its thread
-/// had set.
+/// Makes at least `changes` changes of two flags of one entry, a flag per thread. Returns how often
+/// a thread did not find its flag as it had set it.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    // Give the index the smallest size, so that `scan(1)` always examines the only entry.
+    // The smallest index: `scan(1)` always examines the only entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
@@ -35,8 +33,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// In each round, sets the referenced bit of the entry, and lets reclaim clear it. Reclaim removes
-/// the entry if the bit is not set. Returns the number of rounds in which the entry was lost.
+/// In each round, sets the referenced bit of the entry, and lets reclaim clear it. Returns the
+/// number of rounds in which reclaim found the bit not set, and removed the entry.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
@@ -52,13 +50,12 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
 }
 
 /// In each round, clears and sets the reusable flag of the entry, and checks both changes. Searches
-/// skip an entry without this flag. A handle keeps the entry in the cache. Returns how often a
-/// change was lost, because the other thread overwrote it.
+/// skip an entry without this flag. Returns how often the other thread has overwritten a change.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
         // If the other thread's change of the referenced bit was lost, reclaim may have dropped the
-        // entry since the last round. Count that as a lost change too.
+        // entry.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

@@ -10,11 +10,10 @@ use crate::hash::Secret;
 use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
-/// Number of slots in the index for each of the [`Mbcache::entries_max`] entries. With three slots
-/// per entry most slots stay free, which keeps searches short.
+/// Number of slots per entry of [`Mbcache::entries_max`]. Most slots stay free, which keeps
+/// searches short.
 const SLOTS_PER_ENTRY: u64 = 3;
-/// Maximum number of lines (pairs of slots) in the index. The limit exists because slots have
-/// 32-bit numbers.
+/// Maximum number of lines (pairs of slots): slots have 32-bit numbers.
 const LINES_MAX: u64 = 1 << 30;
 
 /// Options of a cache: the size of its index, and the maximum number of users of one value.
@@ -35,7 +34,7 @@ pub struct MbcacheOptions {
     /// Bytes that the index may take, including free slots; 16 MiB by default.
     pub budget_bytes: u64,
     /// Maximum number of users of one value, such as the files that share one block; 1024 by
-    /// default, as in ext4. A value with this many users is full: searches skip it.
+    /// default, as in ext4. Searches skip a value with this many users.
     pub users_max: u32,
 }
 
@@ -58,8 +57,8 @@ impl Default for MbcacheOptions {
 pub enum CreateError {
     /// The pair is there already (Linux: EBUSY).
     Exists,
-    /// The index has no free slot for the entry. All entries that `create` could drop for it are in
-    /// use: a thread has a handle of each of them.
+    /// The index has no free slot, and a thread has a handle of each entry that `create` could
+    /// drop.
     Full,
     /// The cache is [off](Mbcache::off).
     Off,
@@ -77,8 +76,8 @@ impl fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// The numbers of current and of dropped entries of a cache. They are exact only if no thread
-/// changes the cache while they are read.
+/// The numbers of current and of dropped entries. They are exact only if no thread changes the
+/// cache meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -91,7 +90,7 @@ pub struct Stats {
 /// A multimap from keys to values that contains each pair at most once.
 ///
 /// A key is the hash of a blob, and a value says where the blob is stored. The crate's
-/// documentation says in which order a store of blobs must call this cache.
+/// documentation says in which order a store must call this cache.
 ///
 /// # Examples
 ///
@@ -173,7 +172,7 @@ pub struct Mbcache {
 impl Mbcache {
     /// Returns an empty cache.
     ///
-    /// The address space of the whole index is reserved at once. The system allocates memory as
+    /// Reserves the address space of the whole index at once. The system allocates memory as
     /// entries are created.
     ///
     /// # Errors
@@ -228,7 +227,7 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns the number of entries that the cache can have before `create` drops an entry to make
+    /// Returns the number of entries that the cache can have before `create` drops one to make
     /// space. If one key has more than 200 values, `create` may drop entries earlier.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
@@ -242,12 +241,12 @@ impl Mbcache {
         self.users_max
     }
 
-    /// Returns true if the cache contains a pair of a key and a value, and marks the pair as used.
+    /// Returns true if the cache contains the pair, and marks it as used.
     ///
-    /// `get` takes no lock. It stores nothing if the pair's referenced bit is already set.
+    /// `get` takes no lock, and stores nothing if the pair's referenced bit is already set.
     ///
-    /// A value is full if it has the maximum number of users. `find_first` skips a full value.
-    /// `get` still finds its pair as long as a thread has a handle of the pair.
+    /// `find_first` skips a value with the maximum number of users. `get` still finds its pair as
+    /// long as a thread has a handle of it.
     ///
     /// # Examples
     ///
@@ -270,11 +269,10 @@ impl Mbcache {
         found.is_some()
     }
 
-    /// Returns a handle of an entry with this key. Skips a value that already has the maximum
-    /// number of users ([`Mbcache::users_max`]), such as files that share one block.
+    /// Returns a handle of an entry with this key. Skips values with [`Mbcache::users_max`] users.
     ///
     /// `None` does not prove that no blob with this key is stored, since the cache may have dropped
-    /// the entry of that blob.
+    /// its entry.
     ///
     /// # Examples
     ///
@@ -295,11 +293,11 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Returns a handle of the next entry after `entry` that has the same key and whose value may
-    /// get more users.
+    /// Returns a handle of the next entry after `entry` with the same key whose value may get more
+    /// users.
     ///
-    /// The search continues from the slot of `entry`. The caller keeps `entry` during the search,
-    /// and drops it afterwards. If `entry` belongs to another cache, the result is `None`.
+    /// The caller keeps `entry` during the search. If it belongs to another cache, the result is
+    /// `None`.
     ///
     /// # Examples
     ///
@@ -330,9 +328,8 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Adds a pair of a key and a value to the cache. The hash of the key selects the 128 cache
-    /// lines of the index in which the pair may be. If these lines have no free slot, `create`
-    /// drops an entry that was not used recently.
+    /// Adds a pair to the cache. If the 128 lines in which it may be have no free slot, drops an
+    /// entry that was not used recently.
     ///
     /// # Errors
     ///
@@ -393,11 +390,11 @@ impl Mbcache {
         }
     }
 
-    /// Deletes the pair of `key` and `value`. If another thread has a handle of the pair, deletes
-    /// nothing, and returns a [`Busy`] with which the caller can wait for that thread.
+    /// Deletes the pair of `key` and `value`. If another thread has a handle of it, deletes
+    /// nothing, and returns a [`Busy`] to wait for that thread.
     ///
-    /// `None` means that the cache does not contain the pair any more, and that no thread has a
-    /// handle of it. The last user of a value calls this, and after `None` it may free the value.
+    /// `None` means that the cache does not contain the pair, and no thread has a handle of it. The
+    /// last user of a value may then free it.
     ///
     /// # Examples
     ///
@@ -419,27 +416,23 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // The pair is no longer in the cache: this call has removed the entry (`Ok`), or
-            // another thread has (`Err`).
+            // This call has removed the pair (`Ok`), or another thread has (`Err`).
             Ok(()) | Err(_) => None,
         }
     }
 
     /// Tells the cache the current number of users of a value, such as the files that share one
-    /// block. Returns true if `find_first` may now return the value, which it may not while the
-    /// value is full.
+    /// block. Returns true if `find_first` may now return the value.
     ///
     /// A value with [`users_max`](Mbcache::users_max) or more users is full. `note_users` removes
-    /// the pair of a full value, so that searches never examine full values (trap T39). If a thread
-    /// has a handle of the pair, the drop of the last handle removes it. Until then searches skip
-    /// it.
+    /// its pair, so that searches never examine full values (trap T39). If a thread has a handle of
+    /// the pair, the last handle removes it. Until then searches skip it.
     ///
-    /// If the value is not full, `note_users` adds the pair again, unless the cache contains it
-    /// already or has no free slot for it.
+    /// If the number falls below the maximum, `note_users` adds the pair again, if the cache has a
+    /// free slot for it.
     ///
-    /// The caller must call `note_users` whenever the number of users reaches the maximum, and
-    /// whenever it falls below the maximum. The caller counts the users under its own lock, and
-    /// calls `note_users` under the same lock.
+    /// The caller calls `note_users` at least whenever the number reaches the maximum or falls
+    /// below it. It does so under the lock with which it counts the users.
     ///
     /// # Examples
     ///
@@ -469,11 +462,10 @@ impl Mbcache {
         is_reusable && self.create(key, value) != Err(CreateError::Full)
     }
 
-    /// Examines `entries` entries, each at most once. Drops those entries that have no handle and
-    /// were not used since reclaim last examined them. Returns the number of dropped entries.
+    /// Examines `entries` entries, each at most once. Drops those that have no handle and were not
+    /// used since the last examination. Returns how many it has dropped.
     ///
-    /// `scan` is the shrinker. It is a clock algorithm, whose hand moves over all slots of the
-    /// index and skips free ones.
+    /// `scan` is the shrinker, a clock algorithm whose hand moves over all slots of the index.
     ///
     /// # Examples
     ///
@@ -493,8 +485,7 @@ impl Mbcache {
         self.index.scan(entries)
     }
 
-    /// Returns the counts of the cache. `stats` reads the whole index, which takes
-    /// about 2 ms for 16 MiB.
+    /// Returns the counts. Reads the whole index, which takes about 2 ms for 16 MiB.
     ///
     /// # Examples
     ///

@@ -1,33 +1,32 @@
-//! Decides when a changed content is de-duplicated: at once, or later together with other contents.
+//! Decides when a changed content is de-duplicated: at once, or later with others.
 //!
-//! A store de-duplicates a new content in four steps. It hashes the content, searches for an equal
-//! one, compares the two, and updates the user counts of the old and the new block. That work is
-//! wasted if the content is soon replaced.
+//! De-duplicating a content takes a hash, a search for an equal content, a comparison, and updates
+//! of two user counts. That work is wasted if the content is soon replaced.
 //!
 //! A store divides its time into *epochs*, such as transactions. The first change of an object
-//! (such as a file) in an epoch is de-duplicated at once. The de-duplication of a second change in
-//! the same epoch is deferred to the end of the epoch.
+//! (such as a file) in an epoch is de-duplicated at once. A second change in the same epoch is
+//! de-duplicated at the end of the epoch.
 //!
-//! Until the epoch ends, the content of such an object is private: the store changes it in place
-//! and does not share it. Private contents take memory, so the store sets a maximum number of
-//! waiting objects (objects whose de-duplication is deferred). While that many objects wait,
-//! changes of other objects are de-duplicated at once.
+//! Until the epoch ends, the content of an object whose de-duplication waits is private: the store
+//! changes it in place and does not share it. Private contents take memory, so the store sets a
+//! maximum number of waiting objects. While that many wait, other changes are de-duplicated at
+//! once.
 //!
 //! # Guarantees
 //! - D.1: at most the given number of objects wait for de-duplication, plus one per thread that
 //!   calls [`Deferral::defers`] at the same time.
 //! - D.2: exactly one call of [`Deferral::share`] de-duplicates each pushed object. After `share`
-//!   returns, every object that was pushed before the call is de-duplicated.
+//!   returns, all objects that were pushed before the call are de-duplicated.
 //!
 //! # Locks
-//! A call of `share` takes the mutex `turn` before every lock that its argument `handle` takes.
-//! While the mutex of the queue of waiting objects is held, no other lock is taken.
+//! `share` takes the mutex `turn` before every lock that its argument `handle` takes. No other lock
+//! is taken under the mutex of the queue.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 /// Tells whether an object has already changed in the current epoch (such as a transaction), and
-/// whether it already waits for de-duplication.
+/// whether it already waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The object has not changed in this epoch before.
@@ -38,8 +37,8 @@ pub enum Change {
     Waiting,
 }
 
-/// The queue of objects (such as files) whose de-duplication is deferred. They are de-duplicated
-/// when the current epoch, such as a transaction, ends.
+/// The queue of objects (such as files) that are de-duplicated when the current epoch, such as a
+/// transaction, ends.
 ///
 /// # Examples
 ///
@@ -57,15 +56,14 @@ pub enum Change {
 /// ```
 #[derive(Debug)]
 pub struct Deferral<T> {
-    /// Held while `share` de-duplicates the queued objects. Protects no data: it only makes the
-    /// calls of `share` run one after the other.
+    /// Held while `share` de-duplicates the queued objects, so that calls of `share` run one after
+    /// the other. Protects no data.
     turn: Mutex<()>,
     /// The waiting objects. Protected by its mutex.
     queue: Mutex<Vec<T>>,
     /// Number of waiting objects, including those that a running `share` handles.
     len: AtomicU64,
-    /// Maximum number of objects that wait for de-duplication. While that many objects wait,
-    /// `defers` makes no further object wait.
+    /// Maximum number of waiting objects.
     max: u64,
 }
 
@@ -77,10 +75,9 @@ impl<T> Deferral<T> {
         Deferral { turn, queue, len: AtomicU64::new(0), max }
     }
 
-    /// Tells whether to defer the de-duplication of an object's changed content to the end of the
-    /// current epoch (such as a transaction). If true, the content stays private until then. The
-    /// caller then adds the object to the queue by [`Deferral::push`], unless it is already in the
-    /// queue.
+    /// Tells whether to defer the de-duplication of a changed content to the end of the current
+    /// epoch (such as a transaction). Then the caller keeps the content private until the epoch
+    /// ends. It adds the object to the queue by [`Deferral::push`], unless it is already there.
     #[must_use]
     pub fn defers(&self, change: Change) -> bool {
         match change {
@@ -92,9 +89,9 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. `len` orders no data: the mutex protects the queue. Some threads read
-        // `len` only as a hint. A thread that must see the new length is ordered after this `push`
-        // by other means, such as the lock of the pushed object.
+        // ORDERING: Relaxed. The mutex protects the queue. A thread that must see the new length is
+        // ordered after this `push` by other means, such as the lock of the pushed object. For
+        // others `len` is a hint.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -114,9 +111,9 @@ impl<T> Deferral<T> {
         self.len() == 0
     }
 
-    /// Passes all queued objects to `handle`, which de-duplicates them. The caller calls `share` at
-    /// the end of an epoch (such as a transaction). If another thread is running `share`, waits
-    /// until that call returns. The caller holds no lock that `handle` takes.
+    /// Passes all queued objects to `handle`, which de-duplicates them, at the end of an epoch
+    /// (such as a transaction). If another thread is running `share`, waits for it. The caller
+    /// holds no lock that `handle` takes.
     ///
     /// [`Deferral::len`] counts the objects until `handle` has returned, because their
     /// de-duplication may free space. So a thread that lacks space can call `share` and retry if
@@ -149,8 +146,8 @@ mod tests {
             assert!(deferral.defers(Change::Again), "{object}");
             deferral.push(object);
         }
-        // Guarantee D.1 limits the number of waiting objects: the queue is full now, so a further
-        // object must not be queued. An object that is in the queue already stays there.
+        // Guarantee D.1: the queue is full, so a further object is not queued. A queued object
+        // stays queued.
         assert!(!deferral.defers(Change::Again));
         assert!(deferral.defers(Change::Waiting));
         deferral.share(|objects| assert_eq!(objects, Vec::from_iter(0..MAX)));
@@ -158,8 +155,7 @@ mod tests {
     }
 
     /// Checks that `len` counts the queued objects until `share` has de-duplicated them.
-    /// De-duplication frees space, so a thread that finds no free space retries while `len` is not
-    /// 0. If `share` lowered `len` before it de-duplicates, that thread would give up too early.
+    /// De-duplication frees space, so a thread without space retries while `len` is not 0.
     #[test]
     fn objects_wait_until_they_are_handled() {
         let deferral = Deferral::new(9);
@@ -173,12 +169,11 @@ mod tests {
         assert!(deferral.is_empty());
     }
 
-    /// Guarantee D.2: while one thread is inside `share`, a second thread's call of `share` must
-    /// wait until the first has de-duplicated its objects. Otherwise a commit after the second call
-    /// would lack these changes.
+    /// Guarantee D.2: a second call of `share` waits until the first has de-duplicated its objects.
+    /// Otherwise a commit after the second call would lack these changes.
     ///
-    /// Inside `share` the first thread yields many times before it is done. So if a second call of
-    /// `share` did not wait for the first one, it would have the time to return too early.
+    /// The first thread yields many times inside `share`. So a second call that did not wait for it
+    /// would have the time to return too early.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

@@ -34,7 +34,7 @@ impl Entry<'_> {
         slots::pair_of(self.slot.words).1
     }
 
-    /// Marks the entry as used, so that it survives the next time reclaim examines it.
+    /// Marks the entry as used, so that it survives the next examination by reclaim.
     ///
     /// # Examples
     ///
@@ -56,9 +56,8 @@ impl Entry<'_> {
     /// Sets the current number of users of the value.
     ///
     /// If the value has [`Mbcache::users_max`] users or more, searches skip its entry, and the drop
-    /// of the entry's last handle removes the entry. The caller counts the users of each value
-    /// under a lock of its own, and calls `note_users` under that lock. See
-    /// [`Mbcache::note_users`].
+    /// of the last handle removes the entry. The caller counts the users of each value under a lock
+    /// of its own, and calls `note_users` under that lock. See [`Mbcache::note_users`].
     ///
     /// # Examples
     ///
@@ -105,7 +104,7 @@ impl fmt::Debug for Entry<'_> {
 /// An entry that could not be deleted, because another thread has a handle of it.
 ///
 /// A `Busy` does not keep the entry in the cache. It only lets its owner wait until the entry has
-/// no handle. Any number of threads may wait for the same entry.
+/// no handle. Several threads may wait for the same entry.
 #[must_use = "the entry was not deleted: wait, and try again"]
 pub struct Busy<'c> {
     pub(crate) slot: Slot<'c>,
@@ -113,19 +112,18 @@ pub struct Busy<'c> {
 }
 
 impl Busy<'_> {
-    /// Sleeps until the entry's last handle is dropped, or until the entry is removed. It may also
-    /// return early.
+    /// Sleeps until the last handle is dropped or the entry is removed. It may also return early.
     ///
     /// While a thread sleeps in `wait`, searches return no handle of the entry. The thread wakes
-    /// when the last handle is dropped, even if a new handle is taken right afterwards.
+    /// when the last handle is dropped.
     ///
-    /// There is one exception. Between the call of `wait` and the sleep, the last handle may be
-    /// dropped. Then another thread may take a new handle, and a third one may call `wait`. In this
-    /// case the first thread waits for the new handle too.
+    /// There is one exception. Before the thread sleeps, the last handle may be dropped. Then
+    /// another thread may take a new handle, and a third one may call `wait`. In this case the
+    /// first thread waits for the new handle too.
     ///
-    /// After `wait` returns, the caller must check the number of users of the entry's value again.
-    /// A thread that had a handle may have added a user. The caller must have no handle of the
-    /// entry itself. Otherwise `wait` never returns.
+    /// The caller must have no handle of the entry itself, or `wait` never returns. Afterwards it
+    /// must check the value's number of users again: a thread that had a handle may have added a
+    /// user.
     ///
     /// # Examples
     ///

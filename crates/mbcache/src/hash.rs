@@ -1,9 +1,8 @@
 //! The keyed hash that spreads keys over the cache lines of the index.
 //!
-//! A key is itself the hash of a content. But an attacker may choose the content, and the hash
-//! often has only 32 bits. Without a secret, crafted keys could all get one home line (the line
-//! where the search for a key begins), which is trap T54. So the key is mixed with a secret by a
-//! folded multiplication.
+//! A key is the hash of a content, which an attacker may choose. Without a secret, crafted keys
+//! could all select one line of the index (trap T54). So the key is mixed with a secret by a folded
+//! multiplication.
 
 use std::hash::BuildHasher;
 
@@ -49,8 +48,8 @@ mod tests {
         assert_ne!(Secret::random().hash(5), Secret::random().hash(5));
     }
 
-    /// Small keys, and keys that differ only in their upper bits, must spread over the lowest bits
-    /// of the hash.
+    /// Small keys, and keys that differ only in upper bits, must spread over the lowest bits of the
+    /// hash.
     #[test]
     fn near_keys_spread_over_buckets() {
         for shift in [0, 16, 32, 48] {

@@ -7,35 +7,33 @@
 //! words 5..8 another slot
 //! ```
 //!
-//! A *line* is one cache line. The hash of a key selects its *home*: the line where a search for
-//! the key begins. A new entry gets a free slot in its home, or in the first later line that has
-//! one. An entry never moves.
+//! A *line* is one cache line. The hash of a key selects its *home*: the line where a search
+//! begins. A new entry gets a free slot in its home, or in the first later line that has one. An
+//! entry never moves.
 //!
 //! The home stores its *reach*: the number of lines after the home that a search must read too. For
-//! most lines the reach is 0, so a search reads one line. Once the last of these lines has no entry
-//! of this home, a `create` lowers the reach by one. A search never restarts, and reads at most
-//! [`WINDOW`] lines. If all are full, `create` drops an entry.
+//! most lines it is 0. Once the last of these lines has no entry of this home, a `create` lowers
+//! the reach by one. A search never restarts, and reads at most [`WINDOW`] lines. If all are full,
+//! `create` drops an entry.
 //!
 //! # Load
-//! Searches get long in a table that is nearly full. So the index estimates how full it is. A
-//! sharded counter counts the entries of a sample of its lines: one line in [`SAMPLE_MAX`], or more
-//! in a small table. When three quarters of the slots in the sample are in use, `create` also runs
-//! reclaim. Reclaim examines about four entries per created one. Even and odd values prefer
-//! different slots, so both slots are counted.
+//! Searches get long in a table that is nearly full. So a sharded counter counts the entries in a
+//! sample of the lines: one line in [`SAMPLE_MAX`], or more in a small table. When three quarters
+//! of the sampled slots are in use, `create` also runs reclaim, about four entries per created one.
+//! Even and odd values prefer different slots, so both slots are counted.
 //!
 //! # Invariants
 //! - I.1: a search for a key begins at its home line, and reads as many further lines as the
 //!   *reach* in the home line says. All live entries of the key are in these lines. The reach
 //!   changes only under the lock of the home line.
-//! - I.2: at most one slot has a live entry of a pair (a key and a value). `create` locks the home
-//!   line of the key. It holds that lock from its search for the pair until the new entry is live.
+//! - I.2: at most one slot has a live entry of a pair (a key and a value). `create` holds the lock
+//!   of the key's home line from its search for the pair until the new entry is live.
 //!
 //! # Locks
-//! Each line has a lock, and a thread fills a slot under the lock of the slot's line. `create`
-//! waits only for the lock of its key's home line. While it holds that lock, it only tries the
-//! locks of other lines. So no thread waits for a second lock. A lock is held for about 20 ns. A
-//! thread that waits for one spins, and then sleeps for [`NAP`] at a time. No thread has to be
-//! woken, so an unlock is a plain store.
+//! Each line has a lock, under which its slots are filled. `create` waits only for the lock of its
+//! key's home line. While it holds that lock, it only tries the locks of other lines. So no thread
+//! waits for a second lock. A lock is held for about 20 ns. A waiting thread spins, and then sleeps
+//! for [`NAP`] at a time. It is never woken, so an unlock is a plain store.
 //!
 //! Source: the chunks with an overflow count of Facebook's F14; `include/linux/list_bl.h`.
 
@@ -53,17 +51,17 @@ use crate::slots::{self, Spare, State, Words};
 /// The most lines of a search.
 const WINDOW: u32 = 128;
 /// How often `create` searches again for a free slot, if other threads have locked some of the
-/// cache lines that may store the new entry. After that many tries, `create` drops another entry.
+/// lines. Afterwards it drops another entry.
 const TRIES: u32 = 16;
-/// Minimum number of cache lines in the sample whose entries are counted to estimate how full the
-/// table is. A table with fewer lines counts the entries of all lines.
+/// Minimum number of lines in the sample for the estimate of the load. A smaller table counts all
+/// lines.
 const COUNTED: u32 = 512;
 /// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
-/// How often a thread that waits for a lock spins before it sleeps. A spin takes about 10 ns.
+/// How often a thread spins for a lock, at about 10 ns each, before it sleeps.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
-/// How long a thread that waits for a lock sleeps at a time. If the thread that holds the lock is
-/// preempted, it runs again only after some milliseconds.
+/// How long a thread that waits for a lock sleeps at a time. If the holder is preempted, it runs
+/// again only after some milliseconds.
 #[cfg_attr(any(corewalk_loom, corewalk_shuttle), expect(dead_code, reason = "no time there"))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -82,16 +80,15 @@ pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// All lines of a cache.
 pub(crate) struct Index {
-    /// The cache lines of the index. Word 0 of a line is its lock, of which only one bit is used.
-    /// The lock protects the reach of the line: the number of lines after it that searches read
-    /// too. A slot of a line is filled only under the lock of the line.
+    /// The lines of the index. Word 0 of a line is its lock, of which one bit is used. The lock
+    /// protects the reach, the number of lines after it that searches read too. A slot is filled
+    /// only under the lock of its line.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// The sampling distance of the load estimate: the index counts the entries of every
-    /// `sample`-th cache line only. `sample` is a power of two.
+    /// The index estimates its load from every `sample`-th line, a power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -122,13 +119,12 @@ pub(crate) enum Refused {
     Exists,
     /// All entries of the window are held.
     Full,
-    /// Another thread has locked a cache line that may have a free slot for the pair of key and
-    /// value. The caller may try again.
+    /// Another thread has locked a line that may have a free slot. The caller may try again.
     Locked,
 }
 
-/// The held lock of one cache line of the index. A function that fills a slot of the line takes
-/// this value as an argument, as a proof that the caller has the lock.
+/// The held lock of one line. A function that fills a slot of the line takes it as a proof of the
+/// lock.
 pub(crate) struct Locked<'a> {
     line: &'a Line,
     _order: Option<order::Held>,
@@ -166,8 +162,7 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns the slot with this number. Each cache line n of the index has two slots, with the
-    /// numbers 2n and 2n + 1.
+    /// Returns the slot with this number. Line n of the index has the slots 2n and 2n + 1.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -180,11 +175,11 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// A cache line has two slots, and a value prefers one of them. The entry of a pair is usually
-    /// in the preferred slot of its first line, where a search for its key begins.
+    /// A value prefers one of the two slots of a line. A pair is usually in the preferred slot of
+    /// the line where a search for its key begins.
     ///
-    /// This function checks the preferred slot first, in a branch of its own. The processor
-    /// predicts that branch, and executes ahead while it waits for the cache line.
+    /// The preferred slot has a branch of its own. The processor predicts it, and executes ahead
+    /// while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -196,25 +191,23 @@ impl Index {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
             // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-            // search may have missed the pair because its entry was removed and the slot reused for
-            // another entry. The caller may then free the pair's value. With the fence, it first
-            // sees the writes of the last thread that had a handle of the removed entry.
+            // search may have missed the pair because its slot was reused, and the caller may then
+            // free the value. With the fence, it first sees the writes of the last thread that had
+            // a handle of the removed entry.
             fence(Ordering::Acquire);
         }
         found
     }
 
-    /// Takes a handle of the first entry with the key `key`. The search begins at the cache line
-    /// that the hash of `key` selects.
+    /// Takes a handle of the first entry with the key `key`.
     #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<(Slot<'_>, State)> {
         let home = self.home(key);
         self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
     }
 
-    /// Continues a search for `key` at the slot after slot number `after`, and takes a handle of
-    /// the next entry with that key. Slot `after` contains an entry with the same key, and the
-    /// caller has a handle of it.
+    /// Takes a handle of the next entry with the key `key` behind slot number `after`. The caller
+    /// has a handle of the entry in slot `after`, which has the same key.
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
@@ -227,9 +220,8 @@ impl Index {
         self.walk(self.line_at(line, 1), left, 0, |slot| hold(slot, key))
     }
 
-    /// Calls `probe` with the two slots of cache line number `line`, and then with those of the
-    /// `further` lines after it. Stops when `probe` returns a result. In each line, the slot that
-    /// `value` prefers comes first.
+    /// Calls `probe` with the two slots of `line` and of the `further` lines after it, until it
+    /// returns a result. In each line, the slot that `value` prefers comes first.
     #[inline(always)]
     pub(crate) fn walk<'a, R>(
         &'a self,
@@ -248,12 +240,12 @@ impl Index {
         }
     }
 
-    /// The fast path of `create`: stores a pair in the cache line `home`, where searches for the
-    /// pair's key begin. The caller has locked that line.
+    /// The fast path of `create`: stores a pair in the line `home`, where searches for its key
+    /// begin. The caller has locked that line.
     ///
-    /// A line has two slots. This function uses only the slot that the value prefers, and returns
-    /// its number. It returns `None` if: that slot is in use; the other slot may have the pair; or
-    /// searches also read later lines.
+    /// The fast path uses only the slot that the value prefers, and returns its number. It returns
+    /// `None` if that slot is in use, the other slot may have the pair, or searches also read later
+    /// lines.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -270,16 +262,16 @@ impl Index {
         Some(first.number)
     }
 
-    /// Stores a pair of a key and a value, and returns the number of its slot. Searches for the key
-    /// begin at the cache line `home`, which the caller has locked. `tries` is the number of failed
-    /// calls for this pair before.
+    /// Stores a pair, and returns the number of its slot. The caller has locked the line `home`,
+    /// where searches for the key begin. `tries` is the number of failed calls for this pair
+    /// before.
     ///
-    /// Searches for the key read the line `home` and some lines after it, whose number is the
+    /// A search for the key reads the line `home` and some lines after it. Their number is the
     /// *reach*.
     ///
-    /// This function reads the lines of a search once. It finds out whether the pair exists, and
-    /// where the first free slot is. It also learns whether the last of these lines still has an
-    /// entry of a key with the same home. If not, the reach may be lowered.
+    /// One pass over these lines finds out three facts: whether the pair exists, where the first
+    /// free slot is, and whether the last line still has an entry of the same home. If it has none,
+    /// the reach may be lowered.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -300,14 +292,13 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // The last line that a search from `home` reads is the one at distance `reach`. The
-                // reach may be lowered only if that line has no entry of a key whose home (first
-                // line) is `home`.
+                // The reach may be lowered only if the last line that a search from `home` reads
+                // has no entry of this home.
                 //
                 // `is_ours` never misses an entry of this home: only a thread with the lock of
-                // `home` can create one, and the caller has that lock. `is_ours` may see one by
-                // mistake, if another thread reuses the slot during the check. Then the reach only
-                // stays higher than needed.
+                // `home` can create one, and the caller has that lock. If another thread reuses the
+                // slot during the check, `is_ours` may be wrongly true. Then the reach only stays
+                // too high.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -326,18 +317,18 @@ impl Index {
         }
     }
 
-    /// Stores a pair that is not in the cache yet. Searches for its key begin at the line `home`.
-    /// The caller has found no free slot in the first `from` lines, beginning with `home`.
+    /// Stores a pair that is not in the cache yet. `home` is the line where searches for its key
+    /// begin. The first `from` lines have no free slot.
     ///
-    /// A new entry may be in the line `home` or in one of the [`WINDOW`] - 1 lines after it. The
-    /// function makes up to three passes over these lines:
+    /// A new entry may be in the line `home` or in one of the [`WINDOW`] - 1 lines after it. Up to
+    /// three passes go over these lines:
     /// 1. The first pass looks for a free slot.
-    /// 2. The second pass may drop an entry that was not used recently.
-    /// 3. The third pass may drop any entry without a handle.
+    /// 2. The second may drop an entry that was not used recently.
+    /// 3. The third may drop any entry without a handle.
     ///
-    /// A pass skips a line that another thread has locked. If a pass has skipped a line and found
-    /// no slot, the function returns [`Refused::Locked`], and the caller tries again. After
-    /// [`TRIES`] tries, the function goes on to the next pass instead.
+    /// If a pass has found no slot, and has skipped a line that another thread has locked, the
+    /// function returns [`Refused::Locked`], and the caller tries again. After [`TRIES`] tries, the
+    /// next pass begins instead.
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
@@ -351,7 +342,7 @@ impl Index {
             let first = if spare.is_none() { from } else { 0 };
             for distance in first..u64::from(WINDOW.min(self.count)) {
                 let line = self.line_at(home, distance as u32);
-                // Skip a cache line without a free slot, before taking its lock.
+                // Skip a line without a free slot before taking its lock.
                 if spare.is_none() && self.both(line, 0).iter().all(|slot| is_live(*slot)) {
                     continue;
                 }
@@ -379,32 +370,29 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// Sets the reach of a home line (the number of lines after it that a search reads) to a lower
-    /// number, `reach`. The caller has locked the home line. It has checked that the last line of
-    /// the old reach has no entry of a key with this home.
+    /// Lowers the reach of a home line, the number of lines after it that a search reads. The
+    /// caller has locked the home line, and has checked that the last line has no entry of this
+    /// home.
     fn trim(&self, home: u32, reach: u64) {
         // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-        // caller may have read the words of a later entry in a reused slot. With the fence, this
-        // thread sees the writes of all threads that had a handle of the earlier entry in that
-        // slot.
+        // caller may have read the words of a later entry in a reused slot. With the fence, it sees
+        // the writes of all threads that had a handle of the earlier one.
         fence(Ordering::Acquire);
-        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search that loads
-        // the lower reach no longer reads the last line, and may miss a removed entry there. Its
-        // caller may then free the entry's value. So the caller must see the writes of the last
-        // thread that had a handle of the entry.
+        // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search with the
+        // lower reach may miss an entry that was removed from the last line, and then free its
+        // value. So it must see the writes of the last thread that had a handle of that entry.
         self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
-    /// Returns the reach that is stored in a home line: the number of lines after it that a search
-    /// reads too.
+    /// Returns the reach of a home line: the number of lines after it that a search reads too.
     #[inline(always)]
     pub(crate) fn reach(&self, home: u32) -> u64 {
         reach_of(self.line(home))
     }
 
-    /// Returns a free slot of one cache line, if there is one. If `spare` is given, first tries to
-    /// drop the entry of each slot. `spare` tells which entries must stay: those with a handle, or
-    /// those with a handle and the recently used ones.
+    /// Returns a free slot of one line, if there is one. If `spare` is given, first tries to drop
+    /// the entry of each slot. `spare` tells which entries must stay: those with a handle, or also
+    /// the recently used ones.
     fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
             match spare {
@@ -423,16 +411,13 @@ impl Index {
         })
     }
 
-    /// Returns the two slots of a line of the index. The slot that `value` prefers (see
-    /// `preferred`) comes first.
+    /// Returns the two slots of a line, the preferred one of `value` first.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
         both_in(self.line(line), line, value)
     }
 
-    /// Removes the entry of a slot like [`slots::end`]. `state` is the state word that the caller
-    /// has read from the slot. If the slot's cache line is in the sample that estimates the load,
-    /// also subtracts the removed entry from `counted`.
+    /// Removes the entry of a slot like [`slots::end`], and updates the estimate of the load.
     #[inline]
     pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> Result<(), State> {
         slots::end(slot.words, state, spare)?;
@@ -441,8 +426,7 @@ impl Index {
     }
 
     /// Updates the estimate of how full the table is, after an entry was created in slot `number`.
-    /// To save time, only the entries of every `sample`-th line are counted. If the table is too
-    /// full, drops some entries. The caller holds no lock.
+    /// Drops some entries if it is too full. The caller holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
         if self.is_counted(number) {
@@ -453,8 +437,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // Summing the sharded counter is slow, because each of its shards is in another cache line.
-        // So compute the sum only for new entries in every `rare`-th line of the index.
+        // The sum of a sharded counter reads a cache line per shard. So it is computed only for new
+        // entries in every `rare`-th line.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -463,7 +447,6 @@ impl Index {
     }
 
     /// Updates the estimate of how full the index is, after the entry in slot `number` was removed.
-    /// The estimate counts only the entries of every `sample`-th cache line, to save time.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
         if self.is_counted(number) {
@@ -481,8 +464,8 @@ impl Index {
         (number / SLOTS) & (self.sample - 1) == 0
     }
 
-    /// Examines `entries` entries, and drops those that have no handle and were not used since they
-    /// were last examined. Returns the number of dropped entries.
+    /// Examines `entries` entries, and drops those without a handle that were not used since the
+    /// last examination. Returns how many it has dropped.
     pub(crate) fn scan(&self, entries: u64) -> u64 {
         let (mut looked, mut dropped) = (0, 0);
         let slots = u64::from(self.count * SLOTS);
@@ -490,8 +473,7 @@ impl Index {
             if looked >= entries {
                 break;
             }
-            // ORDERING: Relaxed. `hand` is the position of the clock algorithm, and orders no other
-            // data.
+            // ORDERING: Relaxed. The position `hand` orders no data.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
             let look = self.look(self.slot(at as u32));
             looked += u64::from(look != Look::Free);
@@ -500,8 +482,8 @@ impl Index {
         dropped
     }
 
-    /// Drops the entry of a slot, unless it has a handle or its referenced bit is set. If the bit
-    /// is set, clears it, so that the next call may drop the entry.
+    /// Drops the entry of a slot, unless it has a handle or its referenced bit is set. Clears that
+    /// bit, so that the next call may drop the entry.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {
@@ -529,15 +511,15 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Tries to take the lock of `line`, and does not wait for it. The caller holds the lock of the
-    /// line where searches for its key begin, so `line` must be another line.
+    /// Tries to take the lock of `line`, without waiting: the caller already has the lock of the
+    /// line where searches for its key begin.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
     }
 
-    /// Returns the number of the cache line that is `further` lines after number `line`. The lines
-    /// of the index form a ring: line 0 follows the last line.
+    /// Returns the number of the line that is `further` lines after `line`. Line 0 follows the last
+    /// line.
     #[inline(always)]
     fn line_at(&self, line: u32, further: u32) -> u32 {
         let at = line + further;
@@ -549,21 +531,19 @@ impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
         // ORDERING(mbcache-lock): Release. Pairs with the Acquire in `try_lock`: the next thread
-        // with the lock sees the changes that were made under it.
+        // with the lock sees the changes made under it.
         self.line[LOCK].store(0, Ordering::Release);
     }
 }
 
-/// Returns the reach that is stored in the cache line `home`. The reach is the number of lines
-/// after `home` that a search reads too, if it begins at `home`.
+/// Returns the reach of the line `home`: the number of lines after it that a search reads too.
 #[inline(always)]
 fn reach_of(home: &Line) -> u64 {
     // ORDERING(mbcache-reach): Acquire. See `trim`.
     home[REACH].load(Ordering::Acquire)
 }
 
-/// Returns the two slots of one cache line of the index. The slot that `value` prefers (see
-/// `preferred`) comes first.
+/// Returns the two slots of a line, the preferred one of `value` first.
 #[inline(always)]
 fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
     [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))
@@ -587,25 +567,24 @@ fn hold(slot: Slot<'_>, key: u64) -> Option<(Slot<'_>, State)> {
     Some((slot, slots::hold(slot.words, key)?))
 }
 
-/// Returns `slot` and its state if `slot` contains the entry of `pair`.
+/// Returns `slot` and its state if it has the entry of `pair`.
 #[inline(always)]
 fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
     let (key, value) = slots::pair_of(slot.words);
     let is_it = value == pair.1 && key == pair.0 && state.is_live();
-    // If the entry was removed after `state` was loaded, the pair is no longer in the cache, so
-    // return None.
+    // The entry may have been removed after `state` was loaded.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// Returns which of the two slots of a cache line `value` prefers: 0 or 1. A new entry gets the
-/// preferred slot of its value if both slots are free.
+/// Returns which slot of a line `value` prefers: 0 or 1. A new entry gets its preferred slot if
+/// both slots are free.
 ///
-/// Even values prefer the first slot, and odd values the second. A value is the place of a blob in
-/// the store, and places are often consecutive numbers. So two values of one key are often one even
-/// and one odd number, and each gets its preferred slot.
+/// Even values prefer the first slot, and odd values the second. A value is the place of a blob,
+/// and places are often consecutive numbers. So of two values of one key, each usually gets its
+/// preferred slot.
 ///
-/// `get` looks in the preferred slot first, and the processor predicts that the pair is found.
+/// `get` looks in the preferred slot first, where the processor predicts a hit.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

@@ -1,6 +1,6 @@
 //! A de-duplication index. It maps the hash of a blob, the *key*, to the places where such a blob
 //! is stored, the *values*. With it, a store finds equal blobs, and keeps one copy for all users.
-//! To stay within its memory budget, the index may forget a blob. Then the store merely keeps a
+//! The index may forget a blob to stay within its memory budget. Then the store merely keeps a
 //! second copy.
 //!
 //! | call | for | lock |
@@ -34,8 +34,8 @@
 //!   collide, or if one key has hundreds of values. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a used pair stores nothing.
-//! - G.7: the hash of each key selects a cache line for its entries. If the entries of two keys are
-//!   in different selected lines, operations on these keys write no common cache line.
+//! - G.7: the hash of each key selects a cache line, its home line. Operations on keys with
+//!   different home lines write no common cache line, as long as their entries are there.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.
 

@@ -1,11 +1,10 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! If one thread of a model begins with a load, that thread is the spawned one. The other way
-//! round, a known bug of loom would skip schedules (see `tally` in the base crate).
+//! If one thread of a model begins with a load, that thread is spawned. The other way round, a
+//! known bug of loom skips schedules (see `tally` in the base crate).
 //!
-//! The index of a model has only four cache lines. The hash of a key selects one of them, the key's
-//! home line, where a search for the key begins. A slot whose entry was removed is used again at
-//! once.
+//! The index of a model has four lines. A search begins at the home line, which the key's hash
+//! selects. A slot whose entry was removed is used again at once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -20,8 +19,8 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// The shared data of a model: a cache, and two flags. A thread sets `is_used` when it uses a value
-/// that it has found, and `is_freed` when it frees that value.
+/// A cache and two flags. A thread sets `is_used` when it uses a value that it has found, and
+/// `is_freed` when it frees that value.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -42,8 +41,8 @@ impl Shared {
         shared
     }
 
-    /// Checks that the cache has `entries` entries. Also checks invariant I.1: a search for the key
-    /// of each entry reads enough cache lines of the index to find the entry.
+    /// Checks that the cache has `entries` entries, and invariant I.1: a search for each of them
+    /// reads enough lines.
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -87,8 +86,8 @@ fn spawn<R: Send + 'static>(
 }
 
 /// The main thread creates an entry with `create`. Meanwhile another thread searches for the entry,
-/// and then deletes it. Counts three outcomes: the search found the entry; neither the search nor
-/// the deletion found it; only the deletion found it.
+/// and then deletes it. Counts three outcomes: the search found it; neither the search nor the
+/// deletion found it; only the deletion did.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -106,8 +105,8 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Trap T36: an entry must not be visible before it is complete. If a search finds the entry, a
-/// deletion must find it too.
+/// Trap T36: an entry must not be visible before it is complete. A deletion must find an entry that
+/// a search has found.
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
@@ -115,9 +114,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control of trap T36: one step makes the entry visible, and a second step stores the state word
-/// anew. A change of the state by another thread between the two steps is lost, so the model must
-/// fail.
+/// Control of trap T36: an entry becomes visible before its state word is complete. The later store
+/// of that word undoes what another thread has changed in between, so the model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -134,9 +132,8 @@ fn control_entry_that_is_completed_later_is_caught() {
     });
 }
 
-/// Two threads call `create` for the same pair. The argument `create` tells whether its thread has
-/// created the pair. Exactly one thread must. Counts two outcomes: the spawned thread has created
-/// the pair, or the main thread has.
+/// Two threads call `create` for the same pair, and exactly one must create it. Counts two
+/// outcomes: the spawned thread has, or the main thread has.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -149,17 +146,15 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// Invariant I.2: if two threads create the same pair of key and value at once, the cache must
-/// contain it once. The key's hash selects a cache line, and the lock of that line makes one thread
-/// wait for the other.
+/// Invariant I.2: if two threads create the same pair at once, the cache contains it once. The lock
+/// of the line that the key's hash selects makes one of them wait.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control of invariant I.2: each thread locks the cache line that the key's hash selects, searches
-/// for the pair, and unlocks the line. Then it locks the line again to create the pair. So both
-/// threads can create the pair, and the model must fail.
+/// Control of invariant I.2: each thread unlocks the line of the key between its search for the
+/// pair and the creation. So both can create the pair, and the model must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -192,10 +187,10 @@ fn control_relaxed_unlock_is_caught() {
     });
 }
 
-/// Two threads create pairs with different keys, and both need the last free slot of cache line
-/// `next`. The hash of the spawned thread's key selects `next`. The hash of the main thread's key
-/// selects the line before it, which is full. The spawned thread creates its pair by `other`.
-/// Counts two outcomes: that pair is in `next`, or in a later line.
+/// Two threads create pairs that both need the last free slot of the line `next`. The hash of the
+/// spawned thread's key selects `next`, and that of the main thread's key the full line before it.
+/// The spawned thread creates its pair by `other`. Counts two outcomes: that pair is in `next`, or
+/// in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -214,7 +209,7 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
 }
 
 /// Invariant S.1: two threads must not fill the same slot at once, even if the hashes of their keys
-/// select different cache lines. A thread fills a slot only under the lock of the slot's line.
+/// select different lines.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -222,8 +217,8 @@ fn slot_that_two_homes_want_is_filled_once() {
     }));
 }
 
-/// Control of invariant S.1: one thread fills a slot of a line without the lock of that line. The
-/// model must fail.
+/// Control of invariant S.1: one thread fills a slot without the lock of its line. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
@@ -243,10 +238,9 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// The hash of KEY selects a full cache line, so the entry of (KEY, 3) is in the next line. One
-/// thread searches for (KEY, 3), which it must find, and then for (KEY, 4). Meanwhile another
-/// thread runs `change`, which creates (KEY, 4). Counts two outcomes: the search for (KEY, 4)
-/// missed the pair, or found it.
+/// The hash of KEY selects a full line, so (KEY, 3) is in the next one. One thread searches for
+/// (KEY, 3), which it must find, and then for (KEY, 4). Meanwhile another thread runs `change`,
+/// which creates (KEY, 4). Counts two outcomes: (KEY, 4) was missed, or found.
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -259,9 +253,9 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// Guarantee G.1 and invariant I.1: the cache line that a key's hash selects is full, so one entry
-/// of the key is in the next line. A search must find that entry, even if the thread beside it
-/// deletes another entry of the key and creates a new one.
+/// Guarantee G.1 and invariant I.1: the line that a key's hash selects is full, so one entry of the
+/// key is in the next line. A search must find it, even if another thread deletes an entry of the
+/// key and creates a new one.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -270,16 +264,16 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control of invariant I.1: one cache line stores how many later lines a search must read, its
-/// *reach*. Another thread lowers the reach, although the last of these lines still has an entry.
-/// So a search misses that entry, and the model must fail.
+/// Control of invariant I.1: the *reach* of a line says how many later lines a search reads.
+/// Another thread lowers the reach although the last of these lines still has an entry. So a search
+/// misses that entry, and the model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, for both stores. The ordering is strong enough. The deliberate fault
-        // is the stored value: it tells searches to read too few lines.
+        // ORDERING: Release, for both stores, which is strong enough. The deliberate fault is the
+        // stored value: it tells searches to read too few lines.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -306,11 +300,10 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     entry
 }
 
-/// The main thread drops its handle of (KEY, value), reclaims the entry, and enters another pair
-/// with `create`. At the same time a second thread, the deleter, wants to free the value. It
-/// searches for (KEY, value) with `look_up`, and tries to remove the entry. Counts three outcomes:
-/// the deleter found no entry; the deleter removed the entry; the deleter found the entry but could
-/// not remove it.
+/// The main thread drops its handle of (KEY, value), reclaims the entry, and creates another pair.
+/// At the same time a second thread, the deleter, searches for (KEY, value) with `look_up`, and
+/// tries to remove it. Counts three outcomes for the deleter: it found no entry, removed it, or
+/// found it but could not remove it.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -325,9 +318,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The model checks that this load sees the store of `is_used` by the
-            // thread that had the last handle. The search above, or the removal of the entry, must
-            // order this load after that store.
+            // ORDERING: Relaxed. The model checks that the search above, or the removal of the
+            // entry, orders this load after the store of `is_used`.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome
@@ -341,10 +333,10 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim
-/// removes the entry, and `create` lowers the number of cache lines that a search reads. So the
-/// last user's search may find nothing, and it frees the value. Before that, it must see the writes
-/// of the last thread that had a handle of the entry.
+/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim has
+/// removed the entry, and `create` has lowered the number of lines that a search reads. So the last
+/// user's search finds nothing. Before it frees the value, it must see the writes of the last
+/// thread that had a handle.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -352,9 +344,9 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control of trap T34: the main thread lowers the number of index lines that a search reads by a
-/// Relaxed store. Then the thread that deletes the entry may miss writes of the last thread that
-/// had a handle. The model must fail.
+/// Control of trap T34: the number of lines that a search reads is lowered by a Relaxed store. Then
+/// the deleting thread may not see writes of the last thread that had a handle. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -364,22 +356,22 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim
-/// removes the entry, and `create` stores another one in its slot. The last user's search finds
-/// only the other entry, so it frees the value. Before that, it must see the writes of the last
-/// thread that had a handle of the removed entry.
+/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim has
+/// removed the entry, and `create` has stored another one in its slot. The last user's search finds
+/// only the other entry. Before it frees the value, it must see the writes of the last thread that
+/// had a handle of the removed entry.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // Odd values prefer the second slot of a cache line. So the new pair (KEY, 3) gets the slot
-        // of the removed pair (KEY, 1).
+        // Odd values prefer the second slot of a line. So (KEY, 3) gets the slot of the removed
+        // (KEY, 1).
         cache.create(KEY, 3).unwrap();
     }));
 }
 
-/// Control of trap T34: a thread searches for an entry, to delete it and free its value. If it
-/// finds none, no Acquire fence follows. So the thread may miss writes of the last thread that had
-/// a handle, and the model must fail.
+/// Control of trap T34: a thread searches for an entry, to delete it and free its value. No Acquire
+/// fence follows its miss. So it may not see writes of the last thread that had a handle, and the
+/// model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -396,9 +388,8 @@ fn control_miss_by_later_words_without_a_fence_is_caught() {
 /// Deletes (KEY, value) with `delete` while another thread searches for the pair. Counts three
 /// outcomes:
 /// - The search missed the pair, which was deleted.
-/// - The search found the pair, and the deletion came later.
-/// - The search found the pair. The deletion failed, because the searching thread had a handle of
-///   the pair's entry.
+/// - The search found the pair, which was deleted later.
+/// - The search found the pair, and its handle prevented the deletion.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -432,7 +423,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
 }
 
 /// Trap T34: a value must not be freed while it is in use. After a successful deletion, no thread
-/// may have a handle, and all uses of the value must be over.
+/// may have a handle.
 #[test]
 fn value_that_is_found_is_not_freed() {
     assert_all_reached(&find_against_delete(1, |shared| {
@@ -440,8 +431,8 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// Trap T34: a value must not be freed while it is in use. In this model, the entry of the value is
-/// in a later line than the one that the key's hash selects.
+/// Trap T34: a value must not be freed while it is in use. Here its entry is in a later line than
+/// the one that the key's hash selects.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -449,8 +440,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control of trap T34: the deletion checks in one step that the entry has no handle, and removes
-/// the entry in a second step. The model must fail.
+/// Control of trap T34: the deletion checks for handles in one step, and removes the entry in a
+/// second. The model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -465,9 +456,8 @@ fn control_deletion_in_two_steps_is_caught() {
     });
 }
 
-/// Control of trap T34: the deletion removes the entry in one step, but with a Relaxed ordering.
-/// Then the deleting thread may miss writes of the last thread that had a handle, so the model must
-/// fail.
+/// Control of trap T34: the deletion removes the entry with a Relaxed ordering. Then the thread may
+/// not see writes of the last thread that had a handle, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -479,9 +469,9 @@ fn control_relaxed_deletion_is_caught() {
     });
 }
 
-/// A second thread searches for an entry, and tries to delete it while it has a handle of that
-/// entry. Meanwhile the main thread reclaims entries with `scan`. Counts two outcomes: the search
-/// missed the entry, or found it.
+/// A second thread searches for an entry, and tries to delete it while it has a handle. Meanwhile
+/// the main thread reclaims entries with `scan`. Counts two outcomes: the search missed the entry,
+/// or found it.
 fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -497,21 +487,21 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion of the entry
-/// would not find it, and so would not wait for the handle.
+/// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion would not
+/// find it, and so would not wait for the handle.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control of trap T35: reclaim removes the entry although it has a handle, and the thread with the
-/// handle frees it later, as in an old Linux. The model must fail.
+/// Control of trap T35: reclaim removes an entry that has a handle, as in an old Linux. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. The ordering is strong enough. This variant is wrong on purpose because
-        // it ends an entry without checking for handles.
+        // ORDERING: AcqRel, which is strong enough. The deliberate fault is that no check for
+        // handles comes before.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -537,15 +527,15 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: if a deletion and reclaim reach one entry at the same time, only one of the two may
-/// end it. So the entry must be subtracted from the counts only once.
+/// Trap T35: if a deletion and reclaim reach one entry at the same time, only one of them ends it
+/// and lowers the counts.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
 /// Control of trap T35: reclaim checks in one step that it may end the entry, and ends it in a
-/// second step. Then the deletion may end it too, so the model must fail.
+/// second. Then a deletion may end it too, so the model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -559,8 +549,8 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change different flags of one entry at once. The first clears the reusable flag by
-/// `clear_reusable`, and the second sets the referenced bit. Both changes must be kept.
+/// Two threads change different flags of one entry at once: the reusable flag by `clear_reusable`,
+/// and the referenced bit. Both changes must be kept.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -586,8 +576,8 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Control of trap T33: a thread changes a flag by a load and a store of the whole word, like a bit
-/// field in C. The model must fail.
+/// Control of trap T33: a thread changes a flag by a load and a store of the whole word. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
@@ -600,9 +590,9 @@ fn control_flag_that_is_changed_in_two_steps_is_caught() {
     });
 }
 
-/// A reader calls `get` for (KEY, 4), a pair that never exists, and must not find it. Meanwhile
-/// `replace` removes the entry of (KEY, 2), and stores a pair with another key and the value 4 in
-/// its slot. Then the reader calls `get` for (KEY, 2). Counts two outcomes: found, or missed.
+/// A reader calls `get` for (KEY, 4), a pair that never exists. Meanwhile `replace` removes (KEY,
+/// 2), and stores a pair with another key and the value 4 in its slot. Then the reader calls `get`
+/// for (KEY, 2). Counts two outcomes: found, or missed.
 fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -620,7 +610,7 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
 }
 
 /// A reader must not combine the key of one entry with the value of another, even if a new entry
-/// gets the slot while it reads.
+/// gets the slot meanwhile.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -629,8 +619,8 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// Control: an entry is removed, and a new entry's key and value are stored in its slot. The fence
-/// between the removal and these stores is left out. The model must fail.
+/// Control: a new key and value are stored in the slot of a removed entry, without a fence in
+/// between. The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
@@ -641,14 +631,14 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. This ordering is strong enough. The deliberate fault is another one:
-        // no fence comes before the stores of key and value.
+        // ORDERING: Release, which is strong enough. The deliberate fault is the missing fence
+        // before the stores of key and value.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
 
-/// Control: the key and the value of a new entry are stored while the slot still has the state and
-/// the generation of the old entry. The model must fail.
+/// Control: a new key and value are stored while the slot still has the state and the generation of
+/// the old entry. The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
@@ -660,10 +650,9 @@ fn control_slot_that_is_filled_without_a_generation_is_caught() {
     });
 }
 
-/// The value of (KEY, 1) is full: it has the maximum number of users. One thread drops the last
-/// handle of the pair by `put`, which removes the entry of a full value. At the same time another
-/// thread calls `note_users` with a lower number of users. Both outcomes are right, and are
-/// counted: the entry stayed in the cache, or `note_users` created it again.
+/// (KEY, 1) has the maximum number of users. One thread drops the last handle by `put`, which then
+/// removes the entry. At the same time another thread calls `note_users` with a lower number. Both
+/// outcomes are right, and are counted: the entry stayed, or `note_users` created it again.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -684,23 +673,23 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// Trap T39: the drop of the last handle removes the entry of a value that has the maximum number
-/// of users. But if the number of users becomes lower at the same time, the cache must contain the
-/// entry afterwards.
+/// Trap T39: the drop of the last handle removes the entry of a value with the maximum number of
+/// users. If the number becomes lower at the same time, the cache must contain the entry
+/// afterwards.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control of trap T39: the drop of the last handle first checks that the value is full (the
-/// reusable flag is not set). Then it removes the entry in a second step. If the value gets room in
-/// between, the entry is lost. The model must fail.
+/// Control of trap T39: the drop of the last handle checks that the value has the maximum number of
+/// users, and removes the entry in a second step. If the number falls in between, the entry is
+/// lost. The model must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: Acquire, and Release for the store below. Both orderings are strong enough. The
+        // ORDERING: Acquire, and Release for the store below, which is strong enough. The
         // deliberate fault is that a load and a later store replace one atomic operation.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
@@ -713,8 +702,8 @@ fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
 }
 
 /// A loop goes over three values with `next`, which finds the entry after a given one. Meanwhile
-/// another thread deletes the second value and creates it anew. Counts two outcomes: the loop
-/// returned two values, or three.
+/// another thread deletes the second value and creates it anew. Counts two outcomes: two values, or
+/// three.
 fn iterate_against_reuse(
     next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
@@ -746,8 +735,8 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
 }
 
 /// Control of trap T40: the loop over the values of a key only counts the returned entries. For the
-/// next value, it searches from the first entry again, and skips that many. If another thread
-/// deletes an entry meanwhile, the loop may return a value twice. The model must fail.
+/// next value, it searches from the start, and skips that many. After a deletion, it may return a
+/// value twice. The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -757,9 +746,8 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// The main thread has a handle of an entry, and a second thread waits with `wait` until the entry
-/// has no handle. The main thread drops the handle, and takes a new one, which it keeps. The wait
-/// must still end. Counts the schedules in which it does.
+/// A second thread waits until an entry has no handle. The main thread drops its handle, and takes
+/// a new one, which it keeps. The wait must still end. Counts the schedules in which it does.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -778,15 +766,15 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// Trap T34: the last user of a value must wait for the threads that found the value. A handle that
-/// is taken after the last one was dropped must not prolong the wait (guarantee G.1).
+/// Trap T34: the last user of a value must wait for the threads that found it. A handle that is
+/// taken later must not prolong the wait (guarantee G.1).
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// Control of guarantee G.1: the waiting thread waits until the count of handles is 0, so a handle
-/// that is taken later prolongs its wait. The model must fail.
+/// Control of guarantee G.1: the waiting thread waits until the count of handles is 0, so a later
+/// handle prolongs its wait. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

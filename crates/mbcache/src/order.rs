@@ -1,15 +1,13 @@
-//! A check of the order of locks, in builds with debug assertions. Trap T42 is a thread that takes
-//! locks in an order that can deadlock.
+//! A check of the order of locks, in builds with debug assertions (trap T42).
 //!
-//! The cache has one kind of lock: each cache line of the index has one. `create` waits only for
-//! the lock of the home line (the line that the hash of its key selects). While it holds that lock,
-//! it waits for no other.
+//! Each line of the index has a lock. `create` waits only for the lock of its key's home line, the
+//! line that the hash of the key selects. While it holds that lock, it waits for no other.
 //!
-//! If two threads waited for each other's line, they would deadlock. Such a deadlock is rare, so
-//! `enter` panics as soon as one thread locks two home lines.
+//! Two threads that wait for each other's line deadlock, which is rare. So `enter` panics as soon
+//! as one thread locks two home lines.
 //!
-//! Under a model checker this module checks nothing: there one system thread runs all threads of
-//! the model. The checker itself finds deadlocks.
+//! Under a model checker this module checks nothing: one system thread runs all threads of a model,
+//! and the checker itself finds deadlocks.
 //!
 //! Source: Linux lockdep.
 
@@ -24,9 +22,8 @@ mod checked {
     /// The thread's lock.
     pub(crate) struct Held(());
 
-    /// Records that this thread holds the lock of a key's home line (the cache line that the key's
-    /// hash selects), until the returned value is dropped. The record shows if the thread locks a
-    /// second home line.
+    /// Records that this thread holds the lock of a home line (a line that a key's hash selects),
+    /// until the returned value is dropped.
     ///
     /// # Panics
     /// If this thread has a home line locked already.
@@ -59,8 +56,7 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// Trap T42: checks that a thread may lock a cache line of the index, unlock it, and then lock
-    /// another line.
+    /// Trap T42: a thread may lock a line of the index, unlock it, and then lock another one.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -68,8 +64,8 @@ mod tests {
         }
     }
 
-    /// Control of trap T42: the check must find a thread that locks two home lines (cache lines
-    /// that the hashes of keys select) at once, even if no deadlock occurs.
+    /// Control of trap T42: the check must find a thread that locks two home lines (lines that the
+    /// hashes of keys select) at once, even without a deadlock.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -2,40 +2,37 @@
 //!
 //! Every change of the state word is one atomic step on the whole word. So two changes of different
 //! flags cannot overwrite each other (trap T33). An entry with a handle cannot be removed (traps
-//! T34, T35). Any thread may read any slot at any time, without a lock. Such reads are correct for
-//! these reasons:
+//! T34, T35). Any thread may read any slot at any time, without a lock, for these reasons:
 //!
-//! - *No torn pair.* Key and value are written only while the slot has no live entry. Each new
-//!   entry of a slot gets a new generation number. A reader loads the state, then the key and the
-//!   value. Then it loads the state again (`get`), or changes it by a compare-exchange (`find`, a
-//!   deletion). If the state was live both times, with one generation, key and value belong
-//!   together.
+//! - *No torn pair.* Key and value are written only while the slot has no live entry, and each new
+//!   entry gets a new generation. A reader loads the state, then the key and the value. Then it
+//!   loads the state again (`get`), or changes it by a compare-exchange (`find`, a deletion). If
+//!   the state was live both times, with one generation, key and value belong together.
 //! - *Removal and reuse.* A compare-exchange fails if the slot no longer has the generation that
-//!   the thread has read. It fails even if the slot has the same pair again.
+//!   the thread has read, even if it has the same pair again.
 //! - *Missed entries.* A search misses an entry only if the entry was not live at some moment of
-//!   the search. Entries do not move. A search begins at the cache line that the key's hash selects
-//!   (its home line). It reads as many lines after it as the home line's *reach* says. `create`
-//!   raises the reach before the entry is live. A thread lowers the reach only if no live entry of
-//!   this home's keys is beyond it. Both threads hold the home line's lock.
+//!   the search. Entries do not move. A search begins at the home line, which the key's hash
+//!   selects, and reads as many lines after it as the home line's *reach* says. `create` raises the
+//!   reach before the entry is live. The reach is lowered only if no live entry of this home is
+//!   beyond it. Both happen under the home line's lock.
 //! - *Found entries.* The result of a `get` is true at its second load of the state. The result of
-//!   a `find` is true when it takes the handle. The handle then keeps the entry live.
+//!   a `find` is true when it takes the handle, which keeps the entry live.
 //! - *A miss by the last user.* The last user of a value deletes its entry and frees the value. If
-//!   its search misses the entry, another thread has removed the entry, and the last user frees the
-//!   value too. An acquire fence follows each miss, and pairs with the release by which the entry
-//!   was removed. So the last user sees the writes of all threads that had handles. If the entry is
-//!   removed after the search, the last user's compare-exchange fails, and that is an Acquire load.
+//!   its search misses the entry, another thread has removed it. An acquire fence follows each
+//!   miss, and pairs with the release of that removal. So the last user sees the writes of all
+//!   threads that had handles. If the entry is removed after the search, the last user's
+//!   compare-exchange fails, and that is an Acquire load.
 //! - *Bound.* A search loads the reach once, reads at most 128 lines, and never restarts. A thread
 //!   repeats a compare-exchange only if another thread has changed the same entry.
 //!
 //! The generation has 42 bits. A reader mistakes one entry for another only if the slot is used
-//! 2^42 times between two of its loads. That takes two days at 50 ns each (trap T32).
+//! 2^42 times between two of its loads. At 50 ns each, that takes two days (trap T32).
 //!
 //! # Invariants
-//! - S.1: a slot without a live entry is changed only under the lock of the cache line that
-//!   contains the slot.
-//! - S.2: only a live entry has handles. An entry stays live as long as it has handles. Only a live
-//!   entry has the flag *awaited*: a thread sleeps until the last handle is dropped.
-//! - S.3: two entries that use the same slot one after the other have different generations.
+//! - S.1: a slot without a live entry is changed only under the lock of the slot's line.
+//! - S.2: an entry with handles stays live. Only a live entry has the flag *awaited*: a thread
+//!   sleeps until the last handle is dropped.
+//! - S.3: successive entries of a slot have different generations.
 //!
 //! Source: `SLAB_TYPESAFE_BY_RCU` in Linux `include/linux/slab.h`; `struct mb_cache_entry`.
 
@@ -108,15 +105,15 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Compares two states of one slot. Returns true if both are live and have the same generation,
-    /// which means that the slot had the same cache entry both times.
+    /// Returns true if both states are live and have the same generation, which means that the slot
+    /// had the same entry both times.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Returns true if a search may take a handle of the entry. It may not if the value is full
-    /// (has the maximum number of users), or if a thread waits for the drop of the last handle.
+    /// Returns true if a search may take a handle of the entry. The value must not be full (with
+    /// the maximum number of users), and no thread may wait for the drop of the last handle.
     #[inline]
     fn is_findable(self) -> bool {
         let flags = self.0 & (LIVE | REUSABLE | AWAITED);
@@ -124,49 +121,46 @@ impl State {
     }
 }
 
-/// Loads the state word of a slot. The caller then sees all writes that other threads made before
-/// they changed the state word.
+/// Loads the state word. The caller then sees the writes that other threads made before they
+/// changed it.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
     // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that loads a live
     // state also sees the key and the value of that entry.
-    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees that the entry was
-    // removed also sees the writes of the threads that had its last handles.
+    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees a removal also sees
+    // the writes of the threads that had the last handles.
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value in a slot. If the caller has a handle of the slot's entry, both
-/// belong to that entry. Without a handle, another thread may reuse the slot between the two loads.
-/// So the caller then calls [`is_still`], or changes the state word by a compare-exchange. If
-/// either succeeds, both belong to one entry.
+/// Returns the key and the value in a slot. They belong to one entry if the caller has a handle of
+/// it. Without a handle, another thread may reuse the slot between the two loads. Then the caller
+/// must call [`is_still`], or change the state word by a compare-exchange.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
-    // ORDERING: Relaxed. The slot's state word has a generation number. By this number the caller
-    // finds out whether the key and the value belong to the same entry.
+    // ORDERING: Relaxed. The generation in the state word tells the caller whether the key and the
+    // value belong to the same entry.
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the slot still has the entry that it had when the caller loaded `state`. Then
-/// the key and the value that the caller has read since belong to that entry.
+/// Returns true if the slot still has the entry of `state`. Then the key and the value that the
+/// caller has read since belong to it.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // If the entry was removed, the caller may be the last user of its value, and then frees the
-    // value. Before that, the caller must see the writes of the last thread that had a handle. The
-    // Acquire load in `state` provides that.
+    // If the entry was removed, the caller may free its value. Before that, it must see the writes
+    // of the last thread that had a handle. The Acquire load in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
-/// Stores `pair` in the slot as a new live entry. The slot has no live entry before. The caller has
-/// the lock of the cache line that contains the slot (invariant S.1).
+/// Stores `pair` in a slot without a live entry, under the lock of the slot's line (invariant S.1).
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
     // ORDERING(mbcache-refill): Release fence. Pairs with the Acquire fences in `is_still` and in
-    // searches. A reader that sees the new key or the new value also sees that the slot's previous
-    // entry was removed.
+    // searches. A reader that sees the new key or value also sees that the previous entry was
+    // removed.
     fence(Ordering::Release);
     // ORDERING: Relaxed. See above.
     words[KEY].store(pair.0, Ordering::Relaxed);
@@ -177,9 +171,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Removes the entry that the slot had when the caller loaded `state`. An entry with a handle
-/// stays, and so does one that `spare` excepts. If the entry stays or was already removed, returns
-/// the current state as the error.
+/// Removes the entry of `state`. An entry with a handle stays, and so does one that `spare`
+/// excepts. If nothing was removed, returns the current state as the error.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -190,13 +183,13 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
     ended.map(drop)
 }
 
-/// Takes a handle of the entry in a slot if its key is `key`, and returns the new state. Returns
-/// None if the key differs or if searches must skip the entry (see [`State::is_findable`]).
+/// Takes a handle of the entry in a slot, and returns the new state. Returns None if the key is not
+/// `key`, or if searches must skip the entry (see [`State::is_findable`]).
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
     // ORDERING: Relaxed. The compare-exchange below succeeds only if the slot still has the entry
-    // that it had when `seen` was loaded. So this key then belongs to that entry.
+    // of `seen`. Then this key belongs to that entry.
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
@@ -207,11 +200,11 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Drops a handle of an entry. `state` is the state of the slot when the handle was taken.
+/// Drops a handle that was taken when the slot had the state `state`.
 ///
-/// The drop of the last handle removes the entry if its value is full: it has the maximum number of
-/// users, so the flag *reusable* is not set. Otherwise the entry stays, and the drop clears the
-/// flag *awaited*. In both cases, threads that sleep until the entry has no handle can go on.
+/// If the value has the maximum number of users (the flag *reusable* is not set), the drop of the
+/// last handle removes the entry. Otherwise that drop clears the flag *awaited*. In both cases,
+/// threads that sleep until the entry has no handle go on.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -230,8 +223,7 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
     put
 }
 
-/// Marks an entry as used: sets its referenced bit. `state` is the state of the slot when the
-/// caller found the entry. Stores nothing if the bit is already set in `state`.
+/// Sets the referenced bit of the entry of `state`. Stores nothing if it is already set.
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
@@ -246,9 +238,9 @@ pub(crate) fn age(words: &Words, state: State) {
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets or clears the reusable flag, which says that the value of the entry may get more users.
-/// Returns the new state. An entry without the flag ends at once if it has no handle, and otherwise
-/// with its last handle.
+/// Sets or clears the reusable flag, which says that the value may get more users. Returns the new
+/// state. An entry without the flag ends at once if it has no handle, and otherwise with its last
+/// handle.
 ///
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
@@ -263,8 +255,8 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Op
     flagged.ok()
 }
 
-/// Sets the flag *awaited*, so that the drop of the entry's last handle wakes this thread. Returns
-/// `None` if the entry has no handle, or has ended.
+/// Sets the flag *awaited*, so that the drop of the last handle wakes this thread. Returns `None`
+/// if the entry has no handle or has ended.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
@@ -272,12 +264,10 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     awaited.ok()
 }
 
-/// Sleeps until the last handle of the entry is dropped. The caller has called [`await_unused`]
-/// before. The sleep may also end early.
+/// Sleeps until the last handle is dropped, after [`await_unused`]. The sleep may also end early.
 ///
-/// The drop of the last handle clears the flag *awaited*. The sleeping thread waits for that, and
-/// not until the count of handles is 0. After that drop another thread may take a new handle. That
-/// handle does not prolong the sleep.
+/// The drop of the last handle clears the flag *awaited*, for which the thread sleeps. A handle
+/// that another thread takes later does not prolong the sleep.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
@@ -289,12 +279,10 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the slot's state word by the result of `next`, in one atomic step, and returns the new
-/// state. `next` gets the current state. If `next` returns `None`, `change` stores nothing, and
-/// returns the current state as the error.
+/// Replaces the state word by the result of `next`, in one atomic step, and returns it. If `next`
+/// returns `None` for the current state, stores nothing, and returns that state as the error.
 ///
-/// `seen` is the state that the caller has loaded before. It must come from an Acquire load, or
-/// from an earlier successful change of the state by the caller.
+/// `seen` comes from an Acquire load, or from an earlier successful change by the caller.
 #[inline]
 fn change(
     words: &Words,
@@ -311,18 +299,16 @@ fn change(
     }
 }
 
-/// Replaces the state `seen` by `new`. If the current state is another one, returns that as the
-/// error.
+/// Replaces the state `seen` by `new`. If the current state differs, returns that as the error.
 ///
 /// If the compare-exchange succeeds, the slot still has the entry that it had when `seen` was
-/// loaded. So the key and the value that the caller has read since then belong to that entry. The
-/// reason is that a slot gets the key and the value of its next entry only after the old entry was
-/// removed.
+/// loaded. Then the key and the value that were read since belong to that entry. A slot gets a new
+/// key and value only after its entry was removed.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
-    // ORDERING(mbcache-state): AcqRel. Release: all work of a thread that has a handle happens
+    // ORDERING(mbcache-state): AcqRel. Release: the work of a thread that has a handle happens
     // before the compare-exchange that removes the entry. Acquire: the thread that removes the
-    // entry sees this work. A compare-exchange that fails is an Acquire load, as in `state`.
+    // entry sees this work. A failed compare-exchange is an Acquire load, as in `state`.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

@@ -1,6 +1,6 @@
-//! After `Mbcache::new` no call of the cache may allocate memory, except the first call of a thread
-//! that sleeps (guarantee G.5). So no thread allocates while it has a lock of the index. An
-//! allocator that runs out of memory can therefore call the cache to free some memory.
+//! After `Mbcache::new` no call of the cache may allocate memory, except the first sleep of a
+//! thread (guarantee G.5). So no thread allocates under a lock of the index, and an allocator that
+//! runs out of memory can call the cache to free some.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -11,8 +11,7 @@ use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Calls every method of the cache. The budget is too small for all entries, so `create` also runs
-/// reclaim.
+/// Calls every method of the cache, with a budget so small that `create` also runs reclaim.
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
         let key = value / 3;
@@ -43,16 +42,14 @@ fn all_calls(cache: &Mbcache) {
 }
 
 fn allocations_of(run: impl FnOnce()) -> u64 {
-    // A thread's first use of a thread-local variable may allocate, so use it before the
-    // measurement.
+    // A thread's first use of a thread-local variable may allocate.
     drop(black_box(Box::new(1)));
     let before = thread_allocations();
     run();
     thread_allocations() - before
 }
 
-/// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock. So no
-/// call of the cache may allocate.
+/// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock.
 #[test]
 fn every_call_allocates_nothing() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
@@ -71,8 +68,8 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// On one thread, waits `waits` times until a cache entry has no handle. The thread sleeps each
-/// time. Returns for each of these waits the number of allocations.
+/// On one thread, sleeps `waits` times until an entry has no handle. Returns the number of
+/// allocations of each wait.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());

@@ -1,9 +1,8 @@
 //! Tests of a store that shares equal blobs through the cache, as a file system shares attribute
 //! blocks.
 //!
-//! Each block counts its users under its own lock; the store follows the protocol of the crate's
-//! documentation. A freed block is used again at once for other content. So if a thread wrongly
-//! finds a freed block, the test notices it by the content.
+//! The store follows the protocol in the crate's documentation. A freed block is used again at once
+//! for another content, so the test notices if a thread wrongly finds a freed block.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -28,8 +27,8 @@ struct Block {
     users: u32,
 }
 
-/// Tells whether a store calls `note_users`. Without these calls its cache does not know which
-/// blocks have the maximum of users.
+/// Tells whether a store calls `note_users`. Without these calls, its cache does not know which
+/// blocks are full (with the maximum number of users).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -75,13 +74,12 @@ impl Store {
     }
 
     fn looks_and_hits(&self) -> (u64, u64) {
-        // ORDERING: Relaxed. The counters are read after the other threads were joined, which
-        // orders the loads.
+        // ORDERING: Relaxed. The join of the other threads orders the loads.
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
-    /// Looks for a block with `content` that has fewer users (files) than the maximum. Adds one
-    /// user to that block, and returns its number. Returns None if the cache finds no such block.
+    /// Looks for a block with `content` that has room for one more user (file). Adds the user, and
+    /// returns the block's number.
     fn share(&self, content: u64) -> Option<u64> {
         let mut found = self.cache.find_first(key(content));
         while let Some(entry) = found {
@@ -150,7 +148,7 @@ impl Store {
     }
 
     /// Changes the content of a block in place, as its only user. Returns the number of the block
-    /// that now has the new content.
+    /// that has the content now.
     fn change_in_place(&self, number: u64, content: u64) -> u64 {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);
@@ -171,8 +169,7 @@ impl Store {
     }
 }
 
-/// Trap T34: a block must not be freed while another thread finds it and becomes its user. Some
-/// threads search for blocks while others free them.
+/// Trap T34: a block must not be freed while another thread finds it and becomes its user.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -198,7 +195,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
 }
 
 /// Control of trap T34: the store ignores the result of `delete_or_get`, and frees a block that is
-/// in use. The check at the end of the test must find that.
+/// in use. The test must find that at its end.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -213,23 +210,23 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
 }
 
 /// Trap T38: a block is changed in place, and another block already has its new content. The search
-/// for that content must find the other block, and not the changed block itself.
+/// for that content must find the other block.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // Now no other block has the content to which the third block is changed. The search for that
-    // content must find nothing, and in particular not the third block itself.
+    // No other block has the content to which the third block is changed. The search for it must
+    // find nothing, and not the third block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control of trap T38: the changed block is entered into the index too early, before the search
-/// for an equal block. So the search must wrongly find the changed block itself.
+/// Control of trap T38: the changed block is entered before the search for an equal block, which
+/// then wrongly finds it.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -241,8 +238,7 @@ fn control_block_that_is_entered_first_finds_itself() {
     assert_eq!(store.in_use(), 2);
 }
 
-/// Stores 20,000 files with 5 different contents, and then gives random files another of these
-/// contents. Returns the store.
+/// Stores 20,000 files with 5 different contents, and then gives random files another one.
 fn many_files(tell: Tell) -> Store {
     const FILES: usize = 20_000;
     let store = Store::new(1024, tell);
@@ -253,13 +249,13 @@ fn many_files(tell: Tell) -> Store {
         store.release(files[file]);
         files[file] = store.put(rng.below(5));
     }
-    // Each of the 5 contents belongs to 4000 files at first. A block has at most 1024 users, so
-    // each content needs 4 blocks. The random changes may need a few blocks more.
+    // 5 contents belong to 4000 files each, and a block has at most 1024 users. So 20 blocks are
+    // needed, and random changes may take a few more.
     assert!((20..=26).contains(&store.in_use()), "{} blocks", store.in_use());
     store
 }
 
-/// Trap T39: a search must examine no full block, however many full blocks there are.
+/// Trap T39: a search examines no full block, however many there are.
 #[test]
 fn finds_among_full_blocks_meet_none_of_them() {
     let (looks, hits) = many_files(Tell::Users).looks_and_hits();
@@ -267,9 +263,8 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Control of trap T39: if the store does not call `note_users`, the cache does not know which
-/// blocks are full (with the maximum number of users). So searches must also examine full blocks,
-/// which cannot be shared.
+/// Control of trap T39: without `note_users`, the cache does not know which blocks are full (with
+/// the maximum number of users). So searches examine full blocks, too.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();

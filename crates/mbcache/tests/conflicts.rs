@@ -1,9 +1,8 @@
-//! Guarantee G.7: the hash of a key selects its *home line*, the cache line where searches for the
-//! key begin. Operations on keys with different home lines must write no common cache line.
+//! Guarantee G.7: operations on keys with different *home lines* must write no common cache line.
+//! The home line is the one that the hash of a key selects.
 //!
 //! For each operation and several keys, the test records the cache lines that the operation loads
-//! and stores. Then it compares each operation of one thread with each operation of another thread,
-//! and prints a table.
+//! and stores. Then it compares the operations of two threads, and prints a table.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_base::primitives::thread;
@@ -18,17 +17,15 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys that the test tries. Of these keys it uses those whose entries are in
-/// different cache lines.
+/// The number of keys that the test tries. It uses those whose entries are in different lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// The operations to compare. Each operation is called with a key of which the cache has two
-/// entries. The entry with value 0 has its referenced bit set. The test has a handle of the entry
-/// with value 1.
+/// The operations to compare. Each gets a key with two entries: the one with value 0 has its
+/// referenced bit set, and the test has a handle of the one with value 1.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -53,12 +50,11 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// The cache under test, and a counter for the control, in which each operation also adds to one
-/// shared counter. The value is leaked, because it must exist until the recording of memory
-/// accesses ends.
+/// The cache under test, and a counter to which the control's operations add. Leaked, because it
+/// must outlive the recording of memory accesses.
 struct System {
     cache: Mbcache,
-    /// A shared counter in a cache line of its own. Only the operations of the control add to it.
+    /// A counter in a cache line of its own, to which only the control adds.
     operations: Box<Alone>,
 }
 
@@ -83,9 +79,8 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Returns keys whose entries are in different cache lines. Each search reads one cache line for
-/// its key. The only other lines that it reads belong to the `Mbcache` itself, and all searches
-/// read them.
+/// Returns keys whose entries are in different lines. A search reads one line for its key, and some
+/// of the `Mbcache` itself, which all searches read.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -99,16 +94,14 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
         .collect()
 }
 
-/// For each operation, the cache lines that it has read and written. Each element of the inner list
-/// is a run of the operation with another key.
+/// For each operation, the cache lines that it has read and written, per key.
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Compares the recorded runs of operations of two threads. Two runs conflict if one of them writes
-/// a cache line that the other one reads or writes. Prints a table with a row for each operation of
-/// the first thread, and a column for each of the second.
+/// Compares the recorded runs of two threads. Two runs conflict if one writes a cache line that the
+/// other reads or writes. Prints a table with a row for each operation of the first thread, and a
+/// column for each of the second.
 ///
-/// A cell is the percentage of pairs of runs without a conflict. Returns the total number of
-/// conflicts.
+/// A cell is the percentage of pairs of runs without a conflict. Returns the number of conflicts.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -126,7 +119,7 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7: operations on keys whose hashes select different cache lines must write no common
+/// Guarantee G.7: operations on keys whose hashes select different cache lines write no common
 /// cache line. Two controls must have conflicts: operations on one key, and operations that also
 /// write a common counter.
 #[test]
@@ -167,16 +160,16 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // Each operation writes to the cache line that contains the entries of its key, with two
-        // exceptions. These are a `get` of a pair whose referenced bit is set (guarantee G.6), and
-        // a deletion that is refused because of a handle.
+        // Each operation writes to the cache line with the entries of its key. Exceptions are a
+        // `get` of a pair whose referenced bit is set (guarantee G.6), and a deletion that a handle
+        // prevents.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control: a `find` and a `get` on the same key must conflict, because `find` writes. Two
-        // calls of `get` must not conflict.
+        // Control: a `find` and a `get` on the same key conflict, because `find` writes. Two calls
+        // of `get` do not.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

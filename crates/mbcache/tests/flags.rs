@@ -1,5 +1,4 @@
-//! Two threads change the referenced bit and the reusable flag of one cache entry, a flag per
-//! thread. The example program `flags` runs the same workload for longer.
+//! Two threads change the referenced bit and the reusable flag of one entry, a flag per thread.
 
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
@@ -8,15 +7,14 @@ use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 #[expect(dead_code, reason = "the example's own main")]
 mod flags;
 
-/// Trap T33: if two threads change two flags of one word at once, no change may be lost, even while
-/// reclaim runs.
+/// Trap T33: if two threads change two flags of one word at once, no change may be lost.
 #[test]
 fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
 /// Control of trap T33: two threads change different flags of one word by a load and a store of the
-/// whole word, like bit fields in C. A change of one flag must then get lost.
+/// whole word. A change of one flag must then get lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

@@ -1,9 +1,8 @@
-//! Runs random sequences of calls of the cache. Their results must be those of a model, which is a
-//! map of pairs.
+//! Runs random calls of the cache. Their results must be those of a model, a map of pairs.
 //!
-//! The model knows which pairs exist and which of them a search may find. It also knows their
-//! referenced bits and handles. The cache may drop pairs only in `scan`, and only pairs without a
-//! handle and without a referenced bit.
+//! The model knows the pairs, which of them a search may find, their referenced bits and their
+//! handles. The cache may drop pairs only in `scan`, and only pairs without a handle and without a
+//! referenced bit.
 
 use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions};
 use proptest::prelude::*;
@@ -13,8 +12,7 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key. Keeps the handle of one of these values, given by its position in
-    /// the order of the search.
+    /// Finds all values of a key, and keeps the handle of the one at this position.
     Find(u64, usize),
     Put(usize),
     Touch(usize),
@@ -98,9 +96,8 @@ impl Run<'_> {
         assert_eq!(self.cache.stats().entries, self.model.len() as u64);
     }
 
-    /// Removes a pair from the model if its value is full (has the maximum number of users) and the
-    /// test has no handle of it. The cache removes such a pair too, because a full value cannot be
-    /// shared.
+    /// Removes a pair that the cache removes too: its value has the maximum number of users, and
+    /// the test has no handle of it.
     fn drop_if_full(&mut self, pair: (u64, u64)) {
         if self.model.get(&pair).is_some_and(|pair| !pair.is_reusable && pair.handles == 0) {
             self.model.remove(&pair);
@@ -138,15 +135,14 @@ impl Run<'_> {
         assert_eq!(met, expected);
     }
 
-    /// The model does not know the position of reclaim's clock hand. So it can predict only the
-    /// result of a scan of all entries.
+    /// The model does not know where reclaim continues. So it predicts only the result of a scan of
+    /// all entries.
     fn scan(&mut self, entries: u64) {
         let dropped = self.cache.scan(entries);
         assert!(dropped <= entries);
         let mut gone = 0;
-        // For each pair of the model, `get` tells whether the cache still contains the pair after
-        // the scan. `get` also sets the referenced bit of the pair in the cache. So set the bit in
-        // the model too.
+        // `get` tells whether the cache still contains the pair, and sets its referenced bit. So
+        // set the bit in the model too.
         self.model.retain(|&(key, value), pair| {
             let is_there = self.cache.get(key, value);
             assert!(is_there || (pair.handles == 0 && !pair.is_used), "{key} {value} {pair:?}");
@@ -178,7 +174,7 @@ proptest! {
 
     #[test]
     fn cache_answers_as_the_multimap(calls in prop::collection::vec(call(), 1..120), is_small in prop::bool::weighted(0.25)) {
-        // Make some indexes so small that entries of different keys are in the same cache lines.
+        // Small indexes put entries of different keys in the same lines.
         let lines = if is_small { 18 } else { 1_500 };
         let options = MbcacheOptions::default()
             .with_budget_bytes(lines * 64)

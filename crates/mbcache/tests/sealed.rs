@@ -1,8 +1,8 @@
 //! Guarantee G.6: a `get` of a pair whose referenced bit is set must store nothing.
 //!
-//! The test makes the memory of a cache read-only, and calls `get` for pairs of the cache and for
-//! missing ones. Two controls write to the read-only memory, and must fail: a `get` that sets a
-//! referenced bit, and a `find_first` that counts a handle.
+//! The test makes the memory of a cache read-only, and calls `get` for existing and missing pairs.
+//! Two controls must fail because they write: a `get` that sets a referenced bit, and a
+//! `find_first` that counts a handle.
 #![cfg(not(miri))]
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -16,9 +16,8 @@ const PAIRS: u64 = 10_000;
 /// A pair that was never asked for.
 const UNUSED: u64 = PAIRS;
 
-/// Returns a cache with two values per key. All its pairs of key and value except one have the
-/// referenced bit set. The tests make the memory of the cache read-only, to catch stores. The cache
-/// must exist while its memory is read-only, so it is leaked.
+/// Returns a cache with two values per key. All pairs except one have the referenced bit set. The
+/// cache must outlive its read-only memory, so it is leaked.
 fn build() -> &'static Mbcache {
     let options = MbcacheOptions::default();
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));

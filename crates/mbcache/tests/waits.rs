@@ -42,8 +42,7 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
 }
 
 /// Trap T34: a thread that frees a value must wait for the threads that found it, and no wait may
-/// last for ever. Some threads search for values, and one thread frees them. The test ends when the
-/// freeing thread has waited several times.
+/// last for ever. Some threads search for values, and one frees them.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;
@@ -82,8 +81,8 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// Guarantee G.1: a thread that waits until a cache entry has no handle must wait only for the
-/// handles that exist when its wait starts. A handle that is taken later must not prolong the wait.
+/// Guarantee G.1: a thread that waits until an entry has no handle waits only for the handles that
+/// exist when its wait starts.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);
@@ -93,8 +92,7 @@ fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
         let _second = thread::scope(|scope| {
             let busy = cache.delete_or_get(1, 5).expect("it is held");
             let waiter = scope.spawn(move || busy.wait());
-            // Wait until the other thread waits for the drop of the handle. While it waits, a
-            // search returns no handle of the entry.
+            // A search returns no handle of the entry while the other thread waits.
             while cache.find_first(1).is_some() {
                 thread::yield_now();
             }

@@ -1,19 +1,19 @@
 //! The allocator of blocks of the data device.
 //!
-//! A block has 4096 bytes. The device has no fixed size: if no long enough run of free blocks is
-//! found, the device grows. The store does not save which blocks are free. Each mount computes
-//! them: a block is free if no extent contains it.
+//! A block has 4096 bytes. If no run of free blocks is long enough, the device grows. The store
+//! does not save which blocks are free. Each mount computes them: a block is free if no extent
+//! contains it.
 //!
 //! # How it works
-//! Runs of free blocks are kept in a tree, ordered by their first block. The threads are divided
+//! A tree contains the runs of free blocks, ordered by their first block. The threads are divided
 //! into shards. Each shard has a window: a run that it has taken from the tree.
 //! - A small request takes its blocks from the window of its thread's shard. So threads that write
 //!   many small files neither contend nor interleave their blocks.
 //! - A large request takes its blocks from the tree.
 //!
 //! # Invariants
-//! - A.1: a block is in exactly one of four places. They are the tree of free runs, the window of a
-//!   shard, an extent of a file, and the list of blocks that a transaction frees. A freed block is
+//! - A.1: a block is in exactly one of four places: the tree of free runs, the window of a shard,
+//!   an extent of a file, or the list of blocks that a transaction frees. A freed block is
 //!   allocated again only after the commit that removes its old extent is durable (see `journal`).
 //!
 //! # Locks
@@ -25,12 +25,11 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Number of blocks (1 MiB in all) of a new window. A window is a run that a shard of threads takes
-/// from the tree of free runs.
+/// Length of a new window in blocks (1 MiB). A window is the run of free blocks from which a shard
+/// of threads serves small requests.
 const WINDOW_BLOCKS: u64 = 256;
-/// A request for at least this many blocks is large. A large request takes blocks from the tree of
-/// all free runs. A small one takes them from the run of blocks that is reserved for its thread's
-/// shard.
+/// A request for at least this many blocks is large. Large requests take blocks from the tree of
+/// all free runs, and small ones from the window of their shard.
 const LARGE_BLOCKS: u64 = 64;
 /// Maximum number of free runs that a search examines. If none of these runs is long enough, the
 /// device grows. But if more than a quarter of the device is free, the request takes the longest of
@@ -46,12 +45,11 @@ pub(crate) struct Run {
 
 /// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// One window for each shard of threads: a run of free blocks that is reserved for the threads
-    /// of that shard. Each window is protected by its own mutex.
+    /// One window for each shard of threads: a run of free blocks for small requests of these
+    /// threads. Each window is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The runs of free blocks that are not reserved for a shard of threads. The tree is protected
-    /// by its own mutex. A thread may lock that mutex while it holds the mutex of one of the
-    /// `windows`.
+    /// The runs of free blocks that are in no window. Protected by its own mutex, which is locked
+    /// after the mutex of a window.
     tree: Mutex<Tree>,
 }
 
@@ -83,8 +81,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates a run of one to `wanted` blocks. The run for a large request (at least
-    /// `LARGE_BLOCKS`) starts at the block `goal` if that block is free.
+    /// Allocates a run of one to `wanted` blocks. The run of a large request starts at the block
+    /// `goal` if that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -124,9 +122,8 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // None of the examined free runs is long enough, and at most a quarter of the
-                // device is free. So extend the device. The next search starts behind the longest
-                // run of this search, or at block 0 if this search found no run.
+                // No examined run is long enough, and at most a quarter of the device is free. So
+                // extend the device. The next search starts behind the longest run of this search.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

@@ -1,21 +1,21 @@
 //! Allocation of ids for attribute blocks.
 //!
-//! The ids of freed blocks are reused before new ids are handed out. The threads are divided into
-//! shards. Each shard has its own list of free ids, so that threads do not contend.
+//! The ids of freed blocks are reused before new ids are handed out. Each shard of threads has its
+//! own list of free ids, so that threads do not contend.
 //!
-//! If the list of a thread's shard is empty, the thread takes over the list of another shard.
-//! Otherwise the lists of threads that only free ids would grow without bound. The thread that runs
-//! deferred de-duplication is such a thread.
+//! If the list of its shard is empty, a thread takes over the list of another shard. Otherwise a
+//! thread that only frees ids would make its list grow without bound. The thread that runs deferred
+//! de-duplication is such a thread.
 //!
 //! # Invariants
 //! - U.1: an id was never used, or is in exactly one list of free ids, or belongs to one block. The
-//!   exception is an id that a thread has taken for a block that the thread has not made yet.
-//! - U.2: while a list has a free id, no new id is handed out. But a thread may miss the free ids
-//!   of a list that another thread is changing.
+//!   only exception is an id that a thread has just taken for a new block.
+//! - U.2: no new id is handed out while a list has a free id. But a thread may miss the free ids of
+//!   a list that another thread is changing.
 //!
 //! # Locks
-//! The list of free ids of each shard has a mutex. A thread holds the mutex of one list at a time.
-//! No other lock is taken under this mutex.
+//! The list of free ids of each shard has a mutex. A thread holds one of them at a time, and takes
+//! no other lock under it.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
@@ -32,8 +32,8 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// The number of free ids in `numbers`. Written while the mutex of `numbers` is held, but read
-    /// without it.
+    /// The number of free ids in `numbers`. Stored under the mutex of `numbers`, but loaded without
+    /// it.
     len: AtomicU64,
 }
 
@@ -48,8 +48,8 @@ impl BlockIds {
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. `len` is only a hint that this list has a free id. The code below
-            // locks the mutex of the list, and takes an id only if there is one.
+            // ORDERING: Relaxed. `len` is only a hint. The code below locks the list and takes an
+            // id only if there is one.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);
@@ -58,8 +58,7 @@ impl BlockIds {
                 Some(number)
             })
         });
-        // ORDERING: Relaxed. Two threads only have to get different ids, which the atomic addition
-        // ensures.
+        // ORDERING: Relaxed. The atomic addition alone gives different ids to two threads.
         free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -73,8 +72,8 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. `len` is stored under the mutex of `numbers`. A thread that loads
-        // `len` without this mutex uses the value only as a hint.
+        // ORDERING: Relaxed. `len` is stored under the mutex of `numbers`. Without the mutex it is
+        // only a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }
@@ -86,8 +85,8 @@ mod tests {
 
     use super::*;
 
-    /// Invariant U.2: checks that a thread that makes blocks reuses the ids of blocks that other
-    /// threads have freed.
+    /// Invariant U.2: a thread that makes blocks reuses the ids of blocks that other threads have
+    /// freed.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;
@@ -105,8 +104,7 @@ mod tests {
         }
     }
 
-    /// Invariant U.1: checks that no id is handed out twice when several threads take ids at the
-    /// same time.
+    /// Invariant U.1: two threads never get the same id.
     #[test]
     fn no_number_is_given_out_twice() {
         let numbers = BlockIds::from(1);

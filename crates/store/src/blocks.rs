@@ -1,22 +1,21 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! A block has an id, a content and a count of its users, which are the inodes that refer to it.
-//! Content and count are in two records, so that a new user does not rewrite the content.
+//! A block has an id, a content and a count of its users, the inodes that refer to it. Content and
+//! count are in two records, so that a new user does not rewrite the content.
 //!
 //! The content of a *shared* block never changes. If its only user sets another content, a new
-//! block with the same id replaces it. Shared blocks stay in memory while they are in use. A shared
-//! block that is read from disk or made enters the [`ShareIndex`], which finds blocks with equal
-//! contents. All calls of the index follow the protocol of `corewalk-mbcache`.
+//! block with the same id replaces it. Shared blocks stay in memory while they are in use. They
+//! enter the [`ShareIndex`], which finds blocks with equal contents. Its calls follow the protocol
+//! of `corewalk-mbcache`.
 //!
-//! A *private* block belongs to one inode, and in memory only that inode refers to it. Its record
-//! has no hash ([`UNHASHED`]), and the block is in neither table nor index. So a change of the
-//! block takes only the inode's lock. Sets that change often are private until a commit (`late`).
-//! Sets over [`SHARED_BYTES_MAX`], and all sets of a store without sharing, are always private.
+//! A *private* block belongs to one inode. Its record has no hash ([`UNHASHED`]), and it is in
+//! neither table nor index. So a change of it takes only the inode's lock. Sets that change often
+//! are private until a commit (`late`). Sets over [`SHARED_BYTES_MAX`], and all sets of a store
+//! without sharing, are always private.
 //!
-//! The key of a block in the index is the hash of its content, or of samples of a long content
-//! (`hash`). If [`COMPARISONS_MAX`] different contents already have one key, the next content with
-//! that key gets the hash of all its bytes as its key. So crafted collisions cost bounded time, and
-//! equal contents are still shared.
+//! The key of a block in the index is the hash of its content. If [`COMPARISONS_MAX`] different
+//! contents already have one key, the next one gets the hash of all its bytes. So crafted
+//! collisions cost bounded time, and equal contents are still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes whose records contain its id.
@@ -28,16 +27,16 @@
 //! - K.5: a shared block is in memory at most once. It enters the table before other threads can
 //!   learn its id. It leaves the table when its records are removed.
 //! - K.6: the user count of a new block is locked before the block enters the table, and unlocked
-//!   after the block has entered the index. So the count does not change before the index has the
-//!   block (rule H.5 of [`ShareIndex`]), and no freed block enters the index.
+//!   after it has entered the index. So the index has the block before its count changes (rule H.5
+//!   of [`ShareIndex`]), and gets no freed block.
 //! - K.7: unused blocks take at most as much memory as used blocks, or [`SHARD_BYTES`] per shard if
 //!   that is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
 //! - K.8: a private block is reached only through its inode. If the index yields the id of a
 //!   private block, that id is outdated, and `get_for` refuses it.
 //!
 //! # Locks
-//! The locks are taken in this order: an inode, a block's count of users, a shard of the table,
-//! records and the index. A thread locks one count at a time, and also that of a block just made.
+//! The locks are taken in this order: an inode, a block's user count, a shard of the table, records
+//! and the index. A thread locks one count at a time, and also that of a block it has just made.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -62,13 +61,12 @@ const SHARD_BLOCKS: usize = 1024;
 /// unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
 /// Maximum length in bytes of an attribute set that several inodes share. Longer sets are rarely
-/// equal, and comparing them is slow. So each of them gets a block of its own.
+/// equal, and comparing them is slow.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Maximum number of blocks that `find` compares with a new content before it uses a better key.
+/// Number of blocks that `find` compares with a new content before it searches with a better key.
 ///
-/// The key of a content in the index is a hash. The hash of a long content covers only samples of
-/// it, so different contents may have the same key. After this many comparisons, `find` searches
-/// again, with the hash of all bytes as the key.
+/// The hash of a long content covers only samples of it, so different contents may have the same
+/// key. After this many comparisons, `find` searches again, with the hash of all bytes as the key.
 const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store.
@@ -97,7 +95,7 @@ pub(crate) struct BlockTotals {
     pub(crate) last_id: u64,
 }
 
-/// The locked user count of a block. The caller is about to remove one user from the block.
+/// The locked user count of a block that is about to lose a user.
 struct LockedUsers<'a> {
     users: MutexGuard<'a, u32>,
     /// True if the leaving user is the only one.
@@ -120,14 +118,14 @@ enum LookupOrigin {
     Index,
 }
 
-/// A shard of the table of shared blocks. All fields are protected by the mutex of the shard.
+/// A shard of the table of shared blocks. All fields are protected by its mutex.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// The limit on the number of blocks in this shard, and the limit on their bytes. If a new
-    /// block exceeds one of them, the shard is scanned, and its unused blocks are dropped.
+    /// The limits on the number and on the bytes of blocks in this shard. If a new block exceeds
+    /// one of them, unused blocks are dropped.
     bound: usize,
     bytes_bound: usize,
     /// Blocks added since the last scan.
@@ -140,8 +138,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// The number of users, or 0 after the block was freed. The mutex around this number is the
-    /// lock of the block. It also protects the records of the block and its entry in the index.
+    /// The number of users, or 0 after the block was freed. This mutex is the lock of the block. It
+    /// also protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -192,8 +190,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves the records of a new block. The id of a new block is in no committed record. So if the
-    /// block is freed before the next commit, that commit writes nothing for it.
+    /// Saves the records of a new block, which no committed record knows. If the block is freed
+    /// before the next commit, that commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -205,8 +203,8 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of attribute blocks. `found` has the number of blocks, the number of their
-    /// users and the largest block id, as the mount has found them on disk.
+    /// Returns the table of attribute blocks. `found` has the numbers of blocks and users and the
+    /// largest block id on disk.
     pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
@@ -234,8 +232,7 @@ impl Blocks {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
         (stats.xattr_hits, stats.xattr_misses) = (get(&self.hits), get(&self.misses));
-        // Assume that each attribute set takes one block of 4096 bytes. Nearly all sets are short
-        // enough for that.
+        // Assume one block of 4096 bytes per attribute set. Nearly all sets are short enough.
         stats.xattr_saved_blocks = stats.xattr_users.saturating_sub(stats.xattr_blocks);
         let index = self.index.stats();
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
@@ -252,13 +249,12 @@ impl Blocks {
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
         }
-        // Keep the shard of the table locked while the record is read. Then no other thread can
-        // load or drop the block meanwhile, so the record is current.
+        // The shard stays locked while the record is read. So no other thread can load or drop the
+        // block meanwhile.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // Invariant K.8: a block whose record has no hash is private, so only its own inode may
-        // reach it. The index contains no private blocks. If the index has returned the id of this
-        // block, it meant an earlier block with the same id, which was freed. So return an error.
+        // Invariant K.8: a block whose record has no hash is private, and the index contains no
+        // private blocks. So the index meant an earlier block with this id, which was freed.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -272,9 +268,9 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // Invariant K.6: lock the block's user count before the block enters the table, and unlock
-        // it after the block has entered the index. Otherwise another thread could free the block
-        // in between, and then a freed block would enter the index.
+        // Invariant K.6: the user count stays locked until the block is in both the table and the
+        // index. Otherwise another thread could free the block in between, and a freed block would
+        // enter the index.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -283,8 +279,8 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with the content `content`, and counts one more user of the block. If the
-    /// content cannot be shared, the block is private: it has only this user.
+    /// Returns a block with the content `content`, with one more user. If the content cannot be
+    /// shared, the block is private.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -306,9 +302,9 @@ impl Blocks {
         Ok(self.make(hash, content, view))
     }
 
-    /// De-duplicates a private block, which one inode uses and which is not in the index. Returns
-    /// true if the inode now uses a block with another id, so that the record of the inode must
-    /// change. Since de-duplication charges no space, it cannot fail with `ENOSPC`.
+    /// De-duplicates a private block, which has one user (an inode) and is not in the index.
+    /// Returns true if the inode's record must change, because the inode has another block now.
+    /// Charges no space, so it cannot fail with `ENOSPC`.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -326,8 +322,8 @@ impl Blocks {
         }
     }
 
-    /// Removes a user (an inode that refers to the block) from a block. If no user is left, frees
-    /// the block. Does nothing if the count of users is damaged.
+    /// Removes a user (an inode) from a block, and frees the block if it was the last one. Does
+    /// nothing if the user count is damaged.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -346,13 +342,12 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// Gives one inode the new attribute set `content`. Until now the inode uses the block `own`.
-    /// Sets `own` to the block with the new content. If other inodes use the old block too, the old
-    /// block keeps its content, and `own` becomes another block.
+    /// Gives one inode the attribute set `content`. `own` is the inode's block, before and after
+    /// the call. If other inodes use the old block too, the inode gets another block.
     ///
     /// # Errors
-    /// `ENOSPC`; `EIO` if the stored number of users of the old block is damaged. After an error
-    /// nothing has changed.
+    /// `ENOSPC`; `EIO` if the user count of the old block is damaged. After an error nothing has
+    /// changed.
     pub(crate) fn replace(
         &self,
         own: &mut Arc<Block>,
@@ -364,8 +359,8 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // There is no space for a private block. So look for a shared block with equal
-                // content, since joining a shared block takes no space.
+                // There is no space for a private block. Joining a shared block with equal content
+                // takes none.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -380,8 +375,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Performs [`Blocks::replace`] for one inode that uses the block `old`. The caller has found
-    /// no block with the new content. Returns the block with the new content.
+    /// Performs [`Blocks::replace`] if no block has the new content yet. Returns the block with the
+    /// new content.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -401,7 +396,7 @@ impl Blocks {
             return Ok(self.make(hash, content, view));
         }
         // Invariant K.4: `lock_to_leave` has removed the block `old` from the index. So no other
-        // inode can find the block and begin to use it while its content changes.
+        // inode can find it while its content changes.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
@@ -418,8 +413,8 @@ impl Blocks {
         Ok(new)
     }
 
-    /// Gives one inode, which uses the block `own`, a private block with the content `content`.
-    /// Sets `own` to that block.
+    /// Gives one inode a private block with the content `content`. `own` is the block of that
+    /// inode, before and after the call.
     ///
     /// # Errors
     /// The errors of [`Blocks::replace`].
@@ -453,8 +448,8 @@ impl Blocks {
         }
         *users = 0;
         let new = Block::private(own.id, content.into());
-        // Invariant K.8: change the record of the block and its entry in the table while the shard
-        // is locked. Otherwise `get_for` could see one of these changes without the other.
+        // Invariant K.8: the record of the block and its entry in the table change together, under
+        // the lock of the shard.
         let mut shard = self.shard(own.id).lock();
         new.save(view);
         new.save_users(1, view);
@@ -465,15 +460,14 @@ impl Blocks {
         Ok(())
     }
 
-    /// Turns a private block into a shared one. The caller has found no other block with equal
+    /// Turns a private block into a shared one. The caller has found no other block with the same
     /// content.
     fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // Invariant K.8: the record of the block and its entry in the table of shared blocks must
-        // change together. So change both while the block's shard of the table is locked. Otherwise
-        // `get_for` could see only one of the changes.
+        // Invariant K.8: the record of the block and its entry in the table change together, under
+        // the lock of the shard. Otherwise `get_for` could see only one change.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -482,16 +476,15 @@ impl Blocks {
         block
     }
 
-    /// Enters a block into the index. Does nothing for a block that is never shared, because its
-    /// content is too long or it has no hash.
+    /// Enters a block into the index, unless it can never be shared.
     fn enter(&self, block: &Block, users: u32) {
         if block.is_hashed() && block.content.len() <= SHARED_BYTES_MAX {
             self.index.insert(block.hash.key, block.id, users);
         }
     }
 
-    /// Returns a shared block with the content `content`, and counts one more user of the block. If
-    /// there is no such block, returns the hashes that a new block with this content gets.
+    /// Returns a shared block with the content `content`, with one more user. If there is none,
+    /// returns the hashes for a new block.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
@@ -518,8 +511,7 @@ impl Blocks {
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
-    /// Returns the index key for a content that was read from disk. `hash` is the hash in the
-    /// record of the block.
+    /// Returns the index key of a content that was read from disk.
     fn key_to_enter(&self, hash: u64, content: &[u8]) -> u64 {
         let mut others = 0;
         self.index.find(hash, &mut |_| {
@@ -529,9 +521,9 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user (an inode) to `block` if the block has the content `content`. Returns
-    /// `Some(true)` if it has added the user, and `Some(false)` if the content differs. Returns
-    /// None if the block has no users any more, or the maximum number of them.
+    /// Adds a user (an inode) to `block` if the block has the content `content`. Returns true if
+    /// the user was added, and false if the content differs. Returns None if the block has no users
+    /// any more, or the maximum number.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -551,9 +543,9 @@ impl Blocks {
         let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // Invariant K.5: save the records of the new block before it enters the table of shared
-        // blocks. An earlier, freed block may have had the same id, and another thread may still
-        // look up that id. That thread must not find the new block before its records exist.
+        // Invariant K.5: save the records before the block enters the table. Another thread may
+        // still look up the same id of an earlier, freed block, and must not find this block before
+        // its records exist.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -579,13 +571,12 @@ impl Blocks {
     }
 
     /// Locks the user count of a block from which the caller will remove one user (an inode). If
-    /// the block is shared and this user is the only one, first removes the block from the index.
-    /// If there are other users, the caller must call `ShareIndex::left` after it has unlocked the
-    /// count.
+    /// this is the last user, first removes the block from the index. Otherwise the caller must
+    /// call `ShareIndex::left` after it has unlocked the count.
     ///
     /// # Errors
-    /// `EIO` if the user count of the block is 0. In that case more inodes use the block than were
-    /// counted (against invariant K.1), and the space of the block was already freed.
+    /// `EIO` if the user count of the block is 0: more inodes use the block than were counted
+    /// (against invariant K.1), and its space was already freed.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
             return Ok(LockedUsers { users: block.users.lock(), is_last: true });
@@ -608,8 +599,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // While this thread waited, another thread may have become a user of the block. A block
-            // with several users stays in use, so make sure that the index has it.
+            // While this thread waited, another inode may have begun to use the block. Then the
+            // block stays in use and must be in the index.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -633,8 +624,8 @@ impl Blocks {
     /// Removes one of several users from a block, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // An earlier version of corewalk may have shared a block longer than `SHARED_BYTES_MAX`.
-        // Such a block is not in the index, so do not tell the index about its users.
+        // An earlier version of corewalk shared blocks longer than `SHARED_BYTES_MAX`. They are not
+        // in the index.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -650,17 +641,17 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block to the table. The block is new to all other threads, and the caller has locked
-    /// the block's user count (invariant K.6).
+    /// Adds a block that is new to all other threads. The caller has locked its user count
+    /// (invariant K.6).
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // `bound` and `bytes_bound` start a scan of the shard, which drops unused blocks. The last
-        // scan set them to twice the blocks and bytes that were in use then. If fewer are in use
-        // now, they are too high. So scan the shard also after `SHARD_BLOCKS` new blocks.
+        // The last scan of the shard set `bound` and `bytes_bound` to twice what was in use then.
+        // If less is in use now, they are too high. So scan the shard also after `SHARD_BLOCKS` new
+        // blocks.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -668,8 +659,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // Let the next scan start when the shard has twice as many blocks or bytes as now. Then the
-        // total cost of all scans is proportional to the number of added blocks.
+        // The next scan starts at twice as many blocks or bytes as now. So all scans together cost
+        // no more than a constant per added block.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }
@@ -699,9 +690,8 @@ mod tests {
         shard.keep(block);
     }
 
-    /// Invariant K.7: checks the limit on the bytes of unused blocks (blocks in memory that no
-    /// inode uses). With long contents, this limit applies long before there are `SHARD_BLOCKS`
-    /// unused blocks.
+    /// Invariant K.7: checks the limit on the bytes of unused blocks. Long contents reach it before
+    /// the limit on their number.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();
@@ -732,18 +722,15 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// Invariant K.7: checks that few unused blocks stay in memory after many blocks were in use at
-    /// once.
+    /// Invariant K.7: few unused blocks stay in memory after many blocks were in use at once.
     ///
-    /// Each scan of a shard drops its unused blocks, and sets `bound` to twice the number of used
-    /// ones. After such a peak, `bound` is too high to start a scan soon. So the number of new
-    /// blocks must start a scan.
+    /// Each scan of a shard sets `bound` to twice the number of used blocks. After such a peak,
+    /// `bound` is too high to start a scan soon. So the number of new blocks must start one.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // A scan starts after each `SHARD_BLOCKS` new blocks. The last one of them here finds about
-        // 4 times `SHARD_BLOCKS` used blocks, and sets `bound` to twice that number. If only
-        // `bound` started scans, there would be no further scan in this test.
+        // Without the limit `SHARD_BLOCKS`, only `bound` would start scans. It is twice the number
+        // of used blocks of the last scan, so it is too high for a further scan in this test.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));
@@ -753,9 +740,8 @@ mod tests {
         assert!(shard.blocks.len() <= SHARD_BLOCKS, "{} blocks", shard.blocks.len());
     }
 
-    /// Checks that `SHARD_BLOCKS` unused blocks with short contents stay in memory. Their bytes are
-    /// far below the limit, so only the limit on the number of blocks applies, which they do not
-    /// exceed.
+    /// Checks that `SHARD_BLOCKS` unused blocks with short contents stay in memory, since they
+    /// exceed neither the limit on bytes nor the one on blocks.
     #[test]
     fn short_contents_are_kept() {
         let mut shard = Shard::default();

@@ -1,14 +1,12 @@
 //! A write-buffering overlay: a device that keeps its writes in memory until the mount releases
 //! them.
 //!
-//! Opening a database writes to its device: an unclean database is repaired, and a clean one is
-//! marked as in use. But a mount that is refused must not change the store. So the mount opens the
-//! database on a [`BufferedDevice`], which keeps writes in memory, and then checks the rest of the
-//! store:
-//! - If the mount succeeds, [`BufferedDevice::release`] applies the writes to the underlying
-//!   device, in their original order. From then on, the `BufferedDevice` passes all calls on to
-//!   that device.
-//! - If the mount is refused, the `BufferedDevice` and its writes are dropped.
+//! The open of a database writes to its device: an unclean database is repaired, and a clean one is
+//! marked as in use. But a refused mount must not change the store. So the mount opens the database
+//! on a [`BufferedDevice`], which keeps writes in memory, and then checks the rest of the store:
+//! - If the mount succeeds, [`BufferedDevice::release`] applies the writes to the device in their
+//!   original order. Later calls go directly to that device.
+//! - If the mount is refused, the writes are dropped.
 //!
 //! # Invariants
 //! - H.1: the device below does not change before [`BufferedDevice::release`] is called, nor after
@@ -18,8 +16,8 @@
 //!   without buffering.
 //!
 //! # Limits
-//! Each pending write takes twice its size in memory. But opening a database writes little, mainly
-//! its header: 1,600 bytes in all for an unclosed database of 539 MB.
+//! A pending write takes twice its size in memory. That is little: the open of an unclosed database
+//! of 539 MB writes 1,600 bytes.
 
 use std::io;
 use std::sync::Arc;
@@ -38,9 +36,8 @@ enum Step {
     Sync,
 }
 
-/// The pending calls on the underlying device, in `steps`. A read during buffering is served from
-/// `overlay`, which shows the content that the underlying device will have after these calls.
-/// Protected by the mutex `BufferedDevice::waiting`.
+/// The pending calls on the device below. Reads are served from `overlay`, which shows the content
+/// after these calls. Protected by the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -82,23 +79,22 @@ impl BufferedDevice {
             }
         }
         *waiting = None;
-        // ORDERING(buffered): Release. Pairs with the load in `choose`. All pending writes have
-        // been applied to the underlying device before this store. So a thread that loads true in
-        // `choose` sees them there.
+        // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true
+        // there sees all pending writes on the device below.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Calls `held` with the pending writes until [`BufferedDevice::release`] has succeeded.
-    /// Afterwards calls `released` with the underlying device.
+    /// Calls `held` with the pending writes. Once [`BufferedDevice::release`] has succeeded, calls
+    /// `released` with the device below instead.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
         // ORDERING(buffered): Acquire. Pairs with the store in `release`. A thread that loads true
-        // sees all released writes on the underlying device. A thread that loads false locks
-        // `waiting`, which tells whether the writes are still pending.
+        // sees all released writes on the device below. A thread that loads false locks `waiting`,
+        // and looks there.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {
@@ -202,8 +198,8 @@ mod tests {
         device.write_at(5, b"end").unwrap();
     }
 
-    /// Invariant H.1: checks that a read through the `BufferedDevice` sees its pending writes at
-    /// once. The underlying device must get these writes only when `release` is called.
+    /// Invariant H.1: a read through the `BufferedDevice` sees its pending writes. The device below
+    /// gets them only when `release` is called.
     #[test]
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());

@@ -1,27 +1,26 @@
 //! The content of a regular file: its size, and the extents that hold its bytes.
 //!
-//! A write to a file puts its bytes straight into the data device, where the host's page cache
-//! keeps them until a sync. A transaction contains only the extents of the file. They say in which
-//! blocks of the device the bytes are. Holes and reserved blocks behave as in `corewalk::tmpfs`.
+//! A write puts its bytes straight into the data device, where the host's page cache keeps them
+//! until a sync. A transaction contains only the extents, which say in which blocks of the device
+//! the bytes are. Holes and reserved blocks behave as in `corewalk::tmpfs`.
 //!
 //! # After a crash
 //! - Blocks that belonged to the file at the last commit are overwritten in place, as in ext4 with
-//!   `data=ordered`. So after a crash some of these blocks may have newer bytes than at that
-//!   commit. Nothing else of the file differs from that commit.
-//! - A new block is written, padded with zeros, before an extent refers to it. A freed block is
+//!   `data=ordered`. So they may have newer bytes than at that commit.
+//! - A new block is written before an extent refers to it, and padded with zeros. A freed block is
 //!   allocated again only after the commit that frees it. So a file never shows bytes of another
 //!   file, nor bytes that were never written.
 //!
 //! # Invariants
-//! - D.1: bytes of the last block that are behind the end of the file have no meaning. A call that
-//!   makes the file longer zeroes them first. So truncation need not zero them.
+//! - D.1: bytes of the last block behind the end of the file have no meaning. A call that makes the
+//!   file longer zeroes them first. So truncation need not zero them.
 //! - D.2: a block behind the end of the file never contains data. It may be reserved
 //!   (`FALLOC_FL_KEEP_SIZE`).
 //! - D.3: every allocated block is charged to the space budget.
 //!
 //! # Errors
-//! A call checks its arguments and charges the space budget before it changes the content of the
-//! file. So a call that fails there changes nothing. A write may be short, as write(2) allows.
+//! A call checks its arguments and charges the space budget before it changes the content. So a
+//! call that fails there changes nothing. A write may be short, as write(2) allows.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which must behave
 //! alike.
@@ -111,7 +110,7 @@ impl Content {
         self.extents.as_ref().map(ExtentMap::blocks)
     }
 
-    /// Reads at `offset` into `buf`. Returns the number of bytes read. That number is smaller than
+    /// Reads at `offset` into `buf`. Returns the number of bytes read, which is smaller than
     /// `buf.len()` only at the end of the file. `EIO` if the bytes cannot be read.
     pub(crate) fn read(
         &self,
@@ -137,7 +136,7 @@ impl Content {
     }
 
     /// Returns the offset of the next data, or of the next hole, at or behind `offset`. The end of
-    /// the file counts as a hole. `ENXIO` if `offset` is behind the end, or if no data follows.
+    /// the file counts as a hole. `ENXIO` behind the end, or if no data follows.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -154,8 +153,8 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset`. Returns the number of written bytes. Fewer bytes than
-    /// `bytes.len()` are written if the space runs out, or if the file reaches its largest size.
+    /// Writes `bytes` at `offset`. Returns the number of written bytes, which is smaller than
+    /// `bytes.len()` if the space runs out or the file reaches its largest size.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if there is no space for one
@@ -196,8 +195,8 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes as many bytes from the start of `bytes` as fit into one extent, which may be a new
-    /// extent. Returns the number of written bytes, or 0 if there is no space.
+    /// Writes as many bytes of `bytes` as fit into one extent, old or new. Returns their number, or
+    /// 0 if there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -239,8 +238,7 @@ impl Content {
     }
 
     /// Prepares a change of the size: loads the extents and zeroes the bytes behind the end of the
-    /// file. If this succeeds, a following [`Content::set_size`] cannot fail. A reader of the file
-    /// sees no change yet.
+    /// file. After that, [`Content::set_size`] cannot fail.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -249,9 +247,8 @@ impl Content {
         self.zero_end(tx, size)
     }
 
-    /// Sets the size. If the file grows, the new part is a hole. Otherwise the blocks behind the
-    /// new end are freed, even if the size does not change, as on ext4. Cannot fail after
-    /// [`Content::prepare_size`].
+    /// Sets the size. A longer file gets a hole. Otherwise the blocks behind the end are freed,
+    /// even if the size does not change, as on ext4. Cannot fail after [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
             self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
@@ -284,8 +281,8 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// - `EINVAL`: the range is empty; or the range of a collapse or insert is unaligned; or a
-    ///   collapse reaches the end of the file; or an insert starts at or behind the end.
+    /// - `EINVAL`: an empty range; an unaligned collapse or insert; a collapse that reaches the end
+    ///   of the file; an insert at or behind it.
     /// - `EFBIG`: the range is behind the largest size.
     /// - `EOPNOTSUPP`: the flags exclude each other.
     /// - `ENOSPC`; `EIO`; `ESTALE` if the file was freed.
@@ -329,8 +326,8 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // The flag `has_moved` tells the caller to save the inode's record, because extents have
-        // changed. This file is being freed and has no record any more. So clear the flag.
+        // `has_moved` tells the caller to save the inode's record. This file is being freed and has
+        // no record any more.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
@@ -394,9 +391,8 @@ impl Content {
         Ok(())
     }
 
-    /// Zeroes the bytes between the end of the file and `end` in the last block of the file. Called
-    /// before the file grows, because bytes behind the end of the file have no meaning (invariant
-    /// D.1).
+    /// Zeroes the bytes between the end of the file and `end` in its last block, before the file
+    /// grows (invariant D.1).
     fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
@@ -459,8 +455,8 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Copy the bytes into a padded buffer. The copy costs little, since nearly all large writes are
-    // aligned to blocks and need no padding.
+    // Copy the bytes into a padded buffer. Nearly all large writes are aligned to blocks and need
+    // no copy.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)

@@ -1,30 +1,30 @@
 //! The embedded database: one table, written in one transaction per commit.
 //!
-//! Only this module calls redb, the embedded database. redb needs one sync for a commit ("1PC+C"):
-//! it writes the new pages, with checksums, beside the pages of the last commit, and then a header
-//! that refers to the new commit.
+//! Only this module calls redb, the embedded database. A commit of redb takes one sync ("1PC+C").
+//! redb writes new pages with checksums beside the old ones, and then a header that refers to the
+//! new commit.
 //!
-//! After a crash the checksums tell whether the new commit is complete. If it is incomplete, the
-//! database is opened in the state of the commit before.
+//! After a crash the checksums tell whether the new commit is complete. Otherwise the database is
+//! opened in the state of the commit before.
 //!
 //! # Damaged pages
 //! redb trusts each page that it reads. On a damaged page, redb misses records, panics, or recurses
 //! until the stack overflows. So [`Database::open`] first makes redb verify the checksums of all
-//! pages, even if the database was closed properly. If a page is damaged, the open fails with
-//! `InvalidData` before redb reads a record.
+//! pages, even of a closed database. If a page is damaged, the open fails with `InvalidData`.
 //!
 //! The host may also damage a page while the database is open. redb panics on most of these pages,
 //! so:
 //! - B.1: every call of redb goes through `Calls::run`, which turns a panic into the error
 //!   `InvalidData`.
 //! - B.2: after a panic, redb is not called again, and `Fragile` leaks the objects of redb. The
-//!   locks in these objects may be poisoned, so their destructors would panic too. A panic in a
-//!   destructor during another panic would abort the process. Objects that redb creates during a
-//!   call cannot be leaked, so a commit that reads a damaged page may still abort.
+//!   locks in these objects may be poisoned, so their destructors would panic too.
+//!
+//! Objects that redb creates during a call cannot be leaked, so a commit that reads a damaged page
+//! may still abort the process.
 //!
 //! Rejected alternative: look up each record before it is written. If a damaged page refers to
-//! itself, a write recurses without end. A lookup fails instead, since redb bounds its depth. But
-//! the additional lookups make a commit take 1.15 times as long.
+//! itself, a write recurses without end, but a lookup fails, since redb bounds its depth. The
+//! additional lookups make a commit take 1.15 times as long.
 
 use std::io;
 use std::ops::{Deref, DerefMut, RangeInclusive};
@@ -78,8 +78,7 @@ impl Database {
         Database::open_with(device, cache_bytes, &Loss::default())
     }
 
-    /// Opens the database, like [`Database::open`]. Until the database is closed, `loss` records
-    /// whether the device may have lost writes.
+    /// Like [`Database::open`], but `loss` records whether the device may have lost writes.
     ///
     /// # Errors
     /// As [`Database::open`].
@@ -114,7 +113,7 @@ impl Database {
         self.snapshot()
     }
 
-    /// Writes the records that `fill` sets as one transaction. Writes nothing if `fill` fails.
+    /// Writes the records that `fill` sets as one transaction, or nothing if `fill` fails.
     ///
     /// # Errors
     /// The error of `fill` or of the device. After an error of the device the database refuses all
@@ -137,10 +136,9 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // Drop redb's table before the commit, because redb takes over the changes to a table
-            // when the table is dropped. Do not leave the drop to `Fragile`, which leaks the table
-            // if this thread is panicking. Then the commit would lack the changes, and no other
-            // transaction could begin.
+            // redb takes over the changes to a table when the table is dropped, so drop it before
+            // the commit. `Fragile` must not drop it, since it leaks the table if this thread is
+            // panicking.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -170,8 +168,7 @@ pub(crate) struct Snapshot {
     base: Base,
     /// True if a read has failed. All further reads fail until the database is reopened.
     has_failed_read: AtomicBool,
-    /// True if a read has failed because the content of the database is invalid. False if a read
-    /// has failed because of the device.
+    /// True if a read has failed because of invalid content, false if because of the device.
     is_damaged: AtomicBool,
 }
 
@@ -200,12 +197,12 @@ impl Snapshot {
     /// Returns true if a read has failed.
     pub(crate) fn has_failed_read(&self) -> bool {
         // ORDERING: Relaxed. `has_failed_read` only tells a later commit or sync to reopen the
-        // database. It orders no other data.
+        // database.
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a read failed because the content of the database is invalid, although the
-    /// device returned all bytes.
+    /// Returns true if a read failed because of invalid content, although the device returned all
+    /// bytes.
     pub(crate) fn is_damaged(&self) -> bool {
         // ORDERING: Relaxed, for both flags. This thread has set them itself.
         self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
@@ -217,8 +214,7 @@ impl Snapshot {
             // ORDERING: Relaxed. Only this thread has to see the flag.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. `has_failed_read` only tells another thread to reopen the database. It
-        // orders no other data.
+        // ORDERING: Relaxed. `has_failed_read` only tells another thread to reopen the database.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
@@ -239,9 +235,9 @@ impl Snapshot {
         }
     }
 
-    /// Collects up to `count_max` records whose keys are in the range `keys`. Appends to `out` the
-    /// value of each record, with `minor`, the second number of its key. Returns true if the range
-    /// has no more records. `EIO` if the records cannot be read.
+    /// Appends up to `count_max` records to `out`, those whose keys are in the range `keys`. An
+    /// element of `out` has `minor`, the second number of the key, and the value. Returns true if
+    /// the range has no more records.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -261,8 +257,7 @@ impl Snapshot {
     }
 
     /// Calls `visit` with each record whose key is in the range `keys`, in ascending order, until
-    /// `visit` returns false. Returns true if `visit` returned true for all records. `EIO` if the
-    /// records cannot be read.
+    /// `visit` returns false. Returns true if it never did. `EIO` if the records cannot be read.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,
@@ -307,25 +302,22 @@ impl Calls {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. `has_panicked` tells all threads that redb has panicked. A thread
-            // that does not see the flag yet calls redb once more. That call fails, or it panics
-            // and `run` catches the panic.
+            // ORDERING: Relaxed. A thread that does not see `has_panicked` yet calls redb once
+            // more. That call fails, or panics and is caught.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. `has_panicked` tells all threads that redb has panicked. A thread that
-        // does not see the flag yet calls redb once more. That call fails, or it panics and `run`
-        // catches the panic.
+        // ORDERING: Relaxed. A thread that does not see `has_panicked` yet calls redb once more.
+        // That call fails, or panics and is caught.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }
 
-/// Wraps a redb object. The object is dropped as usual, unless redb has panicked or the thread is
-/// panicking. In these cases the object is leaked, because its destructor could panic too (rule
-/// B.2).
+/// A redb object, which is dropped as usual. But after a panic of redb, or while the thread is
+/// panicking, it is leaked, since its destructor could panic too (rule B.2).
 struct Fragile<T> {
     /// None after the object was taken out.
     inner: Option<T>,
@@ -362,8 +354,8 @@ impl<T> Drop for Fragile<T> {
         if thread::panicking() || self.calls.has_panicked() {
             return std::mem::forget(inner);
         }
-        // When a database is closed, redb makes a commit, and may read a damaged page. An error of
-        // that commit loses nothing, because the last commit of the store is already durable.
+        // redb makes a commit when it is closed. An error of that commit loses nothing, because the
+        // last commit of the store is already durable.
         let _ = self.calls.run(|| {
             drop(inner);
             Ok(())
@@ -419,9 +411,8 @@ mod tests {
         bytes(&*device)
     }
 
-    /// Damages a random page of the database. There are three kinds of damage: the page is filled
-    /// with zeros, its page type becomes an unknown one, or the numbers in its header become too
-    /// large.
+    /// Damages a random page of the database: fills it with zeros, gives it an unknown page type,
+    /// or makes the numbers in its header too large.
     fn damage(device: &dyn Device, rng: &mut Rng) -> String {
         let bytes = bytes(device);
         let used = |page: &usize| bytes[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
@@ -436,10 +427,9 @@ mod tests {
         format!("page {page}, damage {how}")
     }
 
-    /// Checks that a destructor can write to the database while its thread panics. During a panic,
+    /// Checks that a destructor can write to the database while its thread panics. During a panic
     /// `Fragile` leaks redb's objects. But redb takes over the changes to a table only when the
-    /// table is dropped. So `write` must drop the table itself, and the record must be in the
-    /// database.
+    /// table is dropped, so `write` must drop it.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);

@@ -41,8 +41,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// `UnexpectedEof` if the device ends before `buf` is full; other errors of the host.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`. If the device is too short, it grows, and a gap before
-    /// `offset` is filled with zeros.
+    /// Writes all of `bytes` at `offset`. If the device is too short, it grows, with zeros in the
+    /// gap.
     ///
     /// # Errors
     /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -61,8 +61,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// `StorageFull` (ENOSPC) and other errors of the host.
     fn reserve(&self, len: u64) -> io::Result<()>;
 
-    /// Returns how many bytes of space the host has allocated to the device. For a device without
-    /// holes, that is its length.
+    /// Returns how many bytes the host has allocated to the device. Without holes, that is its
+    /// length.
     ///
     /// # Errors
     /// The error of the host.
@@ -81,8 +81,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Number of bytes by which a small write at the end of the file extends the file. The bytes behind
-/// the written ones are zeros (see [`FileDevice`]).
+/// A small write at the end of a file extends it by this many bytes in all, filled with zeros (see
+/// [`FileDevice`]).
 const AHEAD_BYTES: u64 = 1 << 20;
 /// Writes of at least this many bytes are not small.
 const LARGE_BYTES: usize = 256 << 10;
@@ -91,15 +91,14 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 
 /// A file of the host.
 ///
-/// A small write that makes the file longer also writes zeros behind its bytes, up to `AHEAD_BYTES`
-/// in all. A later small write then overwrites blocks that already exist, so a sync of it costs the
-/// host one write. For new blocks, the host's file system would also have to write to its own
-/// journal.
+/// A small write at the end of the file also writes zeros behind it, up to `AHEAD_BYTES` in all.
+/// Later small writes then overwrite existing blocks. A sync of them costs the host one write,
+/// without a write to its own journal.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// The offset behind the last byte that was ever written. Protected by its own mutex. The file
-    /// grows only while this mutex is held.
+    /// The offset behind the last byte that was ever written. The file grows only while this mutex
+    /// is held.
     end: Mutex<u64>,
 }
 
@@ -146,8 +145,8 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // This write makes the file longer. Write its bytes first, and then the zeros behind them.
-        // If the host has little space left, the zeros may fail, but the bytes must be written.
+        // Write the bytes of the caller first. If the host has little space left, only the zeros
+        // behind them may fail.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -158,9 +157,8 @@ impl Device for FileDevice {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
         // redb refuses a database whose file has another length than its header says. So set the
-        // new length in one step, before the zeros are written, since a kill between several steps
-        // would leave a wrong length. A kill after this step leaves holes, for which `reserve`
-        // allocates space later.
+        // new length in one step, before the zeros. A kill after that leaves holes, for which
+        // `reserve` allocates space later.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -180,7 +178,7 @@ impl Device for FileDevice {
     }
 
     fn drop_cached(&self) {
-        // posix_fadvise(2) is only advice, which the host may ignore. So ignore its error.
+        // Ignore an error: posix_fadvise(2) is only advice.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
@@ -189,24 +187,23 @@ impl Device for FileDevice {
     }
 }
 
-/// A flag that is set if a device may have lost written bytes. That is the case after a failed
-/// sync, and after a write that failed for a reason other than lack of space. Once the flag is set,
-/// a read may return bytes that are not on disk, even after a later sync succeeds.
+/// Set if a device may have lost written bytes: after a failed sync, or after a write that failed
+/// for another reason than lack of space. From then on a read may return bytes that are not on
+/// disk, even if a later sync succeeds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
     /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. The thread that sets the flag and the thread that loads it both hold
-        // the lock of the database. That lock orders this store before the load.
+        // ORDERING: Relaxed. Both the store and the load are made under the lock of the database,
+        // which orders them.
         self.0.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. This thread holds the lock of the database, which orders this load
-        // after an earlier store in `note`.
+        // ORDERING: Relaxed. The lock of the database orders this load after the store in `note`.
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -246,8 +243,7 @@ impl redb::StorageBackend for Backend {
     fn sync_data(&self) -> Result<(), io::Error> {
         self.device.sync().map_err(|error| {
             // Never repeat a failed sync. The host may have marked pages as clean that never
-            // reached the disk. A second sync would not write these pages and would succeed,
-            // although their bytes are not on disk.
+            // reached the disk, so a second sync would wrongly succeed.
             self.loss.note();
             io::Error::other(error)
         })
@@ -262,8 +258,8 @@ impl redb::StorageBackend for Backend {
     }
 }
 
-/// Extends a device to at least `len` bytes. Allocates space on the host for the first `len` bytes,
-/// so that later writes to them need no more space.
+/// Extends a device to at least `len` bytes. Allocates space for them on the host, so that later
+/// writes need no more.
 ///
 /// # Errors
 /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -274,8 +270,7 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
-    // The device may be a copy of a store's file, made by a program that turned zeros into holes.
-    // So allocate space for the holes.
+    // The device may be a copy in which zeros became holes. Allocate space for them.
     match device.reserve(len) {
         Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
         // The host cannot allocate ahead.
@@ -285,12 +280,11 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 
 /// Makes the next reads come from the disk.
 ///
-/// If the host fails to write pages to the disk, it may keep them in memory as if they were
-/// written. The host reports the failure only once, perhaps to a process that has ended meanwhile.
-/// Then a read of such a page returns bytes that will be lost, and a sync succeeds.
+/// After a failed write the host may keep pages in memory as if they were written, and it reports
+/// the failure only once. Then a read returns bytes that will be lost, and a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // Write dirty pages first, since the host drops only clean pages. Ignore an error of the sync:
-    // if bytes are lost, the later reads from the disk show it.
+    // Write dirty pages first, since the host drops only clean pages. Ignore an error: if bytes are
+    // lost, later reads show it.
     let _ = device.sync();
     device.drop_cached();
 }
@@ -310,9 +304,9 @@ mod tests {
 
     use super::*;
 
-    /// Checks that `set_len` sets the length before it writes zeros, so that a kill in between
-    /// leaves a length that redb accepts. In this test all writes of zeros fail, and the file
-    /// cannot shrink. So the file has its final length only if the length was set first.
+    /// Checks that `set_len` sets the length before it writes zeros. A kill in between must leave a
+    /// length that redb accepts. All writes of zeros fail here, so the length is right only if it
+    /// was set first.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());

@@ -1,19 +1,19 @@
 //! The entries of one directory, as records.
 //!
-//! As in ext4, the entries of a directory are stored by the hash of their names. All entries with
-//! the same hash are in one record, each with its own slot number.
+//! As in ext4, directory entries are stored by the hash of their names. All entries with the same
+//! hash are in one record, each with its own slot number.
 //!
-//! The cookie of an entry consists of the hash and the slot number. A listing goes through the
+//! The cookie of an entry consists of the hash and the slot number, and a listing goes through the
 //! cookies in ascending order. So an entry that exists during the whole listing is reported exactly
-//! once, even if other entries are added or removed meanwhile (traps T48 and P13).
+//! once, whatever else is added or removed (traps T48 and P13).
 //!
 //! # Invariants
-//! - C.1: a cookie is never 0, and is always below 2^62. So a 64-bit offset can contain a cookie
-//!   and a little more, for example a number that a server adds.
+//! - C.1: a cookie is never 0, and is below 2^62. So a server can add a small number to it within a
+//!   64-bit offset.
 //!
 //! # Limits
-//! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so that
-//! an attacker cannot craft names that collide (trap T54).
+//! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so an
+//! attacker cannot craft such names (trap T54).
 //!
 //! The caller holds the lock of the directory's inode.
 //!
@@ -61,9 +61,9 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// The result of looking up a name in a directory. A directory has one record for each hash of
-/// names, with all entries whose names have that hash. A `NameRecord` contains the record for the
-/// name's hash as it was at the lookup. It is outdated once the directory has changed.
+/// The result of looking up a name. A directory has one record per hash, with all entries whose
+/// names have that hash. A `NameRecord` has that record as it was at the lookup, and is outdated
+/// once the directory has changed.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
@@ -74,8 +74,8 @@ pub(crate) struct NameRecord<'a> {
 }
 
 impl<'a> NameRecord<'a> {
-    /// Looks `name` up in the directory with inode number `dir`. The caller has locked the
-    /// directory's `state`. `EIO` if the record with the entries of the name's hash cannot be read.
+    /// Looks `name` up in the directory `dir`, whose `state` the caller has locked. `EIO` if the
+    /// entries cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
@@ -101,21 +101,20 @@ impl<'a> NameRecord<'a> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if this name and `other` have entries in the same record, because their hashes
-    /// are equal.
+    /// Returns true if both names have entries in the same record, because their hashes are equal.
     pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 
-    /// Returns a slot number for a new entry. All names with the same hash are in one record of the
-    /// directory, each with its own slot number. `ENOSPC` if the record has no free slot number.
+    /// Returns a slot number for a new entry among those with the same hash. `ENOSPC` if all are
+    /// used.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to `link`. Adds an entry if the directory does not have the name.
-    /// `ENOSPC` if the record for the hash of the name is full.
+    /// Makes the name refer to `link`, and adds it if it is missing. `ENOSPC` if the record for its
+    /// hash is full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,
@@ -158,7 +157,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// Checks that the directory `dir` has no entries. `state` is the locked state of that directory.
+/// Checks that the directory `dir` has no entries. The caller has locked its `state`.
 ///
 /// # Errors
 /// `ENOTEMPTY` if the count of entries in `state` is not 0. `EIO` if the count is 0 but there are
@@ -174,16 +173,15 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Entries that were copied out of a directory. The directory need not be locked while these copies
-/// are reported.
+/// Entries copied out of a directory, which need no lock while they are reported.
 #[derive(Default)]
 pub(crate) struct Batch {
     records: Vec<(u64, Arc<[u8]>)>,
 }
 
 impl Batch {
-    /// Copies entries of `dir`, starting with the hash `from`. Returns the hash with which the next
-    /// call continues, or None at the end. `EIO` if the entries cannot be read.
+    /// Copies entries of `dir`, from the hash `from` on. Returns the hash at which the next call
+    /// continues, or None at the end. `EIO` if the entries cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
         view.collect_from(Kind::Name, dir, from, &mut self.records)

@@ -1,10 +1,9 @@
-//! Records which ranges of the data device the running transaction has written. If there are too
-//! many ranges, only that fact is recorded.
+//! The ranges of the data device that the running transaction has written, or only the fact that
+//! there are too many.
 //!
-//! A small transaction puts its file data into the log, so the commit must know which ranges were
-//! written. If they have more than [`LOGGED_BYTES_MAX`] bytes, syncing the data device is cheaper
-//! than writing the bytes twice. Then `Dirty` drops the ranges, and sets a flag that says that
-//! there were too many.
+//! A small transaction puts its file data into the log, so a commit must know which ranges were
+//! written. Above [`LOGGED_BYTES_MAX`] bytes, a sync of the data device is cheaper than writing the
+//! bytes twice. Then `Dirty` drops the ranges and sets a flag.
 //!
 //! # Locks
 //! While the mutex of `written` is held, no other lock is taken.
@@ -17,14 +16,14 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. If there are too many of them, they are
-/// dropped, and the flag `Dirty::is_large` is set instead.
+/// The ranges written since the last [`Dirty::take`]. If they are too many, they are dropped and
+/// `Dirty::is_large` is set.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
     written: Mutex<Written>,
-    /// True if the written ranges of the data device are too many or too long for the log. Stored
-    /// while the mutex of `written` is held, but loaded without it.
+    /// True if the transaction has written more file data than the log takes. Stored while the
+    /// mutex of `written` is held, but loaded without it.
     is_large: AtomicBool,
 }
 
@@ -47,9 +46,8 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see this store. A commit calls `take` after it has
-            // closed the transaction barrier, which orders this store before the load in `take`.
-            // For callers of `is_large` the value is only a hint.
+            // ORDERING: Relaxed. `take` must see this store, and does: a commit calls it after it
+            // has closed the transaction barrier. For other readers the value is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -58,19 +56,19 @@ impl Dirty {
 
     /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. `note` must see the swap of an earlier `take`. The caller of `note`
-        // holds a handle of the journal, which orders this load after that swap. For callers other
-        // than `note`, the value is only a hint.
+        // ORDERING: Relaxed. A caller that goes on to `note` holds a handle of the journal, which
+        // orders this load after the swap in an earlier `take`. For other callers the value is only
+        // a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Returns the ranges of the data device that the transaction has written, and forgets them.
-    /// Returns None if they were too many or too long for the log. The caller has locked the
-    /// transaction barrier for writing, so no thread is calling `note`.
+    /// Returns the ranges that the transaction has written, and forgets them. Returns None if they
+    /// were too much for the log. The caller has closed the transaction barrier, so no thread is
+    /// calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier calls of `note` have
-        // returned, and their stores are visible.
+        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier stores of `note` are
+        // visible.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -1,16 +1,15 @@
 //! The extents of one file: the runs of blocks on the data device that hold its content.
 //!
-//! An [`ExtentMap`] finds the extent of a logical block (a block of the file). The map has one
-//! element per extent, as the records of the file in the database. A logical block without an
-//! extent is a hole. A block in an unwritten extent also reads as zeros, but is allocated on the
-//! device.
+//! An [`ExtentMap`] finds the extent of a logical block (a block of the file). A logical block
+//! without an extent is a hole. A block in an unwritten extent also reads as zeros, but is
+//! allocated on the device.
 //!
-//! A change of the map notes the first logical block of each extent that it touches.
-//! [`ExtentMap::flush`] then puts the records of these extents into the running transaction.
+//! The map notes the first logical block of each extent that is changed. [`ExtentMap::flush`] puts
+//! the records of these extents into the running transaction.
 //!
 //! # Invariants
-//! - E.1: no extent is empty, and extents do not overlap. Two extents that are adjacent both in the
-//!   file and on the device are merged if both are written or both are unwritten.
+//! - E.1: no extent is empty, and extents do not overlap. Extents that are adjacent both in the
+//!   file and on the device are merged if both are written or both unwritten.
 //! - E.2: `blocks` is the sum of the lengths of all extents.
 //! - E.3: after `flush` the records of the file match the map.
 //!
@@ -34,11 +33,10 @@ pub(crate) struct ExtentMap {
     touched: Vec<u64>,
 }
 
-/// The rest of an extent or hole, from the looked-up block to the end of that extent or hole.
+/// Where a looked-up logical block is, and how far its extent or hole reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The place of the looked-up block, if it is in an extent: its block on the device, and true
-    /// if the extent is written. None if it is in a hole.
+    /// The device block of the looked-up block, and true if its extent is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
     /// The number of blocks from the looked-up block to the end of the extent or hole.
     pub(crate) len: u64,
@@ -148,24 +146,22 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // If the extent is missing, `join` has already merged it with the extent before it.
-            // `join` merges only extents that are both written or both unwritten, so a merged
-            // extent is marked correctly.
+            // A missing extent was merged with the one before it. `join` merges only extents with
+            // the same mark (written or not), so the merged one is right.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // The extent right after `blocks` may now have the same mark as the last extent in
-        // `blocks`. Merge the two if they are also adjacent on the device.
+        // The extent behind `blocks` may now have the same mark (written or not) as the last extent
+        // in `blocks`. Merge them if they are also adjacent on the device.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
         }
     }
 
-    /// Moves all blocks from `from` on, so that they start at `to`. The range to which they move
-    /// must be a hole.
+    /// Moves all blocks from `from` on to `to`. Their new range must be a hole.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
         let moved = self.map.split_off(&from);
@@ -199,8 +195,8 @@ impl ExtentMap {
         }
     }
 
-    /// Adds an extent to the map. Merges it with the extents before and behind it if they are
-    /// adjacent on the device (invariant E.1).
+    /// Adds an extent. Merges it with extents that are adjacent both in the file and on the device
+    /// (invariant E.1).
     fn join(&mut self, mut logical: u64, mut extent: Extent) {
         let goes_on = |before: &Extent, after: &Extent| {
             before.physical + before.len == after.physical && before.is_written == after.is_written
@@ -269,7 +265,7 @@ mod tests {
                     model[block as usize] = Some((*next, w));
                     *next += 1;
                 }
-                // Leave a gap now and then, so that not all extents are adjacent on the device.
+                // Leave a gap now and then, so that some extents are not adjacent on the device.
                 *next += *next % 2;
             }
             at += len;

@@ -25,8 +25,7 @@ const UNLIMITED_INODES: u64 = 1 << 40;
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
-    /// Runs `change` on the content of a regular file. Then runs `note`, which updates the other
-    /// attributes of the file.
+    /// Runs `change` on the content of a regular file. Then `note` updates the other attributes.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
@@ -48,8 +47,8 @@ impl Store {
         state.record.size = content.size;
         state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
         let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
-        // The inode may have been freed while this thread waited for the inode's lock. Do not save
-        // such an inode, since that would bring its record back.
+        // The inode may have been freed while this thread waited for its lock. Saving it would
+        // bring its record back.
         if !state.is_dead && (noted.is_ok() || has_moved) {
             inode.save(&state, view);
         }
@@ -60,8 +59,7 @@ impl Store {
         Ok((result, state.attr(inode.ino)))
     }
 
-    /// Returns the content of a regular file with its extents loaded. The content stays locked for
-    /// reading until the returned guard is dropped.
+    /// Loads the extents of a regular file and locks its content for reading.
     fn loaded<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, Content>, Errno> {
         loop {
             let content = inode.content.read();
@@ -79,8 +77,7 @@ impl Store {
         if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
         }
-        // A store that refuses changes still allows reads. So the access time is not updated, and
-        // the read succeeds.
+        // If the store refuses changes, the read succeeds without an update of the access time.
         let Ok(view) = self.journal.change() else { return };
         let mut state = inode.state.write();
         if !state.is_dead {
@@ -89,9 +86,8 @@ impl Store {
         }
     }
 
-    /// Makes a change of names (a creation, removal or rename) durable if the store is mounted with
-    /// `dirsync`. Otherwise does nothing. The caller holds no handle of the journal, because a
-    /// commit waits until no thread has one.
+    /// Makes a change of names durable if the store is mounted with `dirsync`. The caller holds no
+    /// handle of the journal, because a commit waits for all handles.
     ///
     /// # Errors
     /// `EIO` if a commit failed. In that case the names have changed, but a crash may undo the
@@ -105,8 +101,8 @@ impl Store {
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
-        // The data device has blocks that no file uses, and the host has already allocated space
-        // for them. A file can use these blocks even if the host is full.
+        // The host has already allocated space for the unused blocks of the data device, so a file
+        // can use them even on a full host.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
@@ -125,9 +121,8 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the attribute block out of `state` instead of cloning its `Arc`. A clone would
-        // change the reference count, and threads that work on other inodes with the same block
-        // contend for that count.
+        // Move the attribute block out of `state`. Cloning its `Arc` would change a reference count
+        // for which threads with other inodes contend.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -138,15 +133,15 @@ impl Store {
         Ok(())
     }
 
-    /// Returns how many blocks of the data device are allocated on the host but used by no file. A
-    /// reserved block of a file counts as used, even if the host has not allocated it.
+    /// Returns how many blocks of the data device are allocated on the host but used by no file.
+    /// Blocks that are reserved for a file count as used.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many more blocks files can get. These are the `host_free` free blocks of the
-    /// host, and the unused blocks of the data device. Returns 0 while the host has no space for
-    /// the reserve (space set aside for commits), since no file can grow then.
+    /// Returns how many more blocks files can get: the `host_free` free blocks of the host and the
+    /// unused blocks of the data device. Returns 0 while the host has no space for the reserve
+    /// (space for commits), since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -175,9 +170,8 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // First do the two steps that can fail. The first one is `prepare_size`, after which
-            // `set_size` cannot fail. The second one is to find space for the changed ACL. If one
-            // of them fails, nothing has changed yet.
+            // First do the two steps that can fail: `prepare_size`, after which `set_size` cannot
+            // fail, and finding space for the changed ACL.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
@@ -264,8 +258,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // The parent is unknown, because an earlier version of corewalk made this directory.
-            // That version did not store the parents of directories.
+            // An earlier version of corewalk made this directory, and did not store its parent.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -372,8 +365,7 @@ impl FileSystem for Store {
         }
     }
 
-    /// Returns false, since calls do not wait long: most of them find their records in memory, and
-    /// a wait for the disk is short.
+    /// Returns false: calls find most of their records in memory, and a wait for the disk is short.
     fn waits(&self) -> bool {
         false
     }
@@ -390,9 +382,8 @@ impl FileSystem for Store {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // `data_tid` is the last transaction that wrote data of the file. If that transaction is
-        // durable, its commit has also synced the data, and `sync_data` returns at once. Otherwise
-        // `sync_data` syncs the data now.
+        // If the last transaction that wrote data of the file is durable, its commit has also
+        // synced the data, and `sync_data` returns at once.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -498,7 +489,7 @@ impl FileSystem for Store {
     }
 
     /// Sets an ACL. An access ACL that expresses no more than the mode is not stored. `EACCES` for
-    /// a default ACL of an inode that is no directory. `EOPNOTSUPP` for an ACL of a symbolic link.
+    /// a default ACL of a non-directory. `EOPNOTSUPP` for a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -539,8 +530,7 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Checks that a change of a freed inode does not bring its record back. Such a change can
-    /// happen if the caller forgets an inode while a thread still uses it.
+    /// Checks that a change of a freed inode does not bring its record back.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
@@ -563,8 +553,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino, attr.generation);
-            // Put the inode back into the table of inodes, as if a thread had looked it up just
-            // before it was forgotten.
+            // Put the inode back into the table, as if a thread had looked it up just before it was
+            // forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -609,15 +599,14 @@ mod tests {
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Give up the reserve (space set aside for commits), which the store allocates again before
-        // files may grow. From now on, the store must not count the free space of the host that the
-        // reserve will take.
+        // Give up the reserve (space for commits), which the store allocates again before files may
+        // grow. The free space that the reserve will take must not count.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // After a remount, the blocks that no file uses must still count as free.
+        // The blocks that no file uses must still count as free.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

@@ -1,28 +1,27 @@
 //! Checks a store that is not mounted.
 //!
 //! `fsck` verifies that all records agree with each other:
-//! 1. redb (the database) verifies its pages. If the last commit is incomplete or has a damaged
-//!    page, redb falls back to the commit before it. After a crash that is normal, so it is no
-//!    finding.
+//! 1. redb (the database) verifies its pages. If a crash left the last commit incomplete, redb
+//!    falls back to the commit before it, which is no finding.
 //! 2. `fsck` replays the log, as a mount does. If a mount would refuse the log, `fsck` reports
-//!    that, and checks the database without the log.
+//!    that, and goes on without the log.
 //! 3. `fsck` reads all records.
 //!
-//! `fsck` works on copies of the devices in memory (`overlay`), so it changes no byte of the store.
-//! There is no repair, since a crash leaves nothing to repair.
+//! `fsck` works on an overlay in memory, so it changes no byte of the store. There is no repair,
+//! since a crash leaves nothing to repair.
 //!
 //! # Invariants
 //! - F.1: each directory except the root has exactly one name, and every inode is reachable from
 //!   the root.
-//! - F.2: a directory entry has the same file type as its inode, and is stored under the hash of
-//!   its name.
-//! - F.3: the counts of links and entries are right. The inodes without links, and only these, have
-//!   orphan records.
-//! - F.4: extents lie within the device and do not overlap. The stored block counts match the
-//!   extents. No written block is behind the end of its file.
-//! - F.5: the attribute set in an attribute block parses. The length, the hash and the user count
-//!   of the block are right. A private block has no hash and one user. An access ACL agrees with
-//!   the mode of its inodes, and expresses more than the mode can. A default ACL parses.
+//! - F.2: a directory entry has the file type of its inode, and is stored under the hash of its
+//!   name.
+//! - F.3: the counts of links and entries are right. Exactly the inodes without links have orphan
+//!   records.
+//! - F.4: extents lie within the device and do not overlap. Stored block counts match the extents.
+//!   No written block is behind the end of its file.
+//! - F.5: an attribute set parses, and the length, hash and user count of its block are right. A
+//!   private block has no hash and one user. An access ACL agrees with the mode of its inodes, and
+//!   expresses more than the mode can. A default ACL parses.
 //! - F.6: the length of a symbolic link's target is its size. No other inode has a target.
 //!
 //! Source: fsck(8).
@@ -54,23 +53,19 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// The log is damaged at this byte, and entries behind it that an fsync has confirmed are lost.
-    /// So a mount refuses the store. `fsck` has ignored the log, and has checked the last commit of
-    /// the database.
+    /// The log is damaged at this byte: confirmed entries behind it are lost, so a mount refuses
+    /// the store. `fsck` has checked the last commit of the database without the log.
     Log(u64),
-    /// The log entry at this byte offset of the log has the right hash but does not parse. As with
-    /// [`Finding::Log`], `fsck` has checked the database without the log.
+    /// The log entry at this byte offset has the right hash but does not parse. `fsck` has checked
+    /// the database without the log.
     LogEntry(u64),
     /// The store was not closed, and its log is missing or too short. The fields are the length of
-    /// the log and the length that it must have. As for [`Finding::Log`], `fsck` has ignored the
-    /// log.
+    /// the log and the length that it must have. `fsck` has ignored the log.
     LogShort(u64, u64),
-    /// The log cannot be read at this byte offset. As with [`Finding::Log`], `fsck` has checked the
-    /// database without the log.
+    /// The log cannot be read at this byte offset. `fsck` has checked the database without the log.
     LogRead(u64),
-    /// The database is older than its log, so commits that an fsync has confirmed are lost. The
-    /// fields are the generations of the database and of the log. As with [`Finding::Log`], `fsck`
-    /// has checked the database without the log.
+    /// The database is older than its log, so confirmed commits are lost. The fields are the
+    /// generations of the database and of the log. `fsck` has checked the database without the log.
     DatabaseBehind(u64, u64),
     /// There is no root directory.
     NoRoot,
@@ -100,8 +95,7 @@ pub enum Finding {
     EntryCount(u64, u64, u64),
     /// An inode without links has no orphan record, or an inode with links has one.
     Orphan(u64),
-    /// Two extents of a file contain the same logical block (block of the file). The fields are the
-    /// inode number and the block.
+    /// Two extents of a file contain the same logical block (block of the file).
     LogicalOverlap(u64, u64),
     /// Two extents use one block of the device. The fields are the inode and the block.
     Overlap(u64, u64),
@@ -217,9 +211,8 @@ pub struct Report {
 /// Checks the store in the directory `path`, and changes no byte of it.
 ///
 /// # Errors
-/// [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is no store.
-/// Otherwise the errors of [`crate::Store::open`], except for damage, which `fsck` reports as a
-/// finding.
+/// [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is none. Otherwise
+/// the errors of [`crate::Store::open`], except for damage, which is a finding.
 ///
 /// # Examples
 /// ```
@@ -254,14 +247,13 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Replays the log onto `devices`, as a mount does, and checks the store in the state after that.
+/// Checks a store in the state after a replay of its log onto `devices`.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Before the replay of the log, compare the length of the data device with the end of the last
-    // extent. The replay may extend the device, which would hide that the device has lost blocks at
-    // its end.
+    // Compare the length of the data device with the last extent before the replay. The replay may
+    // extend the device, which would hide that blocks at its end are lost.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
@@ -307,11 +299,11 @@ struct Check {
     orphans: HashSet<u64>,
     /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// For each file, the first logical block after the extents that were read so far, and the
-    /// number of blocks in these extents.
+    /// For each file: the logical block after the last extent that was read, and the number of
+    /// blocks in all extents read so far.
     extents: HashMap<u64, (u64, u64)>,
-    /// The runs of device blocks that files use. Each run has three numbers: its first block, the
-    /// first block after it, and the inode number of the file.
+    /// The runs of device blocks that files use: the first block, the first block after the run,
+    /// and the inode number of the file.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
@@ -433,8 +425,8 @@ impl Check {
         self.report.orphans = self.orphans.len() as u64;
     }
 
-    /// Checks that directory entries and inodes agree. Returns the number of names and the number
-    /// of subdirectories of each inode.
+    /// Checks that directory entries and inodes agree. Returns the numbers of names and of
+    /// subdirectories of each inode.
     fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
         let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
         let mut found = Vec::new();

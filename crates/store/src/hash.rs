@@ -1,29 +1,26 @@
 //! The keyed hash of names and attribute sets.
 //!
-//! Hashes are stored in the database: the hash of a name in its directory, and the hash of an
-//! attribute set in the record of its block. So the algorithm is part of the format, and changing
-//! it needs a new format version.
+//! The database stores the hash of a name in its directory, and the hash of an attribute set in the
+//! record of its block. So the algorithm is part of the format.
 //!
-//! The secret is derived from a seed that is drawn when a store is made and kept in the superblock.
-//! So an attacker cannot craft names that collide (trap T54).
+//! The secret is derived from a seed in the superblock, drawn when the store is made. So an
+//! attacker cannot craft names that collide (trap T54).
 //!
 //! As in wyhash, a step mixes two words with two secret words, multiplies them to 128 bits, and
-//! folds the two halves together. Four chains of such steps run in parallel, since an attribute set
-//! may be long.
+//! folds the two halves together. Four chains of such steps run in parallel.
 //!
 //! # Long attribute sets
 //! Names and most attribute sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`]
 //! bytes, [`Secret::hash`] hashes only the length and [`SAMPLES`] pieces, evenly spaced from the
 //! first byte to the last. The reason is speed: hashing 4 KiB takes longer than comparing 4 KiB.
 //!
-//! Long sets that differ only between the pieces have the same hash. So sets with equal hashes are
-//! compared byte by byte before they share a block. If a lookup finds several different sets with
-//! the same hash, `blocks` uses [`Secret::hash_whole`] instead.
+//! Long sets may differ and yet have the same hash. So sets with equal hashes are compared byte by
+//! byte before they share a block. If several different sets have one hash, `blocks` uses
+//! [`Secret::hash_whole`] for further sets.
 //!
 //! Source: `corewalk`'s `hash` and `corewalk-mbcache` use the same fold.
 
-/// Inputs of at most this many bytes are hashed as a whole. Names and sets of a few attributes are
-/// that short.
+/// Inputs of at most this many bytes are hashed as a whole.
 const WHOLE_MAX: usize = 512;
 /// Length of a piece of a longer input, in bytes.
 const PIECE_BYTES: usize = 64;
@@ -94,8 +91,8 @@ impl Secret {
     }
 }
 
-/// Mixes sixteen bytes into `hash`. Both factors of the multiplication depend on the secret. So an
-/// attacker cannot craft an input that makes a factor 0.
+/// Mixes sixteen bytes into `hash`. Both factors depend on the secret, so no input that an attacker
+/// crafts makes a factor 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();
@@ -114,8 +111,7 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Checks the hashes of fixed inputs. They must never change, because the hash is part of the
-    /// format.
+    /// The hash is part of the format, so the hashes of fixed inputs must never change.
     #[test]
     fn hash_is_that_of_the_format() {
         let secret = Secret::new(7);

@@ -1,9 +1,9 @@
 //! One inode in memory.
 //!
 //! An inode is read from its record when it is first used, and stays in memory until it is
-//! forgotten. A change of the inode also puts the new record into the running transaction, while
-//! the inode's lock is held. So the record and the inode always match, and an inode may be dropped
-//! from memory at any time.
+//! forgotten. A change of the inode also puts the new record into the running transaction, under
+//! the inode's lock. So the record and the inode always match, and an inode may leave memory at any
+//! time.
 //!
 //! # Locks
 //! - `content`: the data lock of a regular file, locked before the `state` of any inode.
@@ -54,8 +54,8 @@ pub(crate) struct Inode {
     pub(crate) kind: FileKind,
     /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file, empty for other file types. Protected by its own lock, the
-    /// data lock, which is locked before `state`.
+    /// The content of a regular file. Protected by its own lock, the data lock, which is locked
+    /// before `state`.
     pub(crate) content: RwLock<Content>,
     /// The last transaction that changed the inode.
     dirty: AtomicU64,
@@ -72,8 +72,8 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which this inode got a new attribute set. If the inode gets another
-    /// set in the same transaction, that set may be queued for de-duplication (see `late`).
+    /// The last transaction in which this inode got a new attribute set. If it gets another set in
+    /// the same transaction, that set may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
     /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
@@ -110,35 +110,34 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that an fsync(2) of this inode has to commit. If
-    /// `is_content_only` is set, as for fdatasync(2), returns the last transaction that changed the
-    /// extents or the size.
+    /// Returns the last transaction that an fsync(2) of this inode has to commit. For fdatasync(2),
+    /// with `is_content_only`, returns the last one that changed the extents or the size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. This function has to report a change only if the change happened
-        // before the call. A Relaxed load sees the stores of such changes.
+        // ORDERING: Relaxed. The result covers only changes that happened before this call, and a
+        // Relaxed load sees those.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. This function has to report a write to the file only if the write
-        // happened before the call. A Relaxed load sees the stores of such writes.
+        // ORDERING: Relaxed. The result covers only writes that happened before this call, and a
+        // Relaxed load sees those.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
     /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. A call of `data_tid` has to report this write only if the write
-        // happened before the call. Its Relaxed load sees a store that happened before it.
+        // ORDERING: Relaxed. A call of `data_tid` has to see this store only if the store happened
+        // before the call.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. `dirty_tid` has to see this store only if the store happened before
-        // the call of `dirty_tid`.
+        // ORDERING: Relaxed. A call of `dirty_tid` has to see this store only if the store happened
+        // before the call.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
@@ -153,8 +152,8 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. A call of `dirty_tid` has to report this change only if the change
-        // happened before the call. Its Relaxed load sees a store that happened before it.
+        // ORDERING: Relaxed. A call of `dirty_tid` has to see this store only if the store happened
+        // before the call.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
@@ -192,7 +191,7 @@ impl State {
             Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
             _ => record.size,
         };
-        // The generation is always 0, because a store never uses an inode number again (trap P11).
+        // A store never uses an inode number again, so the generation is always 0 (trap P11).
         Attr::new(ino, record.mode)
             .with_nlink(record.nlink)
             .with_uid(record.uid)
@@ -243,8 +242,8 @@ impl State {
         [record.atime, record.mtime, record.ctime] = set.times(before, now);
     }
 
-    /// Returns `acl` if it has to be stored, otherwise None. An access ACL that expresses no more
-    /// than the mode is not stored (invariant N.3).
+    /// Returns `acl` if it has to be stored. An access ACL that expresses no more than the mode is
+    /// not stored (invariant N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -1,15 +1,14 @@
 //! The inodes in memory, by number.
 //!
 //! # Invariants
-//! - T.1: an inode is in memory at most once. Reading it from its record and dropping it from
-//!   memory happen under the lock of its shard, and it is dropped only while no thread uses it. So
-//!   no thread changes a stale copy.
-//! - T.2: if an inode is forgotten while a thread uses it, its drop is deferred. The next read or
-//!   drop of any inode in the same shard drops it, once no thread uses it.
+//! - T.1: an inode is in memory at most once. It is read and dropped under the lock of its shard,
+//!   and dropped only while no thread uses it. So no thread changes a stale copy.
+//! - T.2: if an inode is forgotten while a thread uses it, its drop is deferred to a later read or
+//!   drop of any inode in the same shard.
 //!
 //! # Locks
-//! The lock of a shard is held while a record is read. While the lock of a shard is held, no other
-//! lock of the store is taken, except those that are needed to read a record.
+//! A shard stays locked while a record is read into it. Under this lock a thread takes only the
+//! locks that the read needs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,8 +23,8 @@ use crate::record::{Key, Kind};
 /// Number of shards.
 const SHARDS: usize = 256;
 
-/// The inodes in memory by number, and the numbers of the inodes whose drop is deferred. All fields
-/// are protected by the lock of the shard.
+/// Inodes in memory by number, and the numbers of the inodes whose drop is deferred. Both are
+/// protected by the lock of the shard.
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
@@ -33,9 +32,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// Drops those inodes whose drop was deferred and that no thread uses now. Since the deferral,
-    /// a new call may have used such an inode. That does no harm, since any unused inode may be
-    /// dropped.
+    /// Drops each deferred inode that no thread uses now.
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
@@ -51,7 +48,7 @@ impl Shard {
 
 /// The inodes in memory. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct InodeTable {
-    /// The inodes, by number. Each shard is protected by its own lock.
+    /// The inodes, by number. Each shard has its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
@@ -93,8 +90,7 @@ impl InodeTable {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory. If another thread still uses the inode, the drop is deferred
-    /// (invariant T.2).
+    /// Drops an inode from memory, or defers that while a thread still uses it (invariant T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();

@@ -4,8 +4,8 @@
 //! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
 //! starts a new one. Then the frozen layer becomes durable in one of two ways:
 //! - If it is small, it is appended to the log with its file data, and joins the *logged* layer.
-//! - Otherwise, and in a periodic commit, the file data is synced. Then the logged and the frozen
-//!   layer are written to the database, in one transaction that makes the log void.
+//! - Otherwise, and in a periodic commit, the file data is synced. Then both layers are written to
+//!   the database, in one transaction that makes the log void.
 //!
 //! A read looks in the running, frozen and logged layer, and last in a snapshot of the database.
 //!
@@ -22,9 +22,9 @@
 //!
 //! # Failures
 //! - Full host: a commit that gets `ENOSPC` frees the reserve, a file of [`RESERVE_BYTES`]. It
-//!   reopens the database and tries again, with the freed space. From then on, calls that need
-//!   space fail with `ENOSPC` until the host has space for the reserve again.
-//! - Failed read: the database then refuses all calls until the next sync or commit reopens it
+//!   reopens the database and tries again. Calls that need space then fail with `ENOSPC` until the
+//!   host has space for the reserve again.
+//! - Failed read: the database refuses all calls until the next sync or commit reopens it
 //!   (`reopen_if_failed`). If the reopened database lacks the last commit, it is not used
 //!   (`opened`), and the store becomes read-only.
 //! - Failed write of the log: the transaction is written to the database instead.
@@ -33,8 +33,9 @@
 //! # Locks
 //! The transaction barrier is one reader-writer lock per shard of threads. An operation locks its
 //! own shard for reading, before every other lock of the store but `turn` (of `late`). A commit
-//! locks all shards for writing. It also locks `data_sync`, `log`, `opened`, in this order, and if
-//! it reopens the database, then the barrier. No thread waits for the barrier with `state` locked.
+//! locks all shards for writing. A commit also locks `data_sync`, `log` and `opened`, in this
+//! order. If it then reopens the database, it locks the barrier once more. No thread waits for the
+//! barrier with `state` locked.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
@@ -69,8 +70,8 @@ pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
 /// Maximum time that a thread waits before it commits, so that other threads can join the same
 /// commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// A read of a range of keys works in steps. Each step takes at most this many records from each
-/// layer in memory (the records of recent transactions), and from the database.
+/// Maximum number of records that one step of a range read takes from each layer in memory, and
+/// from the database.
 const RANGE_RECORDS: usize = 512;
 
 /// The files of a store.
@@ -80,8 +81,7 @@ pub struct Devices {
     pub meta: Arc<dyn Device>,
     /// The blocks of files and nothing else.
     pub data: Arc<dyn Device>,
-    /// A file that occupies space on the host. A commit on a full host truncates it to get that
-    /// space.
+    /// A file that occupies space on the host. A commit on a full host truncates it.
     pub reserve: Arc<dyn Device>,
     /// The write-ahead log, with small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
@@ -94,8 +94,7 @@ impl Devices {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
 
-    /// Returns devices with the same content. Changes of the returned devices stay in memory and do
-    /// not reach the original devices.
+    /// Returns devices with the same content, whose changes stay in memory.
     ///
     /// # Errors
     /// The error of a device if its length cannot be read.
@@ -108,14 +107,13 @@ impl Devices {
     }
 
     /// Allocates the reserve: space on the host that is set aside for commits when the host is
-    /// full. Returns false if the host has no space for the reserve, or if the allocation fails for
-    /// another reason. Returns true without a reserve if the host's file system cannot allocate
-    /// space in advance, so that the store remains usable.
+    /// full. Returns false if the allocation fails. Returns true without a reserve if the host's
+    /// file system cannot allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
-            // Two errors mean that there can be no reserve here: the host's file system cannot
-            // allocate space in advance, or `ulimit -f` is below the size of the reserve. Ignore
-            // these errors, although a commit may then fail on a full host.
+            // Ignore two errors that rule out a reserve: the host's file system cannot allocate
+            // space in advance, or `ulimit -f` is below the size of the reserve. A commit may then
+            // fail on a full host.
             Err(error) => {
                 matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::FileTooLarge)
             }
@@ -124,9 +122,9 @@ impl Devices {
     }
 }
 
-/// The records that an operation sees. The newest ones are in memory, in up to three layers: those
-/// of the running transaction, of the one that is being committed, and of those that are only in
-/// the log. All others are in a snapshot of the database. Protected by `Journal::barrier`.
+/// The records that an operation sees. Three layers in memory have the newest ones: the running
+/// transaction, the one that is being committed, and those that are only in the log. All others are
+/// in a snapshot of the database. Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
@@ -145,22 +143,19 @@ pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
 /// The journal of a store. Analogous to Linux's `struct journal_s`.
 pub(crate) struct Journal {
-    /// The transaction barrier. Each shard of threads has its own copy of the [`View`], which is
-    /// protected by a lock of its own. An operation holds the lock of its shard for reading. A
-    /// commit locks all copies for writing while it freezes the running transaction. A frozen
-    /// transaction takes no more changes.
+    /// The transaction barrier. Each shard of threads has its own copy of the [`View`], with its
+    /// own lock. An operation holds the lock of its shard for reading. A commit locks all copies
+    /// for writing while it freezes the running transaction.
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// Notified when `state` changes. A thread waits for this condition variable with `state`
-    /// locked.
+    /// Notified when `state` changes. Used with the mutex of `state`.
     changed: Condvar,
     /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
-    /// Maximum size in bytes of the running transaction's records in memory. A larger transaction
-    /// is *heavy*: the next operation that changes something must wait for a commit before it
-    /// begins.
+    /// Maximum size in bytes of the running transaction's records in memory. While it is exceeded,
+    /// the next change waits for a commit.
     running_max: u64,
     /// Protected by its own mutex.
     log: Mutex<Log>,
@@ -168,8 +163,8 @@ pub(crate) struct Journal {
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
-    /// Locked during a sync of the data device. This mutex protects no data. It makes the syncs run
-    /// one after the other, so that no sync succeeds after an earlier one has failed.
+    /// Held during a sync of the data device, so that no sync can succeed after an earlier one has
+    /// failed. Protects no data.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
@@ -187,12 +182,12 @@ struct State {
     /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some. While this flag is
-    /// true, file data is synced only as part of a commit (guarantee J.6).
+    /// True if the log holds file data, or a commit is about to append some. While it is true, file
+    /// data is synced only as part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// The number of threads that are inside `commit_up_to` now, and the number of threads that
-    /// were inside it when the last commit ended.
+    /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is that
+    /// number at the end of the last commit.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -235,10 +230,9 @@ impl View {
         self.base.get(key)
     }
 
-    /// Returns the value of a record that cannot be older than the transaction `born`, such as a
-    /// record of a file that `born` created. If `born` is not in the database yet, the record is
-    /// not there either, so only the records in memory are searched. `EIO` if the record cannot be
-    /// read.
+    /// Returns the value of a record that the transaction `born`, or a later one, has created. If
+    /// `born` is not in the database yet, only the records in memory are searched. `EIO` if the
+    /// record cannot be read.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -294,12 +288,11 @@ impl View {
         self.running.free(owner, runs);
     }
 
-    /// Collects the records of `kind` whose keys have `major` as their first number, and appends
-    /// them to `out`. The records are in ascending order of their second number, `minor`, and start
-    /// at the number `from`.
+    /// Appends to `out` records of `kind` whose keys have `major` as their first number. They are
+    /// in ascending order of their second number, `minor`, which begins at `from`.
     ///
-    /// One call may return only a part of them. Then it returns the number from which the next call
-    /// must continue, even if it has appended nothing. At the end, returns None.
+    /// One call may return only a part of the records. Then it returns the number from which the
+    /// next call continues. At the end, returns None.
     ///
     /// # Errors
     /// `EIO` if the records cannot be read.
@@ -312,8 +305,7 @@ impl View {
     ) -> Result<Option<u64>, Errno> {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
-        // Merge the records of the running transaction last, since they override those of older
-        // transactions.
+        // The records of the running transaction override older ones, so they come last.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
@@ -337,8 +329,8 @@ impl View {
     }
 }
 
-/// Merges the records of `below` and `above`, which are both sorted by key, and appends the result
-/// to `out`. If both have a record with the same key, the record of `above` is used.
+/// Merges the records of `below` and `above`, both sorted by key, into `out`. A record of `above`
+/// overrides one with the same key.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -433,18 +425,17 @@ impl Journal {
     ///
     /// # Errors
     /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for
-    /// a commit and that commit fails.
+    /// a commit that fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. If this load misses that a commit has failed, the caller only makes a
-        // change in memory. The next commit then returns the error.
+        // ORDERING: Relaxed. A caller that misses a failed commit only makes a change in memory,
+        // and the next commit fails.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
         let mut handle = self.view();
         if handle.running.is_heavy() {
-            // Operations make records faster than commits write them to the database, so wait for a
-            // commit.
+            // Operations make records faster than commits write them, so wait for a commit.
             drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
@@ -465,26 +456,23 @@ impl Journal {
     /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`, after which the committer
-        // looks for work. If `forget_poke` swaps after this swap, the committer finds the new
-        // transaction. If `forget_poke` has swapped before, this swap returns false, and this
-        // thread wakes the committer.
+        // looks for work. If `forget_poke` swaps later, the committer finds the new transaction. If
+        // it has swapped before, this swap returns false, and this thread wakes the committer.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // Ignore an error, which means that the store is being closed. Closing the store
-            // commits anyway.
+            // An error means that the store is being closed, and closing commits anyway.
             let _ = poke.send(());
         }
     }
 
-    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it again
-    /// at once if there is something to commit.
+    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it at
+    /// once if there is something to commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`, which a thread calls when there is
-        // something to commit. If `poke` has swapped before this swap, the [`View`] that is read
-        // below shows what there is to commit. If `poke` swaps after it, the swap in `poke` returns
-        // false, and its thread wakes the committer.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If `poke` has swapped before this
+        // swap, the [`View`] that is read below shows what there is to commit. If `poke` swaps
+        // later, its swap returns false, and its thread wakes the committer.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -501,13 +489,13 @@ impl Journal {
     /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread may not yet see that the host
-        // is full. Then its change may use up the last free space of the host. The commit can still
-        // use the reserve, which is space set aside for commits.
+        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that misses that the host is
+        // full may use up its last free space. The commit can still use the reserve, the space set
+        // aside for commits.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // Try to allocate the reserve (space for commits on a full host) again, but only if the
-            // mutex of `opened` is free. If the mutex is locked, a commit may be using that space.
+            // Try to allocate the reserve (space for commits on a full host) again, unless `opened`
+            // is locked. In that case a commit may be using that space.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -521,18 +509,18 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes to the data device. The argument of type `View` is the caller's handle of the
-    /// running transaction. While the caller has it, no commit freezes that transaction.
+    /// Writes bytes to the data device. While the caller has a handle of the running transaction,
+    /// the argument of type `View`, no commit freezes it.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit closes the transaction barrier (locks it for writing) before
-        // it loads `is_data_dirty`, so it sees the store below. A call of `sync_data` has to sync
-        // this write only if the write happened before the call. Then it sees the store too.
+        // ORDERING: Relaxed. A commit sees the store below, because it locks the transaction
+        // barrier for writing before it loads `is_data_dirty`. A call of `sync_data` sees it if the
+        // write happened before the call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. A commit sees this store because it first locks the transaction
-            // barrier, of which this thread holds a read lock. A call of `sync_data` sees it if the
-            // write happened before the call.
+            // ORDERING: Relaxed. A commit sees this store because it locks the transaction barrier,
+            // which this thread holds for reading. A call of `sync_data` sees it if the write
+            // happened before the call.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
@@ -555,20 +543,17 @@ impl Journal {
         self.is_full.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the reserve (space for commits on a full host) is allocated. Without the
-    /// reserve, files cannot grow.
+    /// Returns true if the reserve (space for commits on a full host) is allocated.
     pub(crate) fn has_reserve(&self) -> bool {
-        // ORDERING: Relaxed. The returned value is a snapshot: another thread may change `is_full`
-        // right after the load.
+        // ORDERING: Relaxed. The returned value is only a snapshot.
         !self.is_full.load(Ordering::Relaxed)
     }
 
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that still loads the old value of `is_full` may use up the
-        // free space of the host. A commit can still use the reserve, which is space set aside for
-        // commits.
+        // ORDERING: Relaxed. A thread that misses this store may use up the free space of the host.
+        // A commit can still use the reserve, the space set aside for commits.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
@@ -611,8 +596,8 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Records in the superblock that the log is in use. Called before the first entry is appended
-    /// to the log. From then on, a mount refuses the store if the log is too short.
+    /// Records in the superblock that the log is in use, before the first entry is appended. From
+    /// then on, a mount refuses the store if the log is too short.
     ///
     /// # Errors
     /// The error of a device.
@@ -631,31 +616,29 @@ impl Journal {
             return;
         }
         let mut log = self.log.lock();
-        // Ignore an error of the write. The superblock then still says that the log is in use,
-        // which does no harm: the next mount reads the log and finds it empty.
+        // Ignore an error. If the superblock still says that the log is in use, the next mount
+        // reads the log and finds it empty.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
         log.end();
     }
 
-    /// Makes the store read-only after an operation has failed halfway. The running transaction
-    /// contains only a part of that operation's changes, so it must not become durable.
+    /// Makes the store read-only after an operation has failed halfway, so that the running
+    /// transaction never becomes durable.
     pub(crate) fn abort(&self) {
         self.fail();
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. Other threads load `is_failed` to learn of the failure. A thread that
-        // must not miss it holds the mutex of `state` during the load, or gets an error from its
-        // own sync of the device.
+        // ORDERING: Relaxed. A thread that must not miss the failure holds the mutex of `state`
+        // when it loads `is_failed`, or gets an error from its own sync of the device.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. The load may miss that a commit has just failed. A caller that must
-        // not miss the failure has locked the mutex of `state`, or gets an error from its own sync
-        // of the device.
+        // ORDERING: Relaxed. This load may miss that a commit has just failed. A caller for which
+        // that matters has locked `state`, or syncs the device itself.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

@@ -1,33 +1,32 @@
 //! Deferred de-duplication of attribute sets: it happens just before a commit.
 //!
 //! De-duplicating an attribute set takes a hash, a lookup, a comparison, and updates of shared
-//! counters. That work is wasted on a set that is soon replaced. So only an inode's first new set
-//! in a transaction is de-duplicated at once. For a second set, the inode is queued ([`Deferral`])
-//! and gets a private block (see `blocks`). Later sets of the inode change that block in place.
+//! counters, which is wasted on a set that is soon replaced. So only an inode's first new set in a
+//! transaction is de-duplicated at once. The second set queues the inode ([`Deferral`]) and gets a
+//! private block (see `blocks`), which later sets change in place.
 //!
-//! Before a thread commits, it de-duplicates the queued sets. If a shared block has the same
-//! content, the inode uses that block and its private block is freed. Otherwise the private block
-//! becomes a shared one. The sets are handled in ascending order of their block ids. So of two
-//! equal blocks the one with the lower id stays, which is usually the older one.
+//! Before a thread commits, it de-duplicates the queued sets in ascending order of block ids. If a
+//! shared block has the same content, the inode uses that block, and its private block is freed.
+//! Otherwise the private block becomes a shared one. So of two equal blocks the older one usually
+//! stays.
 //!
-//! Two kinds of commits skip this and leave the inodes queued: those that make a change of names
+//! Two kinds of commits do not de-duplicate the queued sets: those that make a change of names
 //! durable (`dirsync`), and those of a transaction with too many records in memory.
 //!
 //! # Invariants
 //! - L.1: an inode with the flag `is_waiting` is in the queue, or the thread in `Deferral::share`
-//!   is handling it. A queued inode stays in the queue if it is dropped from memory. After it is
-//!   read again, it may be queued once more.
-//! - L.2: a block that could be shared but has no hash belongs to a queued inode, or to an inode
-//!   that was queued when the system crashed. After a crash, the next change of the inode's
-//!   attributes de-duplicates them.
-//! - L.3: at most [`QUEUED_MAX`] inodes are queued. Threads that check this limit at the same time
-//!   may each exceed it by one inode. The attribute set of a queued inode takes at most one block.
-//!   While the queue is full, all sets are de-duplicated at once.
+//!   handles it. A queued inode that leaves memory may be queued a second time when it is read
+//!   again.
+//! - L.2: a block that could be shared but has no hash belongs to an inode that is queued, or that
+//!   was queued before a crash. After a crash, the next change of its attributes de-duplicates
+//!   them.
+//! - L.3: at most [`QUEUED_MAX`] inodes are queued, plus one per thread that checks this limit at
+//!   the same time. While the queue is full, attribute sets are de-duplicated at once.
 //! - L.4: an inode whose attributes change once per transaction is not queued.
 //!
 //! # Concurrency
-//! - A private block is stored like a block with one user, in the transaction of its inode. So the
-//!   user counts are right in every commit. No lookup of equal blocks finds it (K.8 of `blocks`).
+//! - A private block is stored like a block with one user, in the transaction of its inode. So user
+//!   counts are right in every commit. No lookup of equal blocks finds it (K.8 of `blocks`).
 //! - The de-duplication of a set holds a handle of the journal, so all its changes are in one
 //!   transaction (J.1 of `journal`). It also holds the inode's lock, so the set does not change.
 //! - `Deferral::share` runs in one thread at a time. Otherwise two threads could move two inodes to
@@ -35,7 +34,7 @@
 //!
 //! # Locks
 //! The mutex `turn` of the `Deferral` is locked before the transaction barrier and every other
-//! lock. No other lock is taken while the mutex of the `Deferral`'s queue is held.
+//! lock. No other lock is taken under the mutex of the queue.
 
 use std::sync::Arc;
 
@@ -48,11 +47,11 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Maximum number of inodes that are queued for deferred de-duplication, as in corewalk's tmpfs.
-/// Their private blocks take at most 16 MiB.
+/// Maximum number of inodes that are queued for de-duplication, as in corewalk's tmpfs. Their
+/// private blocks take at most 16 MiB.
 const QUEUED_MAX: u64 = 4096;
-/// Number of inodes that `share` handles while it holds one handle of the journal. The handle
-/// delays the commits of other threads, so this number is small.
+/// Number of inodes that `share` handles under one handle of the journal. Since commits wait for
+/// that handle, the number is small.
 const BATCH: usize = 32;
 
 /// The inodes whose attribute sets are de-duplicated at the next commit.
@@ -62,7 +61,7 @@ pub(crate) struct Late {
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// For each queued inode, the id of its attribute block at the time of queuing, and the inode
+    /// For each queued inode: the id of its attribute block at the time of queuing, and its inode
     /// number.
     queued: Deferral<(u64, u64)>,
 }
@@ -79,8 +78,8 @@ impl Late {
         Late { is_on, journal, table, blocks, space, queued: Deferral::new(QUEUED_MAX) }
     }
 
-    /// Tells when the new attribute set `set` of an inode is de-duplicated: `When::AtOnce`, or
-    /// `When::Late` if the inode should be queued.
+    /// Tells whether the new attribute set `set` of an inode is de-duplicated at once, or the inode
+    /// should be queued.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;
@@ -96,8 +95,8 @@ impl Late {
         if self.queued.defers(change) { When::Late } else { When::AtOnce }
     }
 
-    /// Called after the attribute set of inode `ino` was replaced, with the inode's `state` locked.
-    /// Queues the inode if its block is private and could be shared.
+    /// Queues inode `ino` after its attribute set was replaced, if its block is private and could
+    /// be shared. The caller has locked `state`.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
         state.changed_at = view.tid;
         if state.is_waiting || !self.is_on || !self.blocks.is_sharing() {
@@ -123,8 +122,8 @@ impl Late {
         self.queued.share(|mut inos| {
             inos.sort_unstable();
             for inos in inos.chunks(BATCH) {
-                // After a failed commit, the journal refuses changes. Then the attribute sets of
-                // the queued inodes never reach the disk, so do not de-duplicate them.
+                // The journal refuses changes after a failed commit. Then the queued sets stay as
+                // they are.
                 if let Ok(view) = self.journal.change() {
                     inos.iter().for_each(|(_, ino)| self.share_one(*ino, &view));
                 }
@@ -154,8 +153,8 @@ impl Late {
         }
     }
 
-    /// Takes the attribute block out of an inode's state. Reads the block if it is not in memory.
-    /// Returns None if there is no block, or if it cannot be read.
+    /// Takes the attribute block out of an inode's state, and reads the block if it is not in
+    /// memory. Returns None if there is no block, or if it cannot be read.
     fn block_of(&self, state: &mut State, view: &View) -> Option<Arc<Block>> {
         match (state.block.take(), state.record.xattr) {
             (_, 0) => None,

@@ -4,19 +4,18 @@
 //! running layer. A commit freezes that layer and writes it out (see `journal`).
 //!
 //! Directory entries and extents are also read in key order, so their records are in trees. All
-//! other records are in hash maps. Trees and maps are sharded by the first number of the key, so
-//! that all records with the same first number are in one shard.
+//! other records are in hash maps. All records whose keys have the same first number are in one
+//! shard.
 //!
-//! A record that is added and removed within the same transaction is dropped from the transaction's
-//! layer. So most short-lived files are never written to disk.
+//! A record that is added and removed in one transaction leaves its layer. So most short-lived
+//! files are never written to disk.
 //!
 //! # Invariants
-//! - Y.1: a record of a layer is new if no older layer and no database record has its key. A key
-//!   whose record an older layer has removed counts as absent.
+//! - Y.1: a record of a layer is new if neither an older layer nor the database has its key. A key
+//!   that an older layer removes counts as absent.
 //!
 //! # Locks
-//! Each shard has a mutex, and a thread holds the mutex of one shard at a time. No other lock is
-//! taken under this mutex.
+//! Each shard has a mutex. A thread holds one of them at a time, and takes no other lock under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -29,9 +28,7 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// The size of a layer is the sum over its shards. It is computed only after a shard has grown by
-/// this many bytes. If the size exceeds the maximum, the layer becomes *heavy*, which means that
-/// its transaction should be committed soon.
+/// The layer adds up the sizes of its shards only after one shard has grown by this many bytes.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -47,8 +44,7 @@ struct Slot {
 
 /// The records of one transaction. Analogous to jbd2's `struct transaction_s`.
 pub(crate) struct Layer {
-    /// The records of the transaction, divided into shards by the first number (`major`) of their
-    /// keys. Each shard is protected by its own mutex.
+    /// The records of the transaction, in shards by the first number (`major`) of their keys.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
     /// A layer with more bytes than this is heavy.
@@ -57,14 +53,13 @@ pub(crate) struct Layer {
     has_begun: AtomicBool,
 }
 
-/// One shard of the transaction's records. All fields are protected by the mutex of the shard.
+/// One shard of the records. All fields are protected by its mutex.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
     ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
-    /// The number of bytes by which this shard has grown since it last made the layer compute its
-    /// total size.
+    /// The number of bytes by which this shard has grown since the layer last computed its size.
     grown: i64,
 }
 
@@ -91,10 +86,8 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a new record to the transaction (invariant Y.1). The caller knows that no record with
-    /// this key exists, neither in the database nor among the records that earlier transactions
-    /// have in memory. If this transaction already has a record with the key, replaces only the
-    /// value of that record.
+    /// Adds a new record (invariant Y.1). The key may be in this transaction, but neither in the
+    /// database nor in an earlier transaction that is still in memory.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -103,10 +96,9 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // If this transaction has already set or removed the record, keep the flag `is_new` of that
-        // earlier change. The caller's flag may be wrong. Example: this transaction has removed a
-        // record of the database, and now sets it again. The caller says that the record is new,
-        // but it is in the database.
+        // Keep the flag `is_new` of an earlier change of this record in the same transaction. The
+        // caller's flag may be wrong: if the transaction has removed a record of the database,
+        // setting it again does not make it new.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -129,8 +121,8 @@ impl Layer {
         }
     }
 
-    /// Returns true if the transaction has so many records in memory that it should be committed
-    /// soon.
+    /// Returns true if the transaction should be committed soon, because it has too many records in
+    /// memory.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
         // ORDERING: Relaxed. The flag is only a hint to commit soon.
@@ -143,7 +135,7 @@ impl Layer {
     }
 
     /// Returns up to `count_max` records of `kind` whose keys have `major` as their first number.
-    /// The records are in ascending order of their second number, `minor`, and start at `from`.
+    /// They are in ascending order of their second number, `minor`, which begins at `from`.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,
@@ -178,8 +170,7 @@ impl Layer {
         }
     }
 
-    /// Adds the records of a later transaction to this layer. If both have a record with the same
-    /// key, the later one replaces the one in this layer.
+    /// Adds the records of a later transaction, which replace those with the same key.
     pub(crate) fn absorb(&self, later: &Layer) {
         later.each_slot(|key, &Slot { ref record, is_new }| {
             self.put_slot(*key, Slot { record: record.clone(), is_new });
@@ -198,17 +189,16 @@ impl Layer {
 
     /// Returns true if an operation has changed a record in this transaction, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. This function has to report a change only if the change happened
-        // before the call. A Relaxed load sees the stores of such changes.
+        // ORDERING: Relaxed. The result covers only changes that happened before this call.
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Notes that an operation is about to change a record in this transaction. Returns true for
-    /// the first such operation.
+    /// Notes that an operation is about to change a record. Returns true for the first such
+    /// operation of this transaction.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. `has_begun` only serves to wake the committer. If
-        // the committer does not see the new value yet, it checks again later.
+        // ORDERING: Relaxed, for load and swap. `has_begun` only wakes the committer. If the
+        // committer misses the new value, it checks again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -259,9 +249,8 @@ mod tests {
         }
     }
 
-    /// Checks that a layer can absorb a later layer in which a record is removed. If the record
-    /// existed before both layers, the removal must remain. If the earlier layer added the record,
-    /// nothing of it may remain.
+    /// Checks that a layer can absorb the removal of a record. If the record is older than both
+    /// layers, the removal must remain. If the earlier layer added it, nothing may remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

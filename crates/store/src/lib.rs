@@ -7,8 +7,8 @@
 //! their records into the running transaction (`journal`). `fsync` commits that transaction with
 //! one write and one sync of a write-ahead log (`log`).
 //!
-//! Every few seconds, and whenever the log cannot take a transaction, a commit writes to a database
-//! (`database`) instead and makes the log void. A mount after a crash replays the log.
+//! A periodic commit writes to a database (`database`) instead and makes the log void, and so does
+//! a commit that the log cannot take. A mount after a crash replays the log.
 //!
 //! | module | contents |
 //! |---|---|
@@ -29,8 +29,8 @@
 //! - S.3: a full host gives `ENOSPC`, and a failed read `EIO`. Any other failure of a commit makes
 //!   the store read-only: `fsync` fails with `EIO`, changes with `EROFS`. No durable file is lost.
 //! - S.4: a mount of a mounted directory, or of an unknown format version, is refused.
-//! - S.5: a refused mount has changed nothing but the file `lock`, which it may have made. A failed
-//!   replay of the log loses no durable data.
+//! - S.5: a refused mount has changed nothing, except that it may have made the file `lock`. A
+//!   failed replay of the log loses no durable data.
 //! - S.6: a mount refuses a database with a damaged page, because the page may hide an extent,
 //!   whose blocks would look free. A mount also refuses two extents that use the same block.
 //!

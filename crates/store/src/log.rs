@@ -1,18 +1,17 @@
 //! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
-//! Committing to the database writes several pages, and file data is synced on another device. To
-//! avoid both, a small transaction is appended to the log as one *entry*: its records, and the
-//! bytes that it wrote to files. The records also stay in memory ([`crate::journal`]) until a later
-//! commit writes them to the database.
+//! A commit to the database writes several pages, and file data is synced on another device. So a
+//! small transaction is appended to the log instead, as one *entry*: its records, and the bytes
+//! that it wrote to files. Later they are also written to the database ([`crate::journal`]).
 //!
 //! Each commit to the database increments the *generation*, which makes all entries in the log
 //! void. Only a mount and `fsck` read the log.
 //!
 //! # Guarantees
 //! - I.1: an entry is valid if its generation, number and hash are right and all entries before it
-//!   are valid. So torn entries and entries of older generations are invalid. A valid-looking entry
-//!   behind an invalid one shows that the log is damaged, and a mount refuses the store. A log with
-//!   a later generation than the database is refused too ([`replay()`]).
+//!   are valid. So torn and older entries are invalid. A valid-looking entry behind an invalid one
+//!   shows damage, so a mount refuses the store. A log with a later generation than the database is
+//!   refused too ([`replay()`]).
 //! - I.2: each entry starts on a new block, so no append touches a block of a valid entry.
 //! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
 //!   transaction, which gets the next generation.
@@ -21,20 +20,21 @@
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
 //! # End marks
-//! An *end mark* is a header without records, which says that its generation has no entries. After
-//! each commit to the database, each of the first two blocks of the log gets an end mark. The first
-//! entry of the generation overwrites both. A mount learns from a mark:
+//! An *end mark* is a header without records, which says that its generation has no entries. A
+//! commit to the database writes one to each of the first two blocks of the log. The first entry of
+//! the generation overwrites both. A mount learns from a mark:
 //! - If the mark is newer than the database, the database is too old.
 //! - If a block of the log is unreadable, a mark of the database's generation proves that no
-//!   confirmed entry is lost. Only closing the store syncs the marks ([`Log::end`]), since a sync
-//!   would make each commit a third longer.
+//!   confirmed entry is lost.
+//!
+//! Only closing the store syncs the marks ([`Log::end`]), since a sync would make each commit a
+//! third longer.
 //!
 //! # Length
-//! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]), and 0
-//! once the store is closed. A mount refuses a store whose log is shorter
-//! ([`crate::OpenError::LogShort`]). A mount fills the whole log with zeros, so the host has
-//! allocated all its blocks. Then a sync of an entry costs the host one write, and cannot fail for
-//! lack of space.
+//! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]). A
+//! mount refuses a store whose log is shorter ([`crate::OpenError::LogShort`]). A mount also fills
+//! the log with zeros, so that the host allocates all blocks. Then a sync of an entry costs the
+//! host one write, and cannot fail for lack of space.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, whose revoke records also keep a replay
 //! from writing old bytes over newer ones (I.4).
@@ -59,18 +59,17 @@ const BLOCK_BYTES: usize = 4096;
 /// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// Maximum number of bytes of an entry. A reader refuses longer entries, since it loads a whole
-/// entry into memory. A commit writes entries of less than half this length.
+/// Maximum number of bytes of an entry. A reader loads a whole entry into memory, so it refuses
+/// longer entries. Commits write entries of less than half this length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The entry number of an end mark. The end marks are in the first two blocks of the log, which
-/// together have `MARKED_BYTES` bytes.
+/// The entry number of an end mark. The end marks are in the first two blocks of the log.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// The bytes of the log that contain the generation and the entry number of the second end mark. An
-/// end mark is a header that says that the log is empty.
+/// The bytes of the log that contain generation and entry number of the second end mark. An end
+/// mark is a header that says that the log is empty.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// A log entry consists of items, each of which begins with one of these bytes. The byte tells the
-/// kind of the item: a record, a removed record, or file data.
+/// The kinds of items in a log entry: a record, a removed record, or file data. Each item begins
+/// with its kind.
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
 const DATA: u8 = 3;
@@ -89,8 +88,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Returns an empty log with `capacity` bytes. If the host fails or has no space for the log,
-    /// the capacity is 0, so that all transactions go to the database.
+    /// Returns an empty log with `capacity` bytes. The capacity is 0 if the host fails or has no
+    /// space. Then all transactions go to the database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
         // Too short for the end marks.
@@ -134,30 +133,28 @@ impl Log {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Tells the log that the caller has written `superblock` to the database. It must have the
-    /// same generation as the superblock before.
+    /// Tells the log that the database has a new `superblock`, with the same generation as before.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }
 
-    /// Returns the superblock for the next commit to the database. Its generation is higher by one,
-    /// which makes all entries in the log void.
+    /// Returns the superblock for the next commit to the database. Its higher generation makes all
+    /// entries in the log void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Empties the log after a commit to the database, and starts its next generation. Writes the
-    /// end marks, which say that the log is empty, to the start of the log. Does not sync them and
-    /// ignores an error, since a mount does not depend on the marks.
+    /// Empties the log after a commit to the database, and starts its next generation. Writes end
+    /// marks, which say that the log is empty. A mount does not depend on them, so errors are
+    /// ignored and they are not synced.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
         let _ = self.mark();
     }
 
-    /// Makes the end marks at the start of the log durable. An end mark says that the log is empty.
-    /// If an entry was appended since the last commit to the database, does nothing. Ignores an
-    /// error, since a mount does not depend on the marks.
+    /// Makes the end marks, which say that the log is empty, durable. Does nothing if the log has
+    /// entries. Ignores an error, since a mount does not depend on the marks.
     pub(crate) fn end(&mut self) {
         if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
@@ -165,8 +162,7 @@ impl Log {
     }
 
     /// Writes an end mark (a header that says that the log is empty) to each of the first two
-    /// blocks of the log, over old entries. The marks get the database's current generation. A
-    /// mount needs only one of the two marks, so a torn write does no harm.
+    /// blocks of the log. A mount needs only one of them, so a torn write does no harm.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -224,8 +220,8 @@ impl Entry<'_> {
         }
     }
 
-    /// Adds `len` bytes of file data to the entry. They are at the byte `offset` of the data
-    /// device. The closure `read` reads the data into a buffer.
+    /// Adds `len` bytes of file data at the offset `offset` of the data device. `read` reads them
+    /// into a buffer.
     ///
     /// # Errors
     /// The error of `read`.
@@ -248,8 +244,8 @@ impl Entry<'_> {
     /// it.
     ///
     /// # Errors
-    /// The error of the device. After an error, the bytes at the end of the log are unknown, so the
-    /// log takes no more entries until [`Log::restart`].
+    /// The error of the device. After it the end of the log is unknown, so the log takes no more
+    /// entries until [`Log::restart`].
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
         let payload = log.buffer.len() - HEADER_BYTES;
@@ -259,13 +255,11 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // End marks (headers that say that the log is empty) are at the start of the log's first
-        // two blocks. The first entry overwrites both. By chance, the file data in this entry may
-        // equal the second mark, at the same place. The next mount would then take the log for
+        // The first entry overwrites both end marks (headers that say that the log is empty). Its
+        // file data may by chance equal the second mark. The next mount would then take the log for
         // empty, and lose the entry.
         //
-        // In this case return None, so that the transaction goes to the database instead of the
-        // log.
+        // Return None, so that the transaction goes to the database instead.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())

@@ -1,29 +1,27 @@
 //! The checks that a mount makes before it changes the store.
 //!
-//! A mount computes some facts that are not stored: which blocks are free, and how many inodes and
-//! attribute blocks exist. After a crash, the mount takes the records in the log into account as
-//! well.
+//! A mount computes which blocks are free, and how many inodes and attribute blocks exist. These
+//! facts are not stored. After a crash, the records in the log count too.
 //!
-//! A block is free if no extent contains it. An extent whose record is on a damaged page could go
-//! unnoticed. Then its blocks would look free, and a new file would overwrite them. So redb
-//! verifies the checksums of all pages (`database`), and the mount refuses overlapping extents.
+//! A block is free if no extent contains it. If the record of an extent were lost on a damaged
+//! page, a new file would overwrite its blocks. So redb verifies the checksums of all pages
+//! (`database`), and a mount refuses overlapping extents.
 //!
 //! # Invariants
 //! - N.1: a mount that refuses a store has not changed a byte of it. [`Mount::look`] finds every
-//!   reason for a refusal, and only reads the devices. [`Mount::settle`] makes the changes.
+//!   reason for a refusal, and only reads. [`Mount::settle`] makes the changes.
 //!
-//! If the host fails during these changes, nothing is lost. The entries of the log remain valid
-//! until a commit makes them void, so the next mount replays them again.
+//! If the host fails in `settle`, the next mount replays the log again: its entries stay valid
+//! until a commit to the database makes them void.
 //!
 //! # How it works
 //! 1. The database is opened on a device that buffers its writes (`buffered`).
 //! 2. The mount reads the whole log and keeps the records that it needs (`log::Contents`).
-//! 3. It checks the database together with these records, as if they were already in the database.
+//! 3. It checks the database as if these records were already in it.
 //! 4. It makes missing files, releases the buffered writes, and replays the log.
 //!
-//! Rejected alternative: replay the log in memory first, as `fsck` does, and then a second time on
-//! disk. The first replay would keep all changed pages in memory, in the worst case some hundred
-//! MiB.
+//! Rejected alternative: replay the log in memory first, as `fsck` does, and a second time on disk.
+//! The first replay would keep all changed pages in memory, in the worst case some hundred MiB.
 
 use std::sync::Arc;
 
@@ -92,8 +90,7 @@ impl Mount {
     /// Checks the store on `devices`. `database` is its open database.
     ///
     /// # Errors
-    /// Any [`OpenError`] that an existing store can cause. After an error nothing has changed
-    /// (invariant N.1).
+    /// Any [`OpenError`] of an existing store. After an error nothing has changed (invariant N.1).
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
@@ -102,8 +99,8 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The replay may write file data behind the present end of the data device. So the extents
-        // in the log are compared with the length that the device has after the replay.
+        // The replay may extend the data device. So extents in the log are compared with the length
+        // after the replay.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -117,9 +114,7 @@ impl Mount {
         Ok(Mount { devices, database, superblock, log, found })
     }
 
-    /// Completes the mount. Calls `make`, which makes missing files of the store, and replays the
-    /// log into the database. Returns the database, the devices, the superblock, and the facts that
-    /// [`Mount::look`] has computed from the records.
+    /// Completes the mount: makes missing files with `make`, and replays the log into the database.
     ///
     /// # Errors
     /// The error of a device.
@@ -158,7 +153,7 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
     }
 }
 
-/// Reads the log of a store whose superblock is `found`. Changes nothing.
+/// Reads the log of a store with the superblock `found`. Changes nothing.
 ///
 /// # Errors
 /// The errors of [`log::look`]; [`OpenError::LogShort`].
@@ -181,9 +176,9 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// `data_end` is the first block of the data device behind all written extents. The replay of
-    /// the log may lengthen the data device. `based_end` leaves out the extents in the log, so the
-    /// device must reach `based_end` even before the replay.
+    /// The first block of the data device behind all written extents. The replay of the log may
+    /// extend the device. `based_end` leaves out the extents in the log, so the device must reach
+    /// it even before the replay.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
@@ -238,16 +233,15 @@ impl Scan {
         Ok(found)
     }
 
-    /// Returns a block that is in two extents, if there is one. A store with such a block is
-    /// refused. If one of the two extents were freed, the block could be given to another file
-    /// while the other extent still uses it.
+    /// Returns a block that is in two extents, if there is one. If one of the extents were freed,
+    /// another file could get the block while the other extent still uses it.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest possible
-    /// device, since some extents must then overlap.
+    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest device,
+    /// since some extents must then overlap.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;

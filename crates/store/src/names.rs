@@ -1,30 +1,29 @@
 //! Changes of names: make, remove, rename and link.
 //!
 //! Each change is atomic for every observer, and all of it is in one transaction. A call locks the
-//! directories that it changes, checks everything, and only then changes them.
+//! directories, checks everything, and only then changes them.
 //!
-//! Since a record may be damaged, the checks include the counts of entries and the file types of
-//! inodes. If a count is too small, or the file types of an inode and its entry differ, the call
-//! fails with `EIO` and changes nothing.
+//! A record may be damaged, so a call checks counts of entries and file types. If a count is too
+//! small, or the file types of an entry and its inode differ, the call fails with `EIO` and changes
+//! nothing.
 //!
 //! # Locks and their order
 //! 1. The mutex `turn` of the de-duplication queue (`late`). Then the transaction barrier, which a
 //!    thread has locked for reading while it has a handle of the journal.
 //! 2. The data lock of one file, while no directory is locked.
 //! 3. All directories of the call, for writing, in ascending order of inode number ([`Locks`]).
-//!    These are the one or two directories that contain the names, and each directory that is
-//!    itself moved, removed or replaced. So no entry can be made in a directory between the check
-//!    that it is empty and its removal.
+//!    These include each directory that is itself moved, removed or replaced. So no entry can be
+//!    made in a directory between the check that it is empty and its removal.
 //! 4. One inode that is not a directory.
 //! 5. An attribute block. Then the locks of the shards of the block table and of the journal's
 //!    layers. Then the locks of the block allocator.
 //!
-//! A thread finds out which directories it has to lock by looking the names up. If a lock turns out
-//! to be missing, the thread releases all locks. Then it takes all of them together with the
-//! missing one, and looks the names up again. So renames cannot deadlock with each other (trap P9).
+//! A thread finds out which directories it has to lock by looking the names up. If a lock is
+//! missing, it releases all locks, takes them again together with the missing one, and repeats the
+//! lookup. So renames cannot deadlock with each other (trap P9).
 //!
-//! The caller of this module ensures that no directory is moved into itself or into one of its
-//! descendants. `names` itself refuses only the move of a directory into itself.
+//! The caller ensures that no directory is moved into one of its descendants. `names` itself
+//! refuses only the move of a directory into itself.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); `corewalk::tmpfs`; Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -144,8 +143,8 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs space at once, but the space of the old name becomes free only
-            // after the commit. So refuse the rename if the host is full.
+            // The new name needs space before the commit frees the space of the old name. So refuse
+            // the rename if the host is full.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -208,8 +207,8 @@ impl Store {
         Ok(inode)
     }
 
-    /// Makes an inode with `nlink` links in the directory `dir`, and charges the inode to the inode
-    /// budget. Returns its attributes.
+    /// Makes an inode with `nlink` links in the directory `dir`, and charges the inode budget.
+    /// Returns its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,
@@ -254,8 +253,8 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // A new inode has no orphan record. `save_links` removes that record from an inode that
-        // gets its first link. So pass true as `had_links`, although the inode is new.
+        // `save_links` removes the orphan record of an inode that gets its first link. A new inode
+        // has no such record, so pass true as `had_links`.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -347,7 +346,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Exchanges the inodes of the two names of the rename. `other` is the inode of the new name.
+    /// Exchanges the inodes of the two names. `other` is the inode of the new name.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -364,10 +363,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Ends a rename. `rest` is the result of its last steps, which save the directories and inodes
-    /// after the names were changed. If `rest` is an error, aborts the journal, so that half a
-    /// rename never becomes durable. Returns `rest`. The last steps can fail only if the lock of a
-    /// directory is missing.
+    /// Ends a rename. `rest` is the result of the steps that follow the change of the names. If it
+    /// is an error, aborts the journal, so that half a rename never becomes durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -382,15 +379,13 @@ impl Rename<'_, '_> {
     }
 
     /// Makes the new name refer to the moved inode. Makes the old name refer to `other`, or removes
-    /// the old name if `other` is None. Can fail with `EIO` or `ENOSPC`, but only before the first
-    /// change.
+    /// it if `other` is None. Fails only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // In a rename within one directory, the entries of both names may be in the same record.
-        // Then `new.set` has just replaced that record, and `old` has its earlier content. So read
-        // the record again. Otherwise the change of the old name would undo the change of the new
-        // name.
+        // Both names may be in the same record. Then `new.set` has replaced that record, and `old`
+        // is outdated. So read the record again, or the change of the old name would undo that of
+        // the new one.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -405,9 +400,8 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the inode records of the new and the old directory, with their counts of entries and
-    /// links updated. `of_new` and `of_old` describe the change of the new and of the old
-    /// directory: the number of entries that it gains, and the number that it loses.
+    /// Returns the inode records of the new and the old directory with new counts of entries and
+    /// links. `of_new` and `of_old` tell which entries each directory gains and loses.
     ///
     /// # Errors
     /// `EIO` if a count is too small, `EMLINK` if a count overflows.
@@ -425,7 +419,7 @@ impl Rename<'_, '_> {
     }
 
     /// Saves the records of the new and the old directory of a rename. If both are the same
-    /// directory, the second record contains the changes of both and replaces the first.
+    /// directory, the second record counts.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -434,8 +428,8 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Saves the record of `inode`, which a rename has moved to the directory `dir`. Sets its
-    /// change time. If `inode` is a directory, also sets its parent to `dir`.
+    /// Saves the record of `inode`, which a rename has moved to the directory `dir`, with a new
+    /// change time. A directory also gets a new parent.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -497,8 +491,7 @@ pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
 }
 
 /// Returns `EIO` if an inode has another file type than its directory entry. A call locks an inode
-/// as a directory if the entry says that it is one. So a wrong type in the entry would leave a
-/// directory unlocked.
+/// as a directory only if the entry says that it is one.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
@@ -514,9 +507,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Makes two names with the same hash, which refer to the inodes `before`. Calls `rename`,
-    /// which renames the first name to the second. Returns the inodes to which the two names lead
-    /// afterwards.
+    /// Makes two names with the same hash, for the inodes `before`. `rename` renames the first to
+    /// the second. Returns the inodes of the two names afterwards.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],
@@ -543,8 +535,8 @@ mod tests {
         names.map(|name| name_record(name, &mut locks).link())
     }
 
-    /// Checks a rename whose old and new name have entries in the same record. The change of the
-    /// old name must not undo the change of the new name.
+    /// Checks a rename whose two names are in the same record. The change of the old name must not
+    /// undo that of the new one.
     #[test]
     fn rename_within_one_record_is_whole() {
         let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));

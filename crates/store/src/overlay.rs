@@ -5,19 +5,17 @@
 //! above each device.
 //!
 //! A block that was written to the overlay is read from memory, any other block from the device
-//! below. Nothing is written to the device below, so its file may be open for reading only.
+//! below. That device is never written, so its file may be open for reading only.
 //!
 //! # Invariants
-//! - V.1: an [`Overlay`] shows bytes of the device below only up to the smallest length that the
-//!   overlay ever had. So if the overlay is truncated and extended again, the new bytes are zeros.
+//! - V.1: if an overlay is truncated and extended again, the new bytes are zeros. So it shows no
+//!   byte of the device below behind its smallest length.
 //! - V.2: an overlay reads only two kinds of bytes from the device below: those that its caller
-//!   reads, and the rest of a block of which the caller writes a part. An error elsewhere on that
-//!   device does not matter.
+//!   reads, and the rest of a block that its caller writes in part.
 //!
 //! # Limits
-//! Each written block of 4096 bytes stays in memory. `fsck` replays the log (16 MiB by default)
-//! into the overlays. If each record in the log changes another page of the database, the changed
-//! pages may take some hundred MiB.
+//! Each written block of 4096 bytes stays in memory. The replay of a log of 16 MiB may take some
+//! hundred MiB, if each of its records changes another page of the database.
 //!
 //! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device
 //! mapper.
@@ -32,8 +30,8 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device that shows the content of the device `below`, if there is one. Without `below`, it is
-/// empty at first. Its changes stay in memory.
+/// A device that shows the content of `below` and keeps its own changes in memory. Without `below`
+/// it is empty at first.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
@@ -45,9 +43,8 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// The number of bytes of the device below that the overlay may show, counted from the start of
-    /// the device (invariant V.1). A truncation lowers this number for good, since truncated bytes
-    /// must not come back.
+    /// The number of bytes of the device below that the overlay may show (invariant V.1). A
+    /// truncation lowers it for good, since truncated bytes must not come back.
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }

@@ -1,8 +1,8 @@
 //! The format of the database: keys and values.
 //!
-//! The database has a single table, so that a small commit writes few pages. A key consists of the
-//! kind of the record and two numbers. The 17 bytes of an encoded key sort in the same order as the
-//! kind and the numbers. Numbers in values are little-endian.
+//! The database has one table, so a small commit writes few pages. A key has 17 bytes: the kind of
+//! the record and two numbers, in a form that sorts in the same order. Numbers in values are
+//! little-endian.
 //!
 //! | kind | numbers | value |
 //! |---|---|---|
@@ -28,21 +28,20 @@ pub(crate) const KEY_BYTES: usize = 17;
 const INODE_BYTES: usize = 108;
 /// Length of an entry without its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// Maximum number of names in a directory that have the same hash. Each such name has a slot
-/// number, for which a cookie has 4 bits.
+/// Maximum number of names in a directory that have the same hash. A cookie has 4 bits that tell
+/// them apart.
 pub(crate) const SLOTS: u8 = 16;
 /// The flag of an inode that was made without a name (`O_TMPFILE`) and may still get one.
 const LINKABLE: u32 = 1;
 /// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The maximum of inode numbers, of ids of attribute blocks, and of generations. Numbers are
-/// assigned from 1 on, so no store ever reaches this maximum. A larger number in a record is
-/// damage, and is refused. Otherwise the next number after it might wrap around to a number in use.
+/// The maximum of inode numbers, ids of attribute blocks, and generations. No store ever reaches it
+/// by counting from 1. A larger number in a record is damage: the next number after it might wrap
+/// around to one in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// Maximum number of entries of a directory. With more entries, the size of the directory in
-/// stat(2) could overflow.
+/// Maximum number of entries of a directory, so that its size in stat(2) cannot overflow.
 const ENTRIES_MAX: u64 = 1 << 56;
 
 /// The kind of a record.
@@ -69,22 +68,21 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) const SUPER: Key = Key { kind: Kind::Super, major: 0, minor: 0 };
 
-    /// Returns the key of a record of the kind `kind`. `major` is the number of the inode or block
-    /// to which the record belongs. It has only one record of this kind, so `minor` is 0.
+    /// Returns the key of the only record of the kind `kind` for the inode or block `major`.
+    /// `minor` is 0.
     #[inline]
     pub(crate) fn of(kind: Kind, major: u64) -> Key {
         Key { kind, major, minor: 0 }
     }
 
-    /// Returns the key of a record of the kind `kind`. There are many records of this kind with the
-    /// same `major`, for example one per extent of an inode, and `minor` distinguishes them.
+    /// Returns the key of one of several records with the same `major`. For example, an inode has
+    /// one record per extent, and `minor` distinguishes them.
     #[inline]
     pub(crate) fn at(kind: Kind, major: u64, minor: u64) -> Key {
         Key { kind, major, minor }
     }
 
-    /// Returns `EIO` unless `major` is a valid number of an inode or attribute block, and `minor`
-    /// is 0.
+    /// Returns `EIO` unless `major` is a valid number and `minor` is 0.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
@@ -119,8 +117,7 @@ pub(crate) struct SuperRecord {
     /// The generation of the valid entries of the log. Entries of earlier generations are void.
     pub(crate) generation: u64,
     /// The length in bytes that the log had when it was last in use. If the log is shorter now, it
-    /// may have lost entries that are not in the database. The length is 0 if the store was closed,
-    /// or has no log. In that case nothing in the log is needed.
+    /// may have lost entries. 0 if the store was closed or has no log.
     pub(crate) log_bytes: u64,
 }
 
@@ -160,8 +157,8 @@ pub(crate) struct InodeRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// The length in bytes of a file or of the target of a symbolic link, or the number of entries
-    /// of a directory.
+    /// The length of a file or of the target of a symbolic link, or the number of entries of a
+    /// directory.
     pub(crate) size: u64,
     /// Allocated blocks of 4096 bytes.
     pub(crate) blocks: u64,
@@ -171,8 +168,8 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The inode number of a directory's parent. It is 0 for the root, for inodes that are not
-    /// directories, and in records that older builds have written.
+    /// The inode number of a directory's parent. It is 0 for the root, for non-directories, and in
+    /// records of older builds.
     pub(crate) parent: u64,
     /// True for a file that was made with `O_TMPFILE` and has no name yet, but may get one by
     /// link(2).
@@ -198,14 +195,13 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // The field `parent` is newer than the format version. Older builds write 0 in its place,
-        // and ignore it when they read the record.
+        // Older builds write 0 in place of `parent`, and ignore it when they read the record.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode record. Returns the inode, and the rest of the record, which is the target
-    /// of a symbolic link. `EIO` if the record is invalid.
+    /// Decodes an inode record. Returns the inode and the target of a symbolic link. `EIO` if the
+    /// record is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -240,9 +236,8 @@ impl InodeRecord {
         Ok((record, fields.0))
     }
 
-    /// Updates the size and the link count of a directory that has gained the entries `got` and
-    /// lost the entries `lost`. The first field of both is the number of entries. The second field
-    /// is the number of directories among them.
+    /// Updates the size and the link count of a directory. `got` and `lost` are the entries gained
+    /// and lost, each with the number of directories among them.
     ///
     /// # Errors
     /// `EIO` if the directory would lose more entries or subdirectories than it has. `EMLINK` if
@@ -252,8 +247,8 @@ impl InodeRecord {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // A directory without subdirectories has 2 links: its own name and its entry `.`. So the
-        // count must not fall below 2.
+        // The name of a directory and its entry `.` are two links, so the count must not fall below
+        // 2.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -275,8 +270,7 @@ impl Entry<'_> {
     /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
-        // The casts lose no bits: a name has at most 255 bytes, and the number of a file type fits
-        // into four bits.
+        // The casts lose no bits: a name has at most 255 bytes, and a file type four bits.
         out.extend_from_slice(&[self.slot, (self.kind.to_mode() >> 12) as u8]);
         out.extend_from_slice(&self.ino.to_le_bytes());
         out.push(self.name.len() as u8);
@@ -284,8 +278,8 @@ impl Entry<'_> {
     }
 }
 
-/// Iterates over the directory entries of one record, in the order of their slot numbers. The names
-/// of these entries have the same hash. Ends with `EIO` at an invalid entry.
+/// Iterates over the entries of one record, in the order of their slot numbers. Their names have
+/// the same hash. Ends with `EIO` at an invalid entry.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -354,9 +348,8 @@ impl Extent {
     /// first logical block of the extent.
     ///
     /// # Errors
-    /// `EIO` if the block number to return is too large. The limit is above the largest file size.
-    /// A file may have reserved blocks behind its end, and an inserted range moves them even
-    /// farther.
+    /// `EIO` if the block number is too large. The limit is above the largest file size, since
+    /// reserved blocks may be behind the end of a file, and an insertion moves them even farther.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
@@ -368,8 +361,7 @@ impl Extent {
     }
 }
 
-/// The value of `hash` in the record of a private attribute block (a block of one inode that is not
-/// shared). The content of such a block is not hashed.
+/// The `hash` of a private attribute block, whose content is not hashed.
 pub(crate) const UNHASHED: u64 = 0;
 
 /// The record of an attribute block: its hash, its number of users and its length.

@@ -1,9 +1,8 @@
 //! The interface between attribute blocks and the index that finds blocks with equal contents.
 //!
-//! A [`ShareIndex`] maps the hash of an attribute set to the blocks that may contain this set. The
-//! store uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`], every inode has its own
-//! block. Other implementations can be plugged in, for example for measurements. They must follow
-//! the rules of [`ShareIndex`].
+//! A [`ShareIndex`] maps the hash of an attribute set to the blocks that may contain it. The store
+//! uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`], every inode has its own block.
+//! Other implementations must follow the rules of [`ShareIndex`].
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -14,31 +13,29 @@ use corewalk_mbcache::{Mbcache, MbcacheOptions, Stats};
 /// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The pair of key and block is no longer in the index. No thread that has found the pair is
-    /// about to use the block.
+    /// The pair is no longer in the index, and no thread that has found it is about to use the
+    /// block.
     Done,
-    /// A thread has found the pair of key and block, and is about to use the block. The caller of
-    /// `remove` must wait for that thread, and then decide again whether to free the block.
+    /// Another thread has found the pair and is about to use the block. The caller must wait for
+    /// that thread, and then decide again whether to free the block.
     Busy,
 }
 
-/// An index of attribute blocks, which finds blocks with equal contents. It contains pairs of a key
-/// and a block. The key is the hash of an attribute set, and the block is one that may contain this
-/// set.
+/// An index that finds attribute blocks with equal contents. It maps the hash of an attribute set
+/// to the blocks that may contain this set.
 ///
 /// # Rules
-/// - H.1: while `find` calls its closure `take`, `find` holds no lock that `insert`, `note_users`
+/// - H.1: while `find` is inside its closure `take`, it holds no lock that `insert`, `note_users`
 ///   or `remove` needs.
 /// - H.2: while `find` is inside `take` for a pair of key and block, `remove` of that pair returns
 ///   [`Removal::Busy`]. After `remove` has returned [`Removal::Done`], `take` is not called for the
-///   pair until the pair is inserted again. Otherwise `find` could return a block while the last
-///   user of the block (an inode with these attributes) frees it (trap T34).
+///   pair until it is inserted again. Otherwise `find` could return a block that another thread is
+///   freeing (trap T34).
 /// - H.3: an index may drop pairs. A dropped pair only costs a second block with the same content.
 /// - H.4: before a thread removes a user from a block, it announces this with `leave`, and then
-///   locks the block. The announcement ends when `remove` returns [`Removal::Done`], or with a call
-///   of `left`. Until then, the thread calls neither `find` nor `insert`. Without this rule, an
-///   index whose `find` waits until announcements end could deadlock. (Linux waited in this way
-///   before 4.6. `corewalk-mbcache` does not wait.)
+///   locks the block. Until `remove` returns [`Removal::Done`] or the thread calls `left`, it calls
+///   neither `find` nor `insert`. So a `find` may wait until announcements end, as Linux's did
+///   before 4.6. `corewalk-mbcache` does not wait.
 /// - H.5: `note_users` is called only for a block that was inserted since the mount.
 ///
 /// # Examples
@@ -90,9 +87,8 @@ pub enum Removal {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with each block stored under `key` in turn, until `take` returns true. Returns
-    /// the block for which `take` has returned true. `take` may also return true only to stop the
-    /// search, without using the block.
+    /// Calls `take` with each block stored under `key`, until `take` returns true. Returns that
+    /// block. `take` may also return true only to stop the search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
     /// Inserts the pair of `key` and `block`. The block has `users` users. Does nothing if the
@@ -102,27 +98,27 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// Tells the index the new number of users of a block. The caller holds the lock of the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Announces that the caller is about to remove a user (an inode that shares the block) from an
-    /// attribute block (rule H.4). The caller holds no lock of any block.
+    /// Announces that the caller is about to remove a user (an inode) from an attribute block (rule
+    /// H.4). The caller holds no lock of any block.
     fn leave(&self, _block: u64) {}
 
-    /// Ends the announcement that the caller made with [`ShareIndex::leave`]. The caller has
-    /// removed its user from the block, or could not remove it. It holds no lock of any block.
+    /// Ends the announcement of [`ShareIndex::leave`], whether or not the caller has removed its
+    /// user from the block. The caller holds no lock of any block.
     fn left(&self, _block: u64) {}
 
-    /// Removes the pair of `key` and `block` from the index, if the index has it. Before this call,
-    /// the caller has called [`ShareIndex::leave`] for the block and locked the block.
+    /// Removes the pair of `key` and `block`, if the index has it. The caller has called
+    /// [`ShareIndex::leave`] for the block and then locked it.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
-    /// Waits until no thread that has found the pair of `key` and `block` is about to use the
-    /// block. The caller holds no lock of any block.
+    /// Waits until no thread that has found the pair is about to use the block. The caller holds no
+    /// lock of any block.
     fn wait(&self, key: u64, block: u64);
 
     /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
 
-    /// Returns the number of entries, and the number of entries that were dropped to make room. The
-    /// default implementation returns 0 for both, for an index that does not count them.
+    /// Returns the number of entries, and the number of entries that were dropped to make room. An
+    /// index that does not count returns 0.
     fn stats(&self) -> Stats {
         Stats::default()
     }
@@ -164,8 +160,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // Tell the cache a block's number of users only if that number is at the maximum or just
-        // below it. The cache treats all smaller numbers alike.
+        // `corewalk-mbcache` treats all numbers of users alike, except those at the maximum or just
+        // below it. So tell it only these.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -176,9 +172,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If no other thread has a handle of this pair of key and block any more, `delete_or_get`
-        // removes the pair. That does no harm: the caller decides again whether to free the block.
-        // If it keeps the block, it inserts the pair again.
+        // If no thread uses the pair any more, `delete_or_get` removes it. That does no harm: if
+        // the caller keeps the block after all, it inserts the pair again.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -345,8 +340,8 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Returns an attribute value that depends on `number`. Two such values differ only in bytes
-    /// that the hash does not sample, so all of them have the same hash (trap T54).
+    /// Returns an attribute value that differs from others only in bytes that the hash does not
+    /// sample. So all of them have the same hash (trap T54).
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -354,8 +349,8 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of blocks that are compared with one content. A content has two index keys,
-    /// and at most four blocks are compared for each.
+    /// Maximum number of block comparisons for one content: at most four blocks for each of its two
+    /// index keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -373,8 +368,8 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // After a remount, the index is empty. A block enters it when the block is first read.
-        // Check that a search still compares at most `LOOKS_MAX` blocks with a content.
+        // After a remount, a block enters the index when it is first read. A search must still
+        // compare at most `LOOKS_MAX` blocks with a content.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -433,8 +428,7 @@ mod tests {
     }
 
     /// Rule H.5: checks that the store inserts a block into the index before it calls `note_users`
-    /// for the block. One thread reads the block from disk. At the same time, a second thread finds
-    /// the block in memory and removes a user.
+    /// for the block. One thread reads the block from disk while another removes a user of it.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
@@ -457,8 +451,7 @@ mod tests {
             // ORDERING: Relaxed. The counter only makes both threads start at the same moment. It
             // orders no data.
             arrived[n].fetch_add(1, Ordering::Relaxed);
-            // ORDERING: Relaxed. The counter only makes both threads start at the same moment. It
-            // orders no data.
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment.
             while arrived[n].load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }
@@ -501,8 +494,8 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // The attribute set of this file is too long to be shared, so the file has its own block.
-        // When the set becomes short enough, it must be shared.
+        // This attribute set is too long to be shared. When it becomes short enough, it must be
+        // shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

@@ -1,7 +1,7 @@
 //! The store: mount, periodic commits, unmount.
 //!
-//! The module `mount` reads and checks a store before anything is changed. Then the mount frees the
-//! inodes without links that a crash has left in the store.
+//! The module `mount` checks a store before anything is changed. Then the mount frees the inodes
+//! without links that a crash has left.
 //!
 //! A background thread, the committer, commits every few seconds if anything has changed.
 
@@ -34,8 +34,7 @@ use crate::xattr;
 
 /// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// Interval at which the committer checks the size of the running transaction. If the transaction
-/// is too large, the committer commits early.
+/// Interval at which the committer checks whether the running transaction has become too large.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;
@@ -59,11 +58,11 @@ pub struct StoreOptions {
     pub size_bytes: Option<u64>,
     /// Maximum number of inodes, including the root directory (`nr_inodes=`). None means no limit.
     pub inodes_max: Option<u64>,
-    /// Interval of the periodic commits (`commit=`). None means that there are none: a transaction
-    /// is committed by a sync, when it becomes too large, or when the store is closed.
+    /// Interval of the periodic commits (`commit=`). None means that a transaction is committed
+    /// only by a sync, when it becomes too large, or when the store is closed.
     pub commit_every: Option<Duration>,
-    /// If the records of the running transaction take more bytes than this, the committer commits
-    /// early. If they take more than twice as many, operations wait for a commit.
+    /// If the records of the running transaction take more bytes than this, a commit starts early.
+    /// If they take more than twice as many, operations wait for it.
     pub transaction_bytes: u64,
     /// Length of the write-ahead log in bytes. Below 8192 bytes, the store has no log.
     pub log_bytes: u64,
@@ -84,13 +83,12 @@ pub struct StoreOptions {
     pub is_dirsync: bool,
     /// True if a mount makes a new store when there is none (`create`, `no_create`).
     pub is_made: bool,
-    /// True for a read-only mount (`ro`). Changes fail with `EROFS`, no new store is made, and
-    /// inodes without links are not freed. As in ext4, the mount still replays the log. If the
-    /// host's file system is mounted read-only, the log is replayed in memory only.
+    /// True for a read-only mount (`ro`). Changes fail with `EROFS`, no store is made, and inodes
+    /// without links are not freed. As in ext4, the mount still replays the log, or only in memory
+    /// if the host's file system is read-only.
     pub is_read_only: bool,
-    /// True if an inode whose attributes change often gets an attribute block of its own (a private
-    /// block), which is de-duplicated at the next commit. If false, every change of attributes is
-    /// de-duplicated at once.
+    /// True if an inode whose attributes change often gets a private attribute block, which is
+    /// de-duplicated at the next commit. If false, every change is de-duplicated at once.
     pub is_sharing_late: bool,
 }
 
@@ -100,7 +98,7 @@ impl Default for StoreOptions {
     /// - A commit comes every 5 seconds, as in ext4. A transaction has up to 32 MiB, the log has 16
     ///   MiB, and the database has a cache of 64 MiB. De-duplication is deferred to the next
     ///   commit.
-    /// - The mount is read-write, uses `relatime`, and makes a new store if there is none.
+    /// - The mount is read-write, uses `relatime`, and makes a store if there is none.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -175,8 +173,8 @@ pub struct StoreStats {
     pub xattr_blocks: u64,
     /// Inodes that use an attribute block.
     pub xattr_users: u64,
-    /// Number of inodes whose attribute sets wait for de-duplication at the next commit. Until
-    /// then, each of these inodes may have a private block, which it shares with no other inode.
+    /// Number of inodes that wait for de-duplication at the next commit. Until then, each may have
+    /// a private attribute block.
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
@@ -195,8 +193,7 @@ pub struct StoreStats {
     /// Length of the log in bytes. It is 0 if the store has no log, for example because the host
     /// had no space for it.
     pub log_bytes: u64,
-    /// True if the reserve is allocated on the host. The reserve is space that is set aside for
-    /// commits on a full host.
+    /// True if the reserve, the space for commits on a full host, is allocated.
     pub has_reserve: bool,
     /// True if changes are refused because the mount is read-only or a commit has failed.
     pub is_read_only: bool,
@@ -287,8 +284,7 @@ impl Store {
             })?,
         };
         let devices = store_dir.devices()?;
-        // The database exists, since `StoreDir` refuses a directory without a database or makes
-        // one.
+        // `StoreDir` has made the database or has found one.
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
         let mut store = Store::open_with(mount, options, |devices| store_dir.make_lost(devices))?;
@@ -337,8 +333,8 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Opens a store. `mount` is the result of a check of its files, which has changed nothing.
-    /// `make` is called to make those files of the store that are missing.
+    /// Opens a store whose files a mount has checked without changing them. `make` is called to
+    /// make the missing files.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,
@@ -353,14 +349,14 @@ impl Store {
         };
         // Only here the mount begins to change the store.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // Allocate the reserve (space for commits on a full host) before the log, because files
-        // cannot grow without it. Without the log, only fsync is slower.
+        // Allocate the reserve (space for commits on a full host) first, because files cannot grow
+        // without it. Without the log, only fsync is slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // If the reserve (space for commits on a full host) could not be allocated, use no log. A
-        // commit on a full host needs the space that the log would take.
+        // Without the reserve (space for commits on a full host), use no log: commits need the
+        // space that it would take.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
@@ -466,20 +462,17 @@ impl Store {
 
     /// Returns an unused inode number. `ENOSPC` once all numbers that a mount accepts are used.
     pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
-        // ORDERING: Relaxed. Two threads only have to get different numbers, which the atomic
-        // addition ensures.
+        // ORDERING: Relaxed. The atomic addition alone gives different numbers to two threads.
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// Calls `change`. The block budget may refuse the change while attribute sets are queued for
-    /// de-duplication. In that case this function de-duplicates the queued sets, which frees
-    /// blocks, and calls `change` once more. De-duplication frees neither space of the host nor
-    /// inodes. The caller holds no lock and no handle of the journal.
+    /// Calls `change`. If the block budget refuses the change while attribute sets are queued for
+    /// de-duplication, de-duplicates them and calls `change` once more. The caller holds no lock
+    /// and no handle of the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Read the length of the de-duplication queue both before and after `change`. Another
-        // thread may have emptied the queue in between. That has freed blocks too, so a second call
-        // of `change` may succeed.
+        // Another thread may empty the de-duplication queue during `change`, which frees blocks
+        // too. So read its length before and after that.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -492,8 +485,7 @@ impl Store {
         }
     }
 
-    /// Returns the context for a change of the data of inode `ino`: inode number, journal,
-    /// transaction and space budget.
+    /// Returns the context for a change of the data of inode `ino`.
     pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
@@ -524,8 +516,7 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces the attribute set of inode `ino`. The caller must save the record of the inode
-    /// afterwards.
+    /// Replaces the attribute set of inode `ino`. The caller then saves the record of the inode.
     ///
     /// # Errors
     /// `ENOSPC` or `EIO`. Nothing has changed in that case.
@@ -566,14 +557,14 @@ impl Store {
         Ok(())
     }
 
-    /// Frees an inode that has no links. An inode that has links is only dropped from memory.
+    /// Frees an inode without links. An inode with links only leaves memory.
     pub(crate) fn forget_inode(&self, ino: u64) {
         let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // The journal refuses a change if a commit has failed or the mount is read-only. In that
-        // case the orphan record stays, and the next mount frees the inode.
+        // If the journal refuses changes, the orphan record stays, and the next mount frees the
+        // inode.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -600,7 +591,7 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns the inode `ino` if it has an orphan record but is not in memory. Such an inode had
+    /// Returns the inode `ino` if it is not in memory and has an orphan record. Such an inode had
     /// no links at a crash and is still to be freed.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
@@ -617,8 +608,8 @@ impl Drop for Store {
             let _ = flusher.join();
         }
         self.late.share();
-        // Ignore an error. A caller that needs to know whether the last commit succeeds must call
-        // `sync` before it drops the store.
+        // A caller that needs to know whether the last commit succeeds calls `sync` before it drops
+        // the store.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -630,8 +621,8 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits at the interval `every`, if anything has changed. Commits earlier if the running
-/// transaction exceeds `bytes_max` bytes.
+/// Commits at the interval `every` if anything has changed, or earlier if the running transaction
+/// exceeds `bytes_max`.
 fn commit_in_time(
     journal: &Journal,
     late: &Late,
@@ -652,13 +643,12 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error of the commit, since `sync` and fsync report it. During or after this
-        // commit, a further transaction may be appended to the log. `forget_poke` checks for such a
-        // transaction and wakes this thread again.
+        // Ignore an error, since `sync` and fsync report it. A transaction that is logged during
+        // this commit is not forgotten: `forget_poke` looks for it.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // After the call of `share` above and before the commit, another thread may have queued an
-        // inode. That inode still waits for de-duplication, so wake this thread again.
+        // Another thread may have queued an inode between `share` and the commit. It still waits
+        // for de-duplication, so wake this thread again.
         if late.len() > 0 {
             journal.poke();
         }

@@ -95,8 +95,8 @@ pub enum OpenError {
         /// The error of the host.
         error: io::Error,
     },
-    /// The database is too old: the log is of a later generation. The first entry or end mark of
-    /// that generation in the log was written after a commit that the database has lost.
+    /// The database is too old: the log has an entry or an end mark of a later generation, so a
+    /// commit of the database is lost.
     DatabaseBehind {
         /// The generation of the database.
         database: u64,
@@ -225,8 +225,8 @@ impl From<io::Error> for OpenError {
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// True if the files of the store are opened for reading only. In that case changes of the
-    /// devices in [`StoreDir::devices`] stay in memory.
+    /// True if the files of the store are opened for reading only. Changes of the devices then stay
+    /// in memory.
     is_overlaid: bool,
 }
 
@@ -260,8 +260,8 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // Sync the directory even if the store existed already. The process that made the store may
-        // have been killed before it synced the directory.
+        // Sync the directory even if the store existed already: the process that made it may have
+        // been killed before its sync.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
@@ -284,7 +284,7 @@ impl StoreDir {
     }
 
     /// Locks the directory of an existing store for reading, which needs no permission to write.
-    /// Several processes may hold this lock at the same time.
+    /// Several processes may do so at the same time.
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
@@ -301,8 +301,7 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory of a store. If the lock is a shared one, changes of the devices that
-    /// [`StoreDir::devices`] returns stay in memory.
+    /// Locks the directory of a store. Under a shared lock, changes of the devices stay in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
@@ -312,8 +311,8 @@ impl StoreDir {
         }
     }
 
-    /// Opens the files of the store as devices. A missing file is replaced by an empty device in
-    /// memory. Later `make_lost` makes the file.
+    /// Opens the files of the store as devices. A missing file is an empty device in memory until
+    /// `make_lost` makes the file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -381,10 +380,11 @@ impl StoreDir {
 }
 
 /// Returns the pid of the process that has the store in the directory `path` open. Returns None if
-/// no process has it open, or if the process cannot be found:
-/// - A process in another pid namespace cannot be found.
-/// - No process can be found if the host reports no locks, or on btrfs, which reports locks under
-///   another device number than stat(2).
+/// that process is unknown:
+/// - No process has the store open.
+/// - The process is in another pid namespace.
+/// - The host reports no locks, or reports them under another device number than stat(2), as btrfs
+///   does.
 ///
 /// # Examples
 /// ```
@@ -424,8 +424,8 @@ fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
 }
 
 /// Returns true if the directory has no store: `meta` is missing, and no other file has content.
-/// Returns an error if `meta` is empty. Also returns an error if `meta` is missing but another file
-/// has content, since that content belongs to a store whose database is lost.
+/// Returns an error if `meta` is empty, or is missing while another file has content: that store
+/// has lost its database.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

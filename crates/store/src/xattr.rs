@@ -1,20 +1,19 @@
 //! The extended attributes of an inode, encoded as one set.
 //!
 //! All attributes and ACLs of an inode are encoded as one string of bytes, sorted by name. So equal
-//! sets of attributes have equal bytes and can share a block (`blocks`). An ACL is stored under the
-//! name `system.posix_acl_*`, in the format that user space uses. `getxattr` does not return ACLs
-//! (see `FileSystem::get_acl`).
+//! sets have equal bytes and can share a block (`blocks`). An ACL is stored as
+//! `system.posix_acl_*`, in the format of user space, but `getxattr` does not return it (see
+//! `FileSystem::get_acl`).
 //!
 //! An attribute is encoded as the length of its name (1 byte), the length of its value (4 bytes,
 //! little-endian), its name, and its value.
 //!
 //! # Limits
-//! The limits of xattr(7) hold. A name has at most 255 bytes, a value 64 KiB, and all names of an
-//! inode with their NULs 64 KiB. All names and values of an inode together have at most 1 MiB, as
-//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.)
+//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an
+//! inode with their NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs.
 //!
-//! A store made by an older version may contain a larger set. Such a set is kept, but may only
-//! become smaller.
+//! An attribute set above these limits, made by an older version, is kept. It may only become
+//! smaller.
 //!
 //! The class of a name is the part before its first dot, such as `user`. A name of an unknown class
 //! is refused, and so is a name that consists only of a class. `user` attributes are allowed only
@@ -31,9 +30,8 @@ const NAME_BYTES_MAX: usize = 255;
 const VALUE_BYTES_MAX: usize = 65536;
 /// Maximum length in bytes of all names of an inode, including their NULs (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// Maximum number of bytes of all names and values of an attribute set, except ACLs. It is enough
-/// for 16 values of the maximum length. The limit exists because a set is one value in the
-/// database, and every change of an attribute copies the whole set.
+/// Maximum number of bytes of all names and values of an attribute set, except ACLs. Every change
+/// of an attribute copies the whole set, so the set must not become too long.
 const SET_BYTES_MAX: usize = 1 << 20;
 /// The classes of names whose attributes are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -58,8 +56,8 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Returns true if the encoded set of extended attributes `set` is valid: not empty, sorted by
-/// name, without duplicate names, and not too large.
+/// Returns true if the encoded attribute set `set` is not empty, sorted by name, without
+/// duplicates, and not too large.
 pub(crate) fn is_set(set: &[u8]) -> bool {
     let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
     for (name, value) in attributes.by_ref() {
@@ -121,7 +119,7 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns the attribute set into which a setxattr(2) call changes `set`. The caller has checked
+/// Returns the attribute set that results from a setxattr(2) call on `set`. The caller has checked
 /// the name.
 ///
 /// # Errors
@@ -153,8 +151,8 @@ pub(crate) fn changed(
     Ok(with(set, name, Some(value)))
 }
 
-/// Returns the access ACL or the default ACL (`kind`) in the attribute set `set`, if there is one.
-/// `EIO` if the ACL is invalid.
+/// Returns the ACL of the kind `kind` in the attribute set `set`, if there is one. `EIO` if it is
+/// invalid.
 pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     match find(set, acl_name(kind)) {
         Some(value) => Acl::from_xattr(value).map_err(|_| Errno::IO),
@@ -162,8 +160,8 @@ pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     }
 }
 
-/// Returns the attribute set `set` with its access ACL or default ACL (`kind`) replaced by `acl`,
-/// or removed if `acl` is None.
+/// Returns the attribute set `set` with its ACL of the kind `kind` replaced by `acl`, or removed if
+/// `acl` is None.
 pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
     with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
 }
@@ -183,9 +181,10 @@ fn acl_kind(name: &[u8]) -> Option<AclKind> {
 /// Checks the name of an attribute before the attribute is changed.
 ///
 /// # Errors
-/// `ERANGE` for a name that is empty or too long. `EOPNOTSUPP` for a name without a known prefix
-/// such as `user.`. `EINVAL` for a prefix alone, or for a name that contains a NUL. `EPERM` for a
-/// name with `user.` if the file is neither a regular file nor a directory.
+/// - `ERANGE` for a name that is empty or too long.
+/// - `EOPNOTSUPP` for a name without a known prefix such as `user.`.
+/// - `EINVAL` for a prefix alone, or for a name that contains a NUL.
+/// - `EPERM` for a `user.` name if the file is neither a regular file nor a directory.
 pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::RANGE);

@@ -1,20 +1,18 @@
-//! A global allocator that counts allocations. With it a test can check that an operation does not
-//! allocate, or does not leak.
+//! A global allocator that counts allocations, for tests that an operation does not allocate or
+//! does not leak.
 //!
-//! A test binary makes a [`Counting`] its global allocator, and compares the counts of allocations
-//! before and after an operation. Other threads of the binary may allocate at any time. So there
-//! are counts of the whole process, and counts of one thread.
+//! A test binary makes a [`Counting`] its global allocator, and compares counts before and after an
+//! operation. Other threads may allocate at any time, so there are counts of the process and counts
+//! of one thread.
 //!
-//! For the process, the allocator counts the bytes and blocks that are allocated and not freed
-//! ([`Counting::live`]). Tests use these numbers to check bounds on memory. For the calling thread,
-//! it counts the allocations ([`thread_allocations`]), for tests of exact numbers.
+//! For the process, the allocator counts the bytes and blocks that are not freed yet
+//! ([`Counting::live`]), for bounds on memory. For the calling thread, it counts the allocations
+//! ([`thread_allocations`]), for exact numbers.
 //!
-//! The byte counts add up the requested sizes. They leave out the bytes that malloc adds by
-//! rounding.
+//! The byte counts add up the requested sizes, without malloc's rounding.
 //!
 //! The counters of the process are atomics. The counter of a thread is a thread-local cell without
-//! a destructor. Such a cell is accessed without an allocation, which would call the allocator
-//! recursively. It can also be used while the thread ends, when the allocator still runs.
+//! a destructor. Access to it does not allocate, and is possible even while the thread ends.
 //!
 //! ```
 //! use corewalk_testkit::alloc::{Counting, thread_allocations};
@@ -60,18 +58,15 @@ impl Counting {
 
     /// Returns the memory that the process has allocated and not freed.
     ///
-    /// The function reads four counters one after the other: the bytes and the blocks that were
-    /// allocated and freed. So the result is exact only if no other thread allocates or frees
-    /// meanwhile.
+    /// Reads four counters one after the other, so the result is exact only if no other thread
+    /// allocates or frees meanwhile.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. The counts are statistics: they are exact only if no other thread
-        // allocates or frees during the call. `live` reads the counts of freed memory before those
-        // of allocated memory, so that a difference is seldom negative. A negative difference
-        // counts as 0.
+        // ORDERING: Relaxed. The counts are statistics. `live` reads the freed memory before the
+        // allocated memory, so that the difference is seldom negative. A negative difference counts
+        // as 0.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
-        // ORDERING: Relaxed. The counts of allocated memory are statistics, exact only if no other
-        // thread allocates or frees.
+        // ORDERING: Relaxed. The counts are statistics.
         let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
         let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
         Live {
@@ -107,16 +102,15 @@ thread_local! {
     static THREAD_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the number of allocations that the calling thread has made with a [`Counting`]
-/// allocator.
+/// Returns the number of allocations of the calling thread with a [`Counting`] allocator.
 ///
 /// A reallocation counts as one.
 pub fn thread_allocations() -> u64 {
     THREAD_ALLOCATIONS.with(Cell::get)
 }
 
-// SAFETY: `Counting` passes each call to `System` unchanged. So a block comes from `System` with
-// the requested layout, and goes back with the same layout. Counting neither allocates nor unwinds.
+// SAFETY: `Counting` passes each call to `System` unchanged, so a block goes back with its layout.
+// Counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller promises a layout of non-zero size.
@@ -138,14 +132,13 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.count_freed(layout.size());
-        // SAFETY: the caller promises that this allocator has allocated `block` with `layout`. So
-        // `block` came from `System`.
+        // SAFETY: by the caller's promise, `block` came from `System` with `layout`.
         unsafe { System.dealloc(block, layout) };
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: the caller promises that this allocator has allocated `block` with `layout`, so
-        // `block` came from `System`. The caller also promises a valid new size.
+        // SAFETY: by the caller's promise, `block` came from `System` with `layout`, and the new
+        // size is valid.
         let moved = unsafe { System.realloc(block, layout, new_size) };
         if !moved.is_null() {
             self.count_freed(layout.size());

@@ -1,19 +1,18 @@
-//! Child processes by fork(2) without exec(2). They start fast, which helps a test that starts and
-//! kills many of them.
+//! Child processes by fork(2) without exec(2). They start fast, for tests that start and kill many
+//! of them.
 //!
-//! The child of a process with several threads has only a copy of the forking thread. A lock that
-//! another thread held stays locked in the child for ever. So [`Forked::start`] panics if the
-//! process has a second thread. A test that forks must be a program without the test harness
-//! (`harness = false`).
+//! The child of a process with several threads has only a copy of the forking thread. A lock of
+//! another thread stays locked in the child for ever. So [`Forked::start`] panics if the process
+//! has a second thread. A test that forks is a program without the test harness (`harness =
+//! false`).
 //!
 //! # Guarantees
 //!
-//! - A.1: a child ends when its body returns. It runs no destructors and no exit handlers of the
-//!   parent.
+//! - A.1: a child ends when its body returns, without destructors or exit handlers of the parent.
 //! - A.2: when a [`Forked`] is dropped, its child is killed and waited for.
 //!
-//! Source: fork(2); the rule of POSIX that the child of a process with several threads may call
-//! only async-signal-safe functions.
+//! Source: fork(2); POSIX: the child of a process with several threads may call only
+//! async-signal-safe functions.
 #![expect(unsafe_code, reason = "fork is an unsafe function")]
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -50,15 +49,14 @@ impl Forked {
     pub fn start(body: impl FnOnce()) -> io::Result<Self> {
         let threads = fs::read_dir("/proc/self/task")?.count();
         assert_eq!(threads, 1, "a process with several threads must not fork");
-        // SAFETY: the process has only this thread. So no other thread holds a lock that the child
-        // would wait for in vain.
+        // SAFETY: the process has only this thread, so no other thread holds a lock that the child
+        // would wait for.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 let has_returned = catch_unwind(AssertUnwindSafe(body)).is_ok();
-                // SAFETY: `_exit` ends this process at once, and runs no exit handlers or
-                // destructors.
+                // SAFETY: `_exit` ends this process at once, without exit handlers or destructors.
                 unsafe { libc::_exit(i32::from(!has_returned)) }
             }
             _ => Ok(Self { pid: Pid::from_raw(pid) }),
@@ -95,8 +93,8 @@ impl Forked {
         Ok(status.is_some_and(|status| status.exit_status() == Some(0)))
     }
 
-    /// Returns None if the child still runs. If it has ended, returns true if its body returned
-    /// without a panic.
+    /// Returns None if the child still runs. Otherwise returns true if its body returned without a
+    /// panic.
     ///
     /// # Errors
     ///
@@ -111,8 +109,8 @@ impl Forked {
 
     fn end(&mut self) -> io::Result<Option<WaitStatus>> {
         let Some(pid) = self.pid.take() else { return Ok(None) };
-        // The signal cannot reach another process: before waitpid(2), the kernel does not reuse the
-        // pid of an ended child.
+        // The pid of an ended child is not reused before waitpid(2), so the signal reaches no other
+        // process.
         let _killed = kill_process(pid, Signal::KILL);
         wait(Some(pid))
     }

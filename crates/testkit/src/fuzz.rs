@@ -1,16 +1,16 @@
-//! Fuzz tests. A fuzz test runs its target, which is the code under test, with the inputs of a
-//! corpus and with randomly changed copies of them.
+//! A fuzz test runs its target, the code under test, with the inputs of a corpus and with randomly
+//! changed copies of them.
 //!
 //! The corpus of a fuzz test is a directory of inputs, in `fuzz/` below the root of the repository.
-//! The test first runs all of them. Then it repeatedly picks an input, changes a few bytes of a
-//! copy, and runs the copy.
+//! The test first runs all of them. Then it repeatedly copies one of them, changes a few bytes of
+//! the copy, and runs it.
 //!
-//! For each input the target returns an answer, for example an error number. A changed input that
-//! gives a new answer is added to the inputs that the test picks from. So the search gets past the
-//! first check that refuses an input.
+//! The target returns an answer for each input, for example an error number. The test also picks
+//! from changed inputs that gave a new answer. So the search gets past the first check that refuses
+//! an input.
 //!
-//! The code under test reports an error by a panic. In that case the fuzz test writes the input to
-//! a file, and prints the command that adds the file to the corpus.
+//! If the code under test panics, the fuzz test writes the input to a file, and prints the command
+//! that adds the file to the corpus.
 //!
 //! ```
 //! use corewalk_testkit::fuzz::Fuzz;
@@ -21,8 +21,8 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: the inputs depend only on the corpus (the stored inputs), the code under test and the
-//!   seed. So a run with the printed seed in `COREWALK_SEED` repeats a failure.
+//! - A.1: the inputs depend only on the corpus, the code under test and the seed. So a run with the
+//!   printed seed in `COREWALK_SEED` repeats a failure.
 //! - A.2: a test without a corpus panics.
 //!
 //! `COREWALK_FUZZ_TIMES` multiplies the number of runs; `cargo xtask nightly` sets it.
@@ -48,8 +48,7 @@ const TIMES: &str = "COREWALK_FUZZ_TIMES";
 /// The longest input in bytes. A longer one is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that often are limits in code, such as the largest value of an integer type. A fuzz test
-/// writes them into its inputs.
+/// Numbers that often are limits in code, such as the largest value of an integer type.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
@@ -129,8 +128,7 @@ impl Fuzz {
         paths.iter().map(|path| fs::read(path).expect("an input can be read")).collect()
     }
 
-    /// Changes `input` in one random place. Some changes insert bytes of `other`, which is another
-    /// input.
+    /// Changes `input` in one random place, in some cases with bytes of `other`, another input.
     fn change(&self, input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         let at = rng.index(input.len() + 1);
         let end = (at + 1 + rng.index(16)).min(input.len());
@@ -148,8 +146,8 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // Overwrite one to eight bytes of the input with one of the numbers in `EDGES`, or
-                // with that number plus or minus 1.
+                // Overwrite one to eight bytes with one of the numbers in `EDGES`, plus or minus at
+                // most 1.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -172,8 +170,8 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// A guard that exists while the code under test runs. If that code panics, the drop of the guard
-/// writes the input to a file.
+/// A guard that exists while the code under test runs. Its drop during a panic writes the input to
+/// a file.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -200,10 +198,10 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// Checks that the fuzzer finds an input that passes several checks in a row. The function
-    /// under test compares three bytes one after the other, and answers how many were right. To
-    /// pass all three comparisons, the fuzzer must go on changing inputs that gave new answers.
-    // Do not run this test under Miri: it would take long, and this code has no unsafe parts.
+    /// Checks that the fuzzer finds an input that passes three checks in a row, by going on with
+    /// inputs that gave new answers. The function under test compares three bytes, and answers how
+    /// many were right.
+    // Miri would take long, and this code is safe.
     #[cfg(not(miri))]
     #[test]
     fn inputs_with_new_answers_lead_past_checks() {

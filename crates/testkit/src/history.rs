@@ -1,18 +1,17 @@
 //! Records the calls of several threads and their results.
 //!
-//! A history is a set of calls. Each call has the time of its invocation, the time of its return,
-//! the operation and the result. The times come from a logical [`Clock`], a counter, so that the
-//! order of any two events is known. Wall-clock time is too coarse for that, and may differ between
-//! processors.
+//! A history is a set of calls, each with the times of its invocation and its return, its operation
+//! and its result. The times come from a logical [`Clock`], a counter, so that the order of any two
+//! events is known. Wall-clock time is too coarse for that.
 //!
 //! Each thread records its calls in its own [`Recorder`]. [`History::join`] joins the recorders
 //! after the threads have ended.
 //!
 //! # Guarantees
 //!
-//! The fields `invoked` and `returned` of a call are the times of its invocation and its return.
-//! - A.1: if the return of call `a` happens before the invocation of call `b`, then `a.returned` is
-//!   less than `b.invoked`. Two calls of one thread are an example.
+//! `invoked` and `returned` are the times of the invocation and of the return of a call.
+//! - A.1: if the return of call `a` happens before the invocation of call `b`, as in one thread,
+//!   then `a.returned` is less than `b.invoked`.
 //! - A.2: if `a.returned` is less than `b.invoked`, then `a` happens before `b`. So a checker may
 //!   demand that `b` sees the effects of `a`.
 //! - A.3: a call that panicked stays in the history without a result. It may or may not have taken
@@ -20,10 +19,9 @@
 //!
 //! # Side effect
 //!
-//! Each recorded call makes two read-modify-writes of the clock, which is one shared cache line.
-//! They order the calls of different threads more strongly than the code under test does. So a
-//! missing barrier may go unnoticed. Use the model checker to find weak orderings, and histories to
-//! find wrong results.
+//! Each recorded call makes two read-modify-writes of the clock, which order the calls of different
+//! threads more strongly than the code under test does. So a missing barrier may go unnoticed. Use
+//! a model checker to find weak orderings, and histories to find wrong results.
 //!
 //! Source: Herlihy and Wing, "Linearizability: a correctness condition for concurrent objects",
 //! 1990.
@@ -43,25 +41,24 @@ impl Clock {
         Self { ticks: AtomicU64::new(0) }
     }
 
-    /// Returns the current logical time, and then advances the clock. So no two calls return the
-    /// same time.
+    /// Returns the current logical time, and advances the clock. So no two calls return the same
+    /// time.
     pub fn tick(&self) -> u64 {
-        // ORDERING: AcqRel. Calls of `tick` (ticks) by different threads pair with each other. The
-        // actions of a thread before its tick happen before the actions of another thread after a
-        // later tick (A.2).
+        // ORDERING: AcqRel. Calls of `tick` by different threads pair with each other. The actions
+        // of a thread before its tick happen before those of another thread after a later tick
+        // (A.2).
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 
     /// Returns the number of ticks so far, and stores nothing.
     ///
-    /// A tick is a call of [`Clock::tick`]. The ticks that the result counts happen before this
-    /// call of `now` returns. A writer may tick and then store a value. If this thread has read
-    /// that value, the result counts the writer's tick. So a reader that stores nothing can place
-    /// its read between two ticks of writers.
+    /// The result counts the ticks (calls of [`Clock::tick`]) that happen before this call returns,
+    /// also one that a writer made before it stored a value that this thread has read. So a reader
+    /// that stores nothing can place its read between two ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. Another thread may have called `tick` and then stored a value.
-        // If this thread has read that value before, the load of the clock below counts that tick.
-        // The fence ensures this even if the value was read with a relaxed load.
+        // ORDERING: Acquire fence. If this thread has read a value that another thread stored after
+        // a `tick`, the load below counts that tick. The fence ensures this even if the value was
+        // read with a relaxed load.
         fence(Ordering::Acquire);
         // ORDERING: Acquire, paired with `tick`.
         self.ticks.load(Ordering::Acquire)
@@ -89,8 +86,7 @@ impl<O, R> Call<O, R> {
         Self { thread, invoked, returned, op, ret: Some(ret) }
     }
 
-    /// Returns a call that is still pending at the end of the history, for a history that a test
-    /// writes by hand.
+    /// Returns a call that is pending at the end of a history that a test writes by hand.
     pub fn pending(thread: usize, invoked: u64, op: O) -> Self {
         Self { thread, invoked, returned: u64::MAX, op, ret: None }
     }
@@ -133,8 +129,7 @@ pub struct Recorder<'c, O, R> {
 impl<'c, O, R: Clone> Recorder<'c, O, R> {
     /// Returns an empty buffer for thread number `thread`.
     ///
-    /// The buffer has memory for `capacity` calls from the start, so that recording these calls
-    /// does not allocate.
+    /// The buffer has memory for `capacity` calls, so that recording them does not allocate.
     pub fn new(clock: &'c Clock, thread: usize, capacity: usize) -> Self {
         Self { clock, thread, calls: Vec::with_capacity(capacity) }
     }

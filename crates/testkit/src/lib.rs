@@ -1,8 +1,7 @@
 //! Tools for the tests of the workspace.
 //!
-//! A concurrent test needs more than threads in a loop. It has to start the threads together,
-//! repeat a run from a seed, and notice a hang. It also has to count the outcomes, and check the
-//! results of all threads. Each module is a tool for one of these tasks.
+//! Each module is a tool for one task of a concurrent test: start threads together, repeat a run
+//! from a seed, notice a hang, count outcomes, and check results.
 //!
 //! | module | use it if |
 //! |---|---|
@@ -27,8 +26,7 @@
 //!   each of them, even `corewalk-base`, can use it.
 //! - Its atomics and threads are those of the standard library, never those of a model checker (see
 //!   `real.rs`).
-//! - It may have unsafe code, for the allocators and the sealed memory. No program for users
-//!   contains it.
+//! - It may have unsafe code, since no program for users contains it.
 //!
 //! Source: crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`), and `TigerBeetle`, whose tests have
 //! controls: wrong code that a test must reject.

@@ -10,30 +10,26 @@
 //! # How it works
 //!
 //! The search is that of Wing and Gong. It takes a call that may come first among the remaining
-//! calls, and runs it on the model. If the result fits, the search continues with the remaining
-//! calls. If no order of the remaining calls fits, the search puts the call back and tries another
-//! one.
+//! calls, and runs it on the model. If the result fits, it continues with the rest. If no order of
+//! the rest fits, it puts the call back and tries another one.
 //!
-//! An addition by Lowe makes this search practical. The further search depends only on the set of
-//! calls that are already in the sequence, and on the state of the model. So it visits each
-//! combination of a set and a state only once. To take a call or to put it back changes four links
-//! of a list (`EventList`). The search has its own stack, so a long history does not overflow the
-//! thread's stack.
+//! Lowe's addition makes this search practical: it visits each set of calls with the same state of
+//! the model only once. To take a call or to put it back changes four links of a list
+//! (`EventList`). The search has its own stack, so a long history does not overflow that of the
+//! thread.
 //!
 //! # Bounds
 //!
-//! To decide whether a history is linearizable is NP-complete. So the search gives up after it has
-//! visited [`Limit::states`] combinations of a set of calls and a model state. It then returns
-//! [`Verdict::Undecided`]. The cost grows with the number of calls that overlap. So limit the
-//! number of threads, not of calls.
+//! Whether a history is linearizable is an NP-complete question. So the search gives up after
+//! [`Limit::states`] search states and returns [`Verdict::Undecided`]. The cost grows with the
+//! number of calls that overlap, so limit the number of threads, not of calls.
 //!
 //! # The report
 //!
-//! Each prefix of a linearizable history is linearizable, so a wrong history has a shortest wrong
-//! prefix. The report finds that prefix by bisection. It shows the last call of the prefix, the
-//! calls that overlap it, and a state of the model that explains the calls before it. The report
-//! omits the other calls, but the check does not. If a call such as a write is omitted, a correct
-//! history may become a wrong one.
+//! Each prefix of a linearizable history is linearizable, so the report finds the shortest wrong
+//! prefix by bisection. It shows the last call of the prefix, the calls that overlap it, and a
+//! state of the model that explains the calls before it. Only the report omits other calls: without
+//! a call such as a write, a correct history may become wrong.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via
@@ -55,8 +51,8 @@ const SHOWN_BEFORE: usize = 12;
 
 /// A sequential model of the code under test. It computes the correct results.
 ///
-/// The search for an order of the calls clones the model's state at each step. So the state should
-/// be small or share structure.
+/// The search clones the model's state at each step, so the state should be small or share
+/// structure.
 ///
 /// ```
 /// use corewalk_testkit::linearize::Spec;
@@ -94,9 +90,8 @@ pub trait Spec: Clone + Eq + Hash {
 
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
-    /// This default implementation requires that `seen` equals `right`. Override it if an operation
-    /// may have other results, such as "try again". The state of the model after the operation is
-    /// in any case that in which `apply` left it.
+    /// By default `seen` must equal `right`. Override this if an operation may have other results,
+    /// such as "try again". The state of the model is in any case that in which `apply` left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -106,15 +101,14 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after this number of distinct pairs. A pair is a set of calls that the
-    /// search has put in order, and the state of the model after them.
+    /// The search gives up after this number of distinct search states: sets of calls in order,
+    /// with the state of the model after them.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million search states. A search state is a set of calls that are
-    /// already in the sequence, and a state of the model. A search of that size takes a few seconds
-    /// and a few hundred MiB.
+    /// Returns a limit of four million search states (set of calls, state of the model). Such a
+    /// search takes a few seconds and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -132,7 +126,7 @@ pub enum Verdict {
     Undecided,
 }
 
-/// Checks whether `history` is linearizable if the model starts in state `initial`.
+/// Checks whether `history` is linearizable, with the model's first state `initial`.
 pub fn check<S: Spec>(initial: &S, history: &History<S::Op, S::Ret>, limit: Limit) -> Verdict {
     Search::new(initial, history.calls(), u64::MAX, limit).run()
 }
@@ -141,8 +135,8 @@ pub fn check<S: Spec>(initial: &S, history: &History<S::Op, S::Ret>, limit: Limi
 ///
 /// # Panics
 ///
-/// Panics with a report and `seed` if the history is not linearizable, or if [`check`] reaches its
-/// limit before it has decided.
+/// Panics with a report and `seed` if the history is not linearizable, or if [`check`] is
+/// undecided.
 pub fn assert_linearizable<S: Spec + Debug>(
     initial: &S,
     history: &History<S::Op, S::Ret>,
@@ -173,9 +167,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Search for the shortest wrong prefix of the history by bisection. Each prefix that contains a
-    // wrong prefix is wrong too. The result is the number of returns in the longest prefix that is
-    // not wrong.
+    // Search for the shortest wrong prefix by bisection: each prefix that contains a wrong prefix
+    // is wrong too. The result is the number of returns in the longest right prefix.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -229,32 +222,28 @@ fn describe<S: Spec + Debug>(
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// One element per call: true if the call returned within the prefix of the history that is
-    /// checked. All other calls count as pending.
+    /// One element per call: true if the call returned within the checked prefix. Other calls count
+    /// as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The sequence of calls that this search for a linearization has built so far. Each call is
-    /// there with the model's state before it.
+    /// The sequence of calls so far, each with the model's state before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls that are still missing in the sequence. Only the calls that returned
-    /// within the checked prefix of the history are counted.
+    /// The number of calls within the checked prefix that are still missing in the sequence.
     missing: usize,
 }
 
 impl<'h, S: Spec> Search<'h, S> {
-    /// Returns a search for a linearization of a part of the history: the prefix that ends at time
-    /// `until`.
+    /// Returns a search for a linearization of the prefix of the history that ends at time `until`.
     fn new(initial: &S, calls: &'h [Call<S::Op, S::Ret>], until: u64, limit: Limit) -> Self {
         let is_answered: Vec<bool> =
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
         let mut events = Vec::with_capacity(calls.len() * 2);
         for (index, call) in calls.iter().enumerate().filter(|(_, call)| call.invoked <= until) {
-            // If a call is invoked at the time at which another returns, sort the invocation first,
-            // so that the two calls overlap.
+            // At equal times, sort an invocation before a return, so that the two calls overlap.
             events.push((call.invoked, 0, EventList::invocation(index)));
             if is_answered[index] {
                 events.push((call.returned, 1, EventList::answer(index)));
@@ -299,8 +288,8 @@ impl<'h, S: Spec> Search<'h, S> {
     }
 
     /// Appends call `index` to the sequence. Returns [`Step::Refused`] if the model gives another
-    /// result than the recorded one. Does so also if the search has already visited the same set of
-    /// calls with the same state of the model.
+    /// result than the recorded one, or if the search has already visited this set of calls with
+    /// this state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -325,8 +314,8 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Removes the last call from the sequence that the search builds, and returns it. Returns None
-    /// if the sequence is empty.
+    /// Removes the last call from the sequence, and returns it. Returns None if the sequence is
+    /// empty.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -340,26 +329,24 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     /// The call was taken.
     Taken,
-    /// The call cannot come next in the sequence that the search builds, for one of two reasons.
-    /// Its result differs from the model's, or the search has already visited the same set of calls
-    /// with the same state of the model.
+    /// The call cannot come next: its result differs from the model's, or the search has already
+    /// visited the same set of calls with the same state of the model.
     Refused,
-    /// The next event of the history is the return of a call that is not in the sequence yet. All
-    /// further calls were invoked later, so that call had to come earlier in the sequence. So an
-    /// earlier choice was wrong.
+    /// The next event is the return of a call that is not in the sequence yet. All further calls
+    /// were invoked later, so an earlier choice was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,
 }
 
-/// The events (invocations and returns) of the calls that the search has not put in order yet. They
-/// are in a doubly linked ring, ordered by time.
+/// The events (invocations and returns) of the calls that are not in order yet, in a doubly linked
+/// ring, ordered by time.
 ///
 /// # Invariants
 ///
 /// Node 0 is the head of the ring. The invocation of call `i` is node `2 * i + 1`, and its return
-/// is node `2 * i + 2`. An unlinked node keeps its links to its former neighbours, which show where
-/// to link it again. So nodes must be linked again in the reverse order of their unlinking.
+/// is node `2 * i + 2`. An unlinked node keeps its links, which show where to link it again. So
+/// nodes must be linked again in the reverse order.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -389,8 +376,7 @@ impl EventList {
         2 * call + 2
     }
 
-    /// Returns the call whose invocation is the node `node` of the list. Returns None if the node
-    /// is a return or the head of the list.
+    /// Returns the call whose invocation is `node`, or None for a return or the head of the list.
     fn invoked_call(node: usize) -> Option<usize> {
         (node % 2 == 1).then_some(node / 2)
     }
@@ -510,9 +496,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // The checker must reject two reads in a row, both during a write, if only the first
-        // returns the new value. Each result alone is possible, but no order of the calls explains
-        // both.
+        // During a write, two reads in a row are wrong if only the first returns the new value.
+        // Each result alone is possible.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -570,9 +555,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Check the calls in chunks of 2,000. At each step, the search copies the set of the calls
-        // that are in its sequence. The set has one bit per call, so one search over all calls
-        // would be slow.
+        // Each step of the search copies a set with one bit per call. So check the calls in chunks
+        // of 2,000.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }
@@ -600,8 +584,8 @@ mod tests {
         assert_linearizable(&Register::default(), &history, Seed(42));
     }
 
-    /// Returns true if `calls` are linearizable. Tries all orders of the calls, with each subset of
-    /// the calls that did not return.
+    /// Returns true if `calls` are linearizable. Tries all orders, with each subset of the pending
+    /// calls.
     fn is_linearizable_by_force(calls: &[Call<Op, u8>]) -> bool {
         fn extend(calls: &[Call<Op, u8>], taken: u32, state: &Register) -> bool {
             let left = |index: &usize| taken & (1 << index) == 0;
@@ -623,8 +607,8 @@ mod tests {
         extend(calls, 0, &Register::default())
     }
 
-    /// Generates a random history of a register: three threads make up to seven reads, writes and
-    /// swaps of values from 0 to 2.
+    /// Generates a random history of a register: up to seven reads, writes and swaps by three
+    /// threads.
     fn small_history() -> impl Strategy<Value = Vec<Call<Op, u8>>> {
         let op = prop_oneof![
             Just(Op::Read),
@@ -674,9 +658,8 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // Other tests compare the search with a check by brute force on random histories. Check
-        // that some of these histories are linearizable and some are not. Otherwise the comparison
-        // would prove little.
+        // The random histories of other tests must include linearizable and wrong ones. Otherwise
+        // these tests would prove little.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

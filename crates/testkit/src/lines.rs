@@ -1,33 +1,32 @@
-//! Records which cache lines an operation reads and writes. With it a test can prove that no
-//! operation writes a line that another one reads or writes.
+//! Records which cache lines an operation reads and writes. So a test can prove that no operation
+//! writes a line that another one touches.
 //!
-//! Two threads scale if neither writes a cache line that the other touches. On two processors a
-//! test cannot measure how well a program would scale to eighty. But it can record the lines of
-//! each operation by itself, and compare the two recordings. A line that one operation writes and
-//! the other reads or writes is a *conflict*.
+//! Two threads scale if neither writes a cache line that the other touches. Two processors cannot
+//! show how well a program scales to eighty. But a test can record the lines of each operation by
+//! itself, and compare two recordings. A line that one operation writes and the other reads or
+//! writes is a *conflict*.
 //!
 //! # How it works
 //!
-//! While an operation runs, all memory that was allocated in a [`Phase`] (while the test built its
-//! data) is inaccessible, so that each access faults. The handler of SIGSEGV records the address
-//! and gives access to the page. It also sets the trap flag, which stops the processor after one
-//! instruction. Then the handler of SIGTRAP takes the access away again.
+//! While an operation runs, the memory of the [`Phase`] is inaccessible, so that each access
+//! faults. The handler of SIGSEGV records the address, gives access to the page, and sets the trap
+//! flag, which stops the processor after one instruction. Then the handler of SIGTRAP takes the
+//! access away again.
 //!
 //! The code under test is not changed, so a test can even record a release build.
 //!
 //! # Rules
 //!
 //! - During a recording, no other thread accesses memory that was allocated in the [`Phase`].
-//! - Two operations may use a counter that has one cache line per thread. Record such operations on
-//!   two threads. On one thread both would use the same line, which would show as a conflict.
+//! - Operations on a counter with one cache line per thread are recorded on two threads. On one
+//!   thread both would use the same line, which would show as a conflict.
 //! - The operation makes no system call with a pointer to memory of the phase. Such a call would
 //!   fail with `EFAULT`.
 //!
 //! # Limits
 //!
 //! A recording contains no accesses to statics, stacks and thread-local variables. If one
-//! instruction touches two cache lines of a page, only the first faults, so the second is missing.
-//! Only the code paths that the operation took are recorded.
+//! instruction touches two cache lines of a page, the second is missing.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013; sigaction(2).
 #![expect(unsafe_code, reason = "handlers of signals, and mprotect")]
@@ -43,12 +42,11 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Maximum number of memory accesses in a recording. If a recording is full, later accesses may be
-/// missing, so [`Watched::record`] panics.
+/// Maximum number of memory accesses in a recording. [`Watched::record`] panics if it is reached.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
-/// The bit of a page fault's error code that is set if the faulting instruction was a store.
+/// The bit of a page fault's error code for a store.
 const FAULT_STORE: i64 = 1 << 1;
 /// The trap flag in the flags register. While it is set, the processor stops after each
 /// instruction.
@@ -78,18 +76,15 @@ impl Lines {
 /// The memory that was allocated in a phase, ready for recordings.
 #[derive(Debug)]
 pub struct Watched {
-    /// The watched ranges, in a box so that they do not move: the signal handlers have a pointer to
-    /// them.
+    /// The watched ranges, in a box because the signal handlers have a pointer to them.
     ranges: Box<Ranges>,
 }
 
-/// The state that the signal handlers share with [`Watched::record`]. A handler may use only
-/// atomics.
+/// The state that the signal handlers, which may use only atomics, share with [`Watched::record`].
 struct Recorder {
     /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// The addresses of the accesses. The lowest bit of each address says whether the access was a
-    /// store (1) or a load (0).
+    /// The addresses of the accesses. The lowest bit is 1 for a store and 0 for a load.
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
     /// The pages to which the current instruction has access.
@@ -109,26 +104,24 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase, in which the test has built its data. From now on, [`Watched::record`] can
-    /// record accesses to the memory that was allocated in the phase.
+    /// Ends the phase. From now on, [`Watched::record`] can record accesses to the memory that was
+    /// allocated in it.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }
 }
 
 impl Watched {
-    /// Runs `operation`, and returns the cache lines that it has touched. Covers only the memory
-    /// that was allocated in the [`Phase`], while the test built its data.
+    /// Runs `operation`, and returns the cache lines that it has touched, of memory that was
+    /// allocated in the [`Phase`].
     ///
     /// # Panics
     ///
-    /// Panics if another recording of memory accesses runs, or if the kernel refuses mprotect(2) or
-    /// sigaction(2). Also panics if `operation` makes more than 16,383 accesses to the recorded
-    /// memory.
+    /// Panics if another recording runs, if the kernel refuses mprotect(2) or sigaction(2), or if
+    /// `operation` makes more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
         // ORDERING: Relaxed, like all orderings in this file. Only one thread is recorded at a
-        // time, and the signal handlers interrupt that thread. So a single thread uses the words of
-        // `RECORDER`.
+        // time, and the signal handlers interrupt that thread.
         assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
@@ -160,9 +153,8 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported this range of addresses as private and writable. If
-            // an access faults, the handler of SIGSEGV gives access to the page, and the access
-            // continues.
+            // SAFETY: the kernel has reported this range as private and writable. If an access
+            // faults, the handler of SIGSEGV gives access to the page.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }
@@ -175,10 +167,10 @@ fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     // SAFETY: a `sigaction` of zeroes is valid: it has no flags and an empty mask.
     let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     new.sa_sigaction = handler as usize;
-    // Without `SA_NODEFER`, a fault in the handler ends the process instead of recursing for ever.
+    // Without `SA_NODEFER`, a fault in the handler ends the process.
     new.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: both pointers are to a `sigaction`. The handler takes the three arguments that the
-    // kernel passes with `SA_SIGINFO`.
+    // SAFETY: both pointers are to a `sigaction`. The handler takes the three arguments of
+    // `SA_SIGINFO`.
     let done = unsafe { libc::sigaction(signal, &raw const new, old.as_mut_ptr()) };
     assert_eq!(done, 0, "sigaction");
     // SAFETY: sigaction(2) has succeeded, so it has filled in `old`.
@@ -202,9 +194,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: the pointer is null, or leads to the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
-        // The fault is not in the memory whose accesses are recorded, so it is an error of the
-        // program. Restore the default disposition, so that the fault occurs again and ends the
-        // process.
+        // The fault is an error of the program. Restore the default disposition, so that it occurs
+        // again and ends the process.
         // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -214,8 +205,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // The faulting instruction runs again when this handler returns. It may load and then store. So
-    // if it faulted at a load, make the page only readable, and the store faults too.
+    // The faulting instruction runs again when this handler returns. After a fault by a load, make
+    // the page only readable, so that a store by the same instruction faults too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -238,8 +229,8 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Appends `word` to a list of fixed size. If the list is full, only `len` increases. So a `len`
-/// above the size of the list shows that elements are missing.
+/// Appends `word` to a list of fixed size. If the list is full, only `len` increases, which shows
+/// that elements are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);
@@ -251,8 +242,8 @@ fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
 
 fn allow(page: usize, access: MprotectFlags) {
     let start = ptr::with_exposed_provenance_mut::<c_void>(page);
-    // SAFETY: the page is in a range of the recorded memory, which is private. A later access to
-    // the page faults, and the handler makes the page accessible again.
+    // SAFETY: the page is in a range of the recorded memory, which is private. A later access
+    // faults, and the handler gives access again.
     if unsafe { mprotect(start, PAGE, access) }.is_err() {
         // A panic must not unwind out of a signal handler.
         std::process::abort();

@@ -1,26 +1,25 @@
 //! Starts threads together, counts the outcomes of a race, and detects hangs.
 //!
-//! In a loop that spawns threads, the first thread often ends before the last one starts. [`run`]
-//! makes all threads wait at one barrier, gives each its own random numbers, and collects their
-//! results.
+//! Threads that are spawned in a loop often do not overlap. [`run`] makes all threads wait at one
+//! barrier, gives each its own random numbers, and collects their results.
 //!
-//! A thread of a test should end after a fixed number of rounds and not after a fixed time. Then a
-//! slow machine does the same work as a fast one.
+//! A thread of a test should end after a fixed number of rounds, so that a slow machine does the
+//! same work as a fast one.
 //!
-//! A race that never happened proves nothing. So a [`Tally`] counts the outcomes that the threads
-//! have seen, and panics if an expected one was never reached.
+//! A race that never happened proves nothing. So a [`Tally`] counts the outcomes, and panics if an
+//! expected one was never reached.
 //!
 //! A deadlock must not hang the whole test run. If the guard of a [`Watchdog`] lives too long, the
-//! watchdog prints the names and states of all threads and aborts the process. It aborts because a
-//! blocked thread cannot be unwound, and because a core file contains the stacks.
+//! watchdog prints the names and states of all threads and aborts the process. A blocked thread
+//! cannot be unwound, and a core file contains the stacks.
 //!
 //! # Rejected
 //!
-//! A function that sleeps until another thread is probably ready for a race. A test that needs an
-//! order of its threads uses a channel or a barrier instead.
+//! A function that sleeps until another thread is probably ready for a race is not here. A test
+//! that needs an order of its threads uses a channel or a barrier.
 //!
-//! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`.
-//! The tests of these traps must end in bounded time.
+//! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`,
+//! whose tests must end in bounded time.
 
 use crate::{
     real::{
@@ -88,8 +87,8 @@ pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync
         .collect()
 }
 
-/// Calls a function if the thread panics. A thread of a race uses it to end the other threads,
-/// which would otherwise wait for it for ever.
+/// Calls a function if the thread panics, for example to end other threads that would wait for it
+/// for ever.
 ///
 /// # Examples
 /// ```
@@ -135,11 +134,9 @@ impl<const N: usize> Tally<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not an outcome of this tally. So a test fails at an outcome that it does
-    /// not expect.
+    /// Panics if `name` is not an outcome of this tally.
     pub fn hit(&self, name: &str) {
-        // ORDERING: Relaxed. The count of an outcome is a statistic, which is read after the
-        // threads were joined.
+        // ORDERING: Relaxed. The count is read after the threads were joined.
         self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -149,8 +146,7 @@ impl<const N: usize> Tally<N> {
     ///
     /// Panics if `name` is not an outcome of this tally.
     pub fn count(&self, name: &str) -> u64 {
-        // ORDERING: Relaxed. The count of an outcome is a statistic, which is read after the
-        // threads were joined.
+        // ORDERING: Relaxed. The count is read after the threads were joined.
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 
@@ -202,8 +198,7 @@ pub struct Watchdog {
 struct WatchdogState {
     /// Protected by its own mutex.
     is_done: Mutex<bool>,
-    /// Notified when `is_done` is set. The thread of the watchdog waits on it, with the mutex of
-    /// `is_done`.
+    /// Notified when `is_done` is set. Used with the mutex of `is_done`.
     changed: Condvar,
 }
 
@@ -254,8 +249,7 @@ impl Drop for Watchdog {
         *self.shared.lock() = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // Ignore a panic of the watchdog's thread: a second panic in a drop would abort the
-            // process.
+            // A second panic in a drop would abort the process.
             let _ = thread.join();
         }
     }
@@ -328,8 +322,7 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // Checks that both threads run at the same time. Each waits for the other at a barrier. If
-        // they ran one after the other, the first would wait for ever.
+        // Checks that both threads run at the same time: each waits for the other at a barrier.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());

@@ -4,8 +4,8 @@
 //! This crate must not switch:
 //! - A model checker itself allocates memory with the allocators of this crate.
 //! - The watchdog of this crate must also end a model checker that hangs.
-//! - Each tick of the clock in `history` would be one more step of every schedule that the model
-//!   checker explores.
+//! - Each tick of the clock in `history` would be one more step of every schedule of the model
+//!   checker.
 //!
 //! So `cargo xtask tidy` allows this file to name the standard library's atomics and threads.
 

@@ -1,7 +1,7 @@
 //! Runs a test again in a child process with limits, and checks how the child ends.
 //!
-//! Some tests need their own process, for example to run on one processor or with few open files.
-//! Other tests let the process die or hang.
+//! Some tests need their own process, for example to run on one processor or with few open files,
+//! or let the process die or hang.
 //!
 //! Such a test runs twice. In the parent, [`role`] is None, and the test starts itself again with
 //! [`Reexec`]. In the child, [`role`] is the word that the parent has set, and the test does its
@@ -30,9 +30,8 @@
 //!
 //! - A.1: the child and its process group are killed when the timeout of the child ends, or when
 //!   [`Reexec::run`] returns.
-//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest itself reports success if
-//!   it has run no test. Then a child with the old name of a renamed test would run nothing and
-//!   pass.
+//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest itself would report
+//!   success, so a renamed test would pass without being run.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.
@@ -66,8 +65,8 @@ pub const SIGSEGV: i32 = 11;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the role of this process: the word that its parent has set, or None if this process is
-/// no child of [`Reexec`].
+/// Returns the word that the parent of this process has set, or None if this process is no child of
+/// [`Reexec`].
 pub fn role() -> Option<String> {
     env::var(ROLE_VARIABLE).ok()
 }
@@ -124,7 +123,7 @@ impl Reexec {
         self
     }
 
-    /// Restricts the child to the first one of the processors that this process may use.
+    /// Restricts the child to one processor.
     #[must_use]
     pub fn on_one_cpu(mut self) -> Self {
         self.cpus = Cpus::One;
@@ -150,8 +149,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // Kill the process group even if the child has ended, since a grandchild would keep the
-        // pipes open. An error means that no process of the group is left.
+        // A grandchild would keep the pipes open, so kill the process group even if the child has
+        // ended. An error means that the group is empty.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {
@@ -193,7 +192,7 @@ impl Reexec {
             Ok(())
         };
         // SAFETY: between fork and exec, the closure only makes system calls and reads its captured
-        // variables. It neither allocates nor takes a lock.
+        // variables.
         unsafe { command.pre_exec(confine) };
         command
     }
@@ -249,7 +248,7 @@ fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-/// Waits for the end of `child`. Returns false if it does not end before `deadline`.
+/// Waits for `child`. Returns false if it does not end before `deadline`.
 fn wait_until(child: &Child, deadline: Instant) -> bool {
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
         .expect("the child was not waited for yet");

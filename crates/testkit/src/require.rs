@@ -1,20 +1,18 @@
 //! Requirements of tests, such as root or `/dev/fuse`, that some machines do not meet.
 //!
 //! A test that cannot run calls [`skip`], which prints the reason, and returns. libtest counts such
-//! a test as passed, so all tests could pass on a machine that runs few of them. The environment
-//! variable `COREWALK_REQUIRE` lists requirements that must be met. If a listed one is missing,
-//! [`skip`] panics, so that the test fails.
+//! a test as passed. Requirements listed in the environment variable `COREWALK_REQUIRE` must be
+//! met: if one is missing, [`skip`] panics, so that the test fails.
 //!
 //! `COREWALK_REQUIRE` is a list of words that are separated by commas, for example `root,fuse`. The
-//! word `all` stands for all requirements that a user can provide: all but [`Need::Machine`].
-//! `.ci/run` sets `all`.
+//! word `all` stands for all requirements except [`Need::Machine`], which no user can provide.
 //!
 //! Source: `docs/developing/testing.md`.
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// The environment variable that lists requirements of tests. If a listed requirement is missing, a
-/// test that needs it fails instead of being skipped.
+/// The environment variable that lists requirements of tests. A test without a listed requirement
+/// fails instead of being skipped.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
 /// A requirement on the machine.
@@ -22,16 +20,16 @@ const REQUIRE: &str = "COREWALK_REQUIRE";
 pub enum Need {
     /// The user is root, with all capabilities.
     Root,
-    /// Needs permission to mount with FUSE: `/dev/fuse` can be opened. A user other than root also
+    /// Needs permission to mount with FUSE: `/dev/fuse` can be opened. Another user than root also
     /// needs the program `fusermount3`.
     Fuse,
     /// A program or library of a package is installed.
     Package,
-    /// Needs a kernel that allows calls such as ptrace(2) or the creation of namespaces. Some
-    /// containers forbid these even to root.
+    /// Needs a kernel that allows calls such as ptrace(2) or the creation of namespaces, which some
+    /// containers forbid even to root.
     Kernel,
-    /// Needs a property of the machine that no installation can provide. Examples are its
-    /// processors, huge pages, the file system of its disk, and its kernel version.
+    /// Needs a property of the machine that no installation can provide, such as its processors,
+    /// huge pages, the file system of its disk, or its kernel version.
     Machine,
 }
 
@@ -56,7 +54,7 @@ impl Need {
     }
 }
 
-/// Prints that the calling test is skipped because `need` is not met. `reason` has the details.
+/// Prints that the calling test is skipped because of `need`. `reason` has the details.
 ///
 /// # Panics
 ///
@@ -86,8 +84,7 @@ pub fn has_root() -> bool {
 /// false.
 #[track_caller]
 pub fn has_fuse() -> bool {
-    // Open `/dev/fuse` to find out whether this process may. This has no side effect, since a FUSE
-    // connection begins only with a mount.
+    // Opening `/dev/fuse` has no side effect, since a FUSE connection begins only with a mount.
     if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skip(Need::Fuse, "/dev/fuse cannot be opened");
         return false;

@@ -1,16 +1,15 @@
 //! Seeds and a generator of random numbers, so that a random test can be repeated.
 //!
-//! All random choices of a test come from one [`Seed`]. It is the value of the environment variable
-//! `COREWALK_SEED`, or is made from the time. If the test panics, [`ReportSeed`] prints the seed in
-//! the form that the variable takes.
+//! All random choices of a test come from one [`Seed`], the value of the environment variable
+//! `COREWALK_SEED` or one made from the time. If the test panics, [`ReportSeed`] prints it.
 //!
-//! The generator is xorshift64*. splitmix64 makes its first state from the seed, so that similar
-//! seeds give different numbers. [`Rng::fork`] gives each thread its own stream. The generator is
-//! not for secrets. It is written here and is no dependency, because a new version of a crate could
-//! change the numbers of an old seed.
+//! The generator is xorshift64*, and splitmix64 makes its first state from the seed, so that
+//! similar seeds give different numbers. [`Rng::fork`] gives each thread its own stream. A
+//! dependency could change the numbers of an old seed, so the generator is written here. It is not
+//! for secrets.
 //!
-//! The seed determines the operations of a test. It does not determine in which order the kernel
-//! runs its threads.
+//! The seed determines the operations of a test, but not in which order the kernel runs its
+//! threads.
 //!
 //! ```
 //! use corewalk_testkit::rng::{Rng, Seed};
@@ -37,13 +36,12 @@ pub struct Seed(
 );
 
 impl Seed {
-    /// Returns the seed in `COREWALK_SEED`. If the variable is not set, returns a seed made from
-    /// the time and the pid.
+    /// Returns the seed in `COREWALK_SEED`, or one made from the time and the pid.
     ///
     /// # Panics
     ///
-    /// Panics if the value of `COREWALK_SEED` is neither a decimal nor a `0x` hexadecimal number.
-    /// So a mistyped seed does not silently start another run.
+    /// Panics if the value of `COREWALK_SEED` is no number, decimal or `0x` hexadecimal. So a
+    /// mistyped seed does not silently start another run.
     pub fn choose() -> Self {
         match env::var(SEED_VARIABLE) {
             Ok(text) => Self::parse(&text)
@@ -119,7 +117,7 @@ impl Drop for ReportSeed {
 #[derive(Clone, Debug)]
 pub struct Rng {
     /// # Invariants
-    /// The state is never zero, because from a state of zero xorshift gives only zeros.
+    /// The state is never zero, since xorshift makes only zeros from zero.
     state: u64,
     seed: Seed,
 }
@@ -129,14 +127,14 @@ impl Rng {
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
         // INVARIANT: the state is not zero. splitmix64 is a bijection, so only one seed would give
-        // a state of zero. That seed gets state 1 instead, which another seed has too.
+        // zero. That seed gets state 1 instead.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 
     /// Returns the generator of the stream with number `stream`.
     ///
-    /// The numbers of the new stream depend only on the seed of `self` and on `stream`. It does not
-    /// matter how many numbers were already drawn from `self`.
+    /// The numbers of the new stream depend only on the seed of `self` and on `stream`, not on how
+    /// many numbers were drawn.
     pub fn fork(&self, stream: u64) -> Self {
         let mut state = self.seed.0 ^ stream.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95);
         Self::new(Seed(splitmix(&mut state)))

@@ -1,43 +1,42 @@
-//! A global allocator for tests which prove that an operation stores nothing into memory that other
-//! threads can read.
+//! A global allocator for tests that an operation stores nothing into memory that other threads can
+//! read.
 //!
-//! A test builds the system under test in memory that is then made read-only (*sealed*). Then the
-//! operation runs. A store into sealed memory ends the process with SIGSEGV.
+//! A test builds the system under test in memory that is then made read-only (*sealed*). A store of
+//! the operation into sealed memory ends the process with SIGSEGV.
 //!
 //! # How it works
 //!
-//! A [`Seal`] is a global allocator. During a [`Phase`] it serves all threads from one large
-//! anonymous mapping, the region. Outside of a phase it is the system's allocator.
-//! In the phase, the test builds its system. [`Phase::protect`] ends the phase and makes read-only:
-//! 1. the region, from which all threads have allocated during the phase;
+//! A [`Seal`] is a global allocator. During a [`Phase`], in which the test builds its system, it
+//! serves all threads from one large mapping, the region. Otherwise it is the system's allocator.
+//! [`Phase::protect`] ends the phase and makes read-only:
+//! 1. the region;
 //! 2. all private, anonymous, writable mappings that were created during the phase, such as arenas.
-//!    A comparison of `/proc/self/maps` from before and after the phase finds them;
+//!    A comparison of `/proc/self/maps` finds them;
 //! 3. with [`Reach::WithStatics`], `.data` and `.bss` of the program.
 //!
-//! Stacks and thread-local variables of threads that existed before the [`Phase`] stay writable. So
-//! does memory that is allocated after [`Phase::protect`]. Such memory is private to its thread
-//! until a store into read-only memory publishes it, and that store is caught.
+//! Stacks and thread-local variables of older threads stay writable, and so does memory that is
+//! allocated after [`Phase::protect`]. Such memory is private to its thread until a store into
+//! read-only memory publishes it, and that store is caught.
 //!
 //! # Rules
 //!
 //! - Create helper threads before the [`Phase`], or create and join them in it. A thread that is
-//!   created while memory is sealed may get a cached stack that is sealed.
-//! - The operation must not print, because the buffer of standard output may be sealed. A test may
-//!   print after it has dropped the guard that [`Phase::protect`] returns.
-//! - A process has only one phase. To free memory of the phase does nothing, so it is never reused.
-//!   A block that grows is copied to new memory.
+//!   created while memory is sealed may get a sealed stack.
+//! - The operation must not print, because the buffer of standard output may be sealed.
+//! - A process has only one phase. Memory of the phase is never reused. A block that grows is
+//!   copied to new memory.
 //!
 //! [`prove`] does all steps of a test. It runs the operation in one child process, which must
-//! succeed. It runs a control, which stores into sealed memory, in another child process. That
-//! process must die. So the test also fails if the memory is not read-only.
+//! succeed, and a control, which stores into sealed memory, in another, which must die. So the test
+//! also fails if the memory is not read-only.
 //!
 //! # Limits
 //!
-//! Such a test does not catch stores to shared file mappings and stores by the kernel. Nor does it
-//! catch stores to memory that C code got from malloc before [`Seal::begin`].
+//! Three kinds of stores are not caught: those to shared file mappings, those by the kernel, and
+//! those to memory that C code got from malloc before [`Seal::begin`].
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
-//! 2013, which explains why operations that store nothing shared scale.
+//! 2013.
 #![expect(unsafe_code, reason = "an allocator, and mprotect of its memory")]
 
 use crate::{
@@ -57,7 +56,7 @@ use std::{
     ptr,
 };
 
-/// The size of the region in bytes of address space. Only pages that are touched use memory.
+/// The size of the region in bytes. Only touched pages use memory.
 const REGION_BYTES: usize = 16 << 30;
 
 /// The largest alignment of a block in the region.
@@ -109,13 +108,11 @@ impl Seal {
         }
     }
 
-    /// Begins a phase. The memory that any thread allocates from now on can be made read-only by
-    /// [`Phase::protect`].
+    /// Begins a phase, whose memory [`Phase::protect`] can make read-only.
     ///
     /// # Panics
     ///
-    /// Panics if `begin` was called before in this process, or if the memory that the phase
-    /// allocates from cannot be mapped.
+    /// Panics if `begin` was called before in this process, or if the region cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
         // ORDERING(region): Acquire. Pairs with the store of the region's address by `begin`. A
@@ -123,15 +120,14 @@ impl Seal {
         assert!(self.region.load(Ordering::Acquire).is_null(), "the process had a phase before");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no
-        // memory in use.
+        // SAFETY: the kernel chooses the address, so the mapping overlaps no memory in use.
         let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
             .expect("the region can be mapped");
         // ORDERING(region): Release. Pairs with the loads of the region's address. A thread that
         // sees the address sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
-        // ORDERING(building): Release. Pairs with the load in `bump`. A thread that sees
-        // `is_building` as true also sees the address that was stored to `region` above.
+        // ORDERING(building): Release. Pairs with the load in `bump`. A thread that sees true in
+        // `is_building` also sees the address in `region`.
         self.is_building.store(true, Ordering::Release);
         Phase { seal: self, before }
     }
@@ -143,30 +139,29 @@ impl Seal {
     }
 
     /// Allocates a block of the region, the memory that [`Phase::protect`] makes read-only. Returns
-    /// None if no [`Phase`] is active, if the region is full, or if the alignment is too large.
+    /// None outside of a [`Phase`], if the region is full, or if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
         // ORDERING(building): Acquire. Pairs with the store in `begin`, so that this thread sees
-        // the address in `region`. The region is only aligned to a page. So a block that needs a
-        // larger alignment must come from the system's allocator.
+        // the address in `region`. The region is only aligned to a page, so a block with a larger
+        // alignment comes from the system's allocator.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
         // ORDERING(region): Acquire. Pairs with the store in `begin`. A thread that sees the
-        // address of the region sees the mapping.
+        // address sees the mapping.
         let region = self.region.load(Ordering::Acquire);
         let step = |used: usize| {
             let start = used.checked_next_multiple_of(layout.align())?;
             start.checked_add(layout.size()).filter(|end| *end <= REGION_BYTES)
         };
-        // ORDERING: Relaxed. `used` only ensures that no two allocated blocks overlap. A thread
-        // that passes a block to another thread publishes the block's content itself.
+        // ORDERING: Relaxed. The addition alone ensures that no two blocks overlap.
         let used = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
         Some(region.wrapping_add(used.next_multiple_of(layout.align())))
     }
 
     fn is_in_region(&self, block: *mut u8) -> bool {
         // ORDERING(region): Acquire. Pairs with the store in `begin`. A thread that sees the
-        // address of the region sees the mapping.
+        // address sees the mapping.
         let region = self.region.load(Ordering::Acquire);
         !region.is_null() && (block.addr().wrapping_sub(region.addr())) < REGION_BYTES
     }
@@ -183,8 +178,8 @@ impl Default for Seal {
 pub enum Reach {
     /// The memory that was allocated or mapped during the phase.
     Built,
-    /// The memory that was allocated or mapped during the [`Phase`], and also `.data` and `.bss` of
-    /// the program. These sections hold its global variables, for example counters.
+    /// The memory of the [`Phase`], and also `.data` and `.bss` of the program, which hold its
+    /// global variables, for example counters.
     WithStatics,
 }
 
@@ -197,8 +192,8 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Ends this [`Phase`]. Makes the memory that was allocated since [`Seal::begin`] read-only
-    /// until the returned guard is dropped. Aborts if mprotect(2) fails.
+    /// Makes the memory that was allocated since [`Seal::begin`] read-only until the returned guard
+    /// is dropped. Aborts if mprotect(2) fails.
     ///
     /// # Panics
     ///
@@ -221,8 +216,7 @@ impl Phase {
     /// Ends the phase and returns the address ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
         // ORDERING: Relaxed. By the rules of this module, no other thread allocates during this
-        // call. If a thread breaks the rule, it may get a block of memory that becomes read-only.
-        // Then it dies at its first store to the block.
+        // call. A thread that does may die at its first store to the block.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -230,7 +224,7 @@ impl Phase {
     }
 }
 
-/// A guard. As long as it lives, the memory that was allocated between [`Seal::begin`] and
+/// While this guard lives, the memory that was allocated between [`Seal::begin`] and
 /// [`Phase::protect`] is read-only.
 #[derive(Debug)]
 pub struct Sealed {
@@ -238,8 +232,7 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// Returns the total length, in bytes, of the address ranges that are read-only as long as this
-    /// [`Sealed`] lives.
+    /// Returns the number of bytes that are read-only as long as this [`Sealed`] lives.
     pub fn sealed_bytes(&self) -> usize {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
@@ -247,13 +240,11 @@ impl Sealed {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable. If this
-            // mprotect(2) removes write access, a later store to the range can only end the
-            // process. If it gives write access, it only restores the original access.
+            // SAFETY: the kernel has reported the range as private and writable. Without write
+            // access, a later store to it can only end the process.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
-                // Abort instead of panicking. A panic allocates and prints, and so stores into
-                // memory that may be read-only now.
+                // A panic would store into memory that may be read-only now.
                 std::process::abort();
             }
         }
@@ -271,16 +262,13 @@ impl Drop for Sealed {
 ///
 /// Call this function as the whole body of the test named `test`, in a binary whose global
 /// allocator is `seal`. The test starts itself twice, as a child process. The child that runs
-/// `operation` must succeed. The child that runs `control` must die when it stores into read-only
-/// memory.
+/// `operation` must succeed, and the one that runs `control` must die.
 ///
-/// The statics of the program are read-only too. The result of `build` is put into a box, so that
-/// it is in read-only memory and not on the stack.
+/// The result of `build` is put into a box, so that it is in read-only memory and not on the stack.
 ///
 /// # Panics
 ///
-/// Panics with the output of a child in two cases: the child that runs `operation` was killed, or
-/// the child that runs `control` was not killed.
+/// Panics if the child that runs `operation` was killed, or the child that runs `control` was not.
 pub fn prove<S>(
     seal: &'static Seal,
     test: &str,
@@ -302,8 +290,7 @@ pub fn prove<S>(
     let phase = seal.begin();
     // Put the system into a box, because the stack stays writable.
     let system = Box::new(build());
-    // Print with write(2), because the buffer of `println!` may be in the memory that becomes
-    // read-only.
+    // The buffer of `println!` may be in the memory that becomes read-only.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
     let sealed = phase.protect(Reach::WithStatics);
     match role.as_str() {
@@ -333,7 +320,7 @@ impl Ranges {
 
     /// Returns those private writable ranges of this process that `reach` includes.
     ///
-    /// This function does not allocate. Otherwise malloc might map memory, which would look like
+    /// This function must not allocate, because malloc might map memory, which would look like
     /// memory of the system under test.
     fn read(reach: Reach) -> Self {
         let mut text = [0_u8; MAPS_BYTES_MAX];
@@ -393,9 +380,8 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other` from the address ranges of `self`. The kernel merges
-    /// adjacent mappings, so a range of `self` may be only partly in `other`. The other parts of
-    /// that range remain.
+    /// Removes all addresses of `other` from `self`. The kernel merges adjacent mappings, so a
+    /// range of `self` may be only partly in `other`.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {
@@ -444,8 +430,8 @@ impl<'t> Mapping<'t> {
     }
 }
 
-// SAFETY: a block is either allocated and freed by `System`, or it is a part of the region that is
-// given out only once and never reused.
+// SAFETY: a block comes from `System` and goes back to it, or is a part of the region that is given
+// out only once.
 unsafe impl GlobalAlloc for Seal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.bump(layout) {
@@ -457,8 +443,8 @@ unsafe impl GlobalAlloc for Seal {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if !self.is_in_region(block) {
-            // SAFETY: the block is not in the region of the `Seal`. So `alloc` got it from
-            // `System`, with this layout.
+            // SAFETY: the block is not in the region, so `alloc` got it from `System` with this
+            // layout.
             unsafe { System.dealloc(block, layout) };
         }
     }

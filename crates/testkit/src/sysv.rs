@@ -1,5 +1,4 @@
-//! The System V IPC of the host kernel. Tests use it as an oracle, and measurements compare their
-//! results with it.
+//! The System V IPC of the host kernel, the oracle of tests and the baseline of measurements.
 //!
 //! Most functions wrap one system call. The arguments are plain numbers and arrays, and an error is
 //! the errno. The calls act on the IPC namespace of the calling thread. [`unshare_ipc`] moves the
@@ -70,16 +69,14 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
         .collect();
     let timeout = timeout.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the operations and the timeout live during the call, and the count is the number of
-    // operations.
+    // SAFETY: the operations and the timeout live during the call, and the count is right.
     check(
         unsafe { libc::syscall(libc::SYS_semtimedop, id, sops.as_mut_ptr(), sops.len(), pointer) }
             as i32,
     )
 }
 
-/// Calls semop(2) with an array of `N` operations. For measurements: it neither copies nor
-/// allocates.
+/// Calls semop(2) with an array of `N` operations, without a copy or an allocation.
 ///
 /// # Errors
 ///
@@ -101,8 +98,7 @@ pub fn sembufs<const N: usize>(sops: [Sop; N]) -> [libc::sembuf; N] {
 ///
 /// The errno of the system call.
 pub fn semctl(id: i32, num: i32, cmd: i32, value: i32) -> Result<i32, i32> {
-    // SAFETY: the commands that callers pass take a number or no argument, so the kernel follows no
-    // pointer.
+    // SAFETY: these commands take a number or no argument, so the kernel follows no pointer.
     check(unsafe { libc::semctl(id, num, cmd, libc::c_long::from(value)) })
 }
 
@@ -208,7 +204,7 @@ pub fn catch_usr1() -> Result<i32, i32> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as usize;
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the handler does nothing, so any thread may run it at any time.
+    // SAFETY: the handler does nothing.
     check(unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) })
 }
 
@@ -234,8 +230,8 @@ pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
 ///
 /// The errno of fork(2).
 pub fn fork_idle() -> Result<i32, i32> {
-    // SAFETY: between the fork and its end, the child only makes system calls. POSIX allows them in
-    // the child of a process that has several threads.
+    // SAFETY: the child only makes system calls, which POSIX allows even after a fork of a process
+    // with several threads.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(child);

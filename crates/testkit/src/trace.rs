@@ -1,13 +1,13 @@
 //! Counts the system calls that a part of a program makes.
 //!
-//! A thread of a child process calls [`trace_me`]. Then it calls [`mark`] at the start and at the
-//! end of each part to be counted. The parent calls [`count`], which counts the system calls of
-//! this thread between the marks.
+//! A thread of a child process calls [`trace_me`], and then [`mark`] at the start and at the end of
+//! each part to be counted. The parent calls [`count`], which counts the system calls between the
+//! marks.
 //!
 //! # Rules
 //!
 //! - Only the thread that has started the child may call [`count`].
-//! - The code between two marks must not call getppid(2), because [`mark`] is a call of getppid(2).
+//! - The code between two marks must not call getppid(2), which [`mark`] uses.
 //!
 //! Source: ptrace(2) `PTRACE_SYSCALL`, `PTRACE_GET_SYSCALL_INFO`.
 #![expect(unsafe_code, reason = "ptrace is an unsafe function")]
@@ -52,8 +52,9 @@ pub fn mark() {
     let _parent = rustix::process::getppid();
 }
 
-/// Continues a thread of a child process that has called [`trace_me`]. Until the thread ends,
-/// counts the system calls that it makes between two calls of [`mark`].
+/// Counts the system calls that a thread of a child process makes between two calls of [`mark`].
+/// The thread has called [`trace_me`]. It continues now, and the count goes on until the thread
+/// ends.
 ///
 /// # Errors
 ///
@@ -115,8 +116,8 @@ fn entered(thread: i32) -> Option<u64> {
 fn wait(thread: i32) -> io::Result<(i32, i32)> {
     let mut status = 0;
     loop {
-        // `__WNOTHREAD` makes the call wait only for children of this thread. Other tests, on other
-        // threads, have children too.
+        // `__WNOTHREAD` makes the call wait only for children of this thread, since tests on other
+        // threads have children too.
         // SAFETY: the status is written to a local variable.
         let waited =
             unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };

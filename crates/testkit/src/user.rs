@@ -1,7 +1,7 @@
 //! Calls as another user.
 //!
-//! Linux keeps credentials for each thread. So a test that root runs can make some of its calls as
-//! another user, on a thread of their own.
+//! Linux keeps credentials for each thread. So root can make some calls as another user, on a
+//! thread of their own.
 //!
 //! Source: credentials(7), setresuid(2).
 
@@ -9,8 +9,8 @@ use crate::real::thread;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
-/// Runs `work` with the user `uid`, the group `gid` and the supplementary groups `groups`, on a new
-/// thread.
+/// Runs `work` as the user `uid` with the group `gid` and the supplementary groups `groups`, on a
+/// new thread.
 ///
 /// # Panics
 ///

@@ -1,5 +1,5 @@
-//! Tests of the seal, which is the global allocator of this test binary. The seal must catch each
-//! store to sealed memory.
+//! Tests of the seal, the global allocator of this test binary. It must catch each store to sealed
+//! memory.
 #![cfg(not(miri))]
 
 use corewalk_testkit::seal::{Seal, prove};
@@ -35,9 +35,8 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // Checks that taking a read lock counts as a store. The last closure, the control, takes a read
-    // lock and only reads the map that the lock protects. `prove` makes the lock's memory
-    // read-only. Taking the lock stores into that memory, so the control must die.
+    // Checks that taking a read lock counts as a store. The last closure, the control, takes the
+    // read lock of sealed memory and only reads. It must die.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -66,8 +65,7 @@ fn store_to_a_static_is_caught() {
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
     // Checks that a store to a mapping outside of the allocator's own region is caught. The
-    // alignment of `Page` is too large for that region, so the system's allocator maps the block
-    // elsewhere.
+    // alignment of `Page` is too large for that region.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

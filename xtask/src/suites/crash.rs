@@ -1,8 +1,8 @@
 //! Suites in which the server is killed, or hangs.
 //!
 //! After the server has died, its clients must get an error and not hang, and a new mount must be
-//! possible. In the suite `hang`, SIGSTOP makes the server hang. That suite is also the control
-//! test of all other suites: it proves that the time limit, the abort and the cleanup work.
+//! possible. In the suite `hang`, SIGSTOP makes the server hang. This proves for all suites that
+//! the time limit, the abort and the cleanup work.
 //!
 //! Source: fuse(4), which says that requests on a lost connection fail with ENOTCONN or
 //! ECONNABORTED.
@@ -27,8 +27,8 @@ pub(super) fn kill9(site: &Site) -> Outcome {
 fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start(site, OPTIONS)?;
     mount.shell("prepare", "mkdir d\necho one > d/file\nsync -f d/file")?;
-    // The client is a shell. It opens a file and a directory. When its standard input ends, the
-    // shell writes to the file, lists the directory, and prints whether that worked.
+    // The client is a shell that opens a file and a directory. When its standard input ends, it
+    // writes to the file, lists the directory, and prints whether that worked.
     let script = "cd \"$MNT/d\"\nexec 3>>file 4<.\necho ready\nread -r go\n\
                   if echo two >&3 2>/dev/null; then echo written; else echo refused; fi\n\
                   if ls /proc/self/fd/4/ 2>/dev/null; then echo listed; else echo lost; fi";
@@ -71,9 +71,10 @@ fn wait_ready(user: &mut std::process::Child) -> Result<(), Outcome> {
 }
 
 /// Stops the server with SIGSTOP. Checks that the abort of the connection ends a client's waiting
-/// call, and that the mount can be detached. Over io_uring, the kernel may already have given the
-/// client's request to a thread of the server, and the abort waits for that thread. So for io_uring
-/// the suite checks that the kill of the server ends the call.
+/// call, and that the mount can be detached.
+///
+/// Over io_uring, a thread of the server may already have the request, and the abort waits for that
+/// thread. So there the kill of the server must end the call.
 pub(super) fn hang(site: &Site) -> Outcome {
     let checked = check_hang(site).and_then(|_| check_killed(site));
     checked.unwrap_or_else(|outcome| outcome)
@@ -111,8 +112,8 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The client was killed at the time limit and has ended. Its mkdir(2) waited for the
-        // server, so the abort of the FUSE connection must have ended the call.
+        // The client's mkdir(2) waited for the server, so the abort of the FUSE connection must
+        // have ended it.
         Ended::TimedOut => {}
         Ended::Stuck => {
             return Err(Outcome::Failed("the abort did not free the client".to_owned()));

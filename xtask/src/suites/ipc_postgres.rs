@@ -1,18 +1,18 @@
 //! PostgreSQL with the shared memory of a namespace in user space.
 //!
 //! When PostgreSQL starts after a crash, it reads `shm_nattch` of the segment of the previous
-//! server. If a process still has the segment attached, PostgreSQL refuses to start, since two
-//! servers on one directory would destroy the data. So `shm_nattch` must be correct after fork,
-//! after any end of a process, and for processes that never make a call.
+//! server. If a process still has the segment attached, it refuses to start, since two servers
+//! would destroy the data. So `shm_nattch` must be correct after fork, after any end of a process,
+//! and for processes that never make a call.
 //!
 //! The suite runs a server under `corewalk ipc exec --shm`, and kills it while one of its processes
-//! is stopped. A new server must refuse to start, with and without `postmaster.pid`. Then the suite
-//! kills the stopped process. Now a server must start and have all data. After it has ended, no
-//! segment may be left.
+//! is stopped. A new server must refuse to start, with and without `postmaster.pid`. Once the
+//! stopped process is killed, a server must start and have all data. After its end, no segment may
+//! be left.
 //!
-//! The suite makes all these checks twice. PostgreSQL refuses to run as root, so the server runs as
-//! the user `nobody`. The first time, `nobody` also runs `corewalk`. The second time, root runs
-//! `corewalk`, and su(1) changes to `nobody`.
+//! PostgreSQL refuses to run as root, so its server runs as the user `nobody`. The suite makes all
+//! checks twice. The first time `corewalk` runs as `nobody`. The second time it runs as root, and
+//! su(1) changes to `nobody`.
 //!
 //! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1); su(1).
 
@@ -32,7 +32,7 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     let Some(postgres) = postgres_folder() else {
         return Outcome::Skipped("no complete postgres is installed".to_owned());
     };
-    // Copy the program, since the user of the server may have no access to the target directory.
+    // The user of the server may have no access to the target directory, so copy the program.
     let work = site.work();
     let files = [Some(site.program.clone()), library(&site.program)];
     for file in files {

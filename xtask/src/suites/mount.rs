@@ -1,9 +1,8 @@
 //! A server and its mount, and how to end both in any state.
 //!
 //! A [`Site`] is the directory of a suite, with a mount point, files and logs. A [`Mount`] is a
-//! running server. This process must never access the mount. Such a call could wait for a hung
-//! server for ever, and then this process could not clean up. Commands that access the mount are
-//! child processes with a time limit.
+//! running server. This process must never access the mount, because a hung server would block it
+//! for ever. Commands that access the mount are child processes with a time limit.
 //!
 //! # The end of a hung server
 //!
@@ -13,8 +12,8 @@
 //! 2. Kill the server by its pid.
 //! 3. Detach the mount point.
 //!
-//! The number of a FUSE connection is the minor device number of its mount. `/proc/self/mountinfo`
-//! shows the device number without a call into the mount.
+//! The number of a FUSE connection is the minor device number of its mount, which
+//! `/proc/self/mountinfo` shows without a call into the mount.
 //!
 //! Source: the kernel's `Documentation/filesystems/fuse.rst`; `proc_pid_mountinfo(5)`.
 
@@ -32,22 +31,21 @@ use std::{
 };
 
 /// Mount options of most suites. All users may use the mount, and device nodes and set-user-ID
-/// programs work in it. Requests arrive over io_uring, if the kernel offers it.
+/// programs work in it.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid";
 
 /// Like [`OPTIONS`], but requests arrive over `/dev/fuse`.
 pub(super) const DEVICE: &str = "allow_other,dev,suid,transport=dev";
 
-/// Mount options with which the server, and not the kernel, checks permissions. Four threads read
-/// requests from `/dev/fuse`.
+/// Mount options with which the server, and not the kernel, checks permissions, and four threads
+/// read requests from `/dev/fuse`.
 pub(super) const SERVER_PERMISSIONS: &str =
     "allow_other,dev,suid,no_default_permissions,threads=4,transport=dev";
 
 /// Mount options with which the kernel collects writes and times.
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache,transport=dev";
 
-/// The environment variable that selects the FUSE transport of all mounts that the test suites
-/// make.
+/// The environment variable that selects the FUSE transport of all mounts.
 const TRANSPORT: &str = "COREWALK_TRANSPORT";
 
 /// The source of a mount.
@@ -57,8 +55,7 @@ pub(super) enum Source {
     Tmpfs,
     /// A directory of the machine's file system.
     Host,
-    /// A store in a directory of the host. At the end, the suite checks the store with `corewalk
-    /// fsck`.
+    /// A store in a directory of the host, which `corewalk fsck` checks at the end.
     Store,
     /// The example `mirror` with a directory of the host: a back end by path.
     Mirror,
@@ -96,7 +93,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Creates the directory of the suite `name`. Removes an older one first.
+    /// Creates an empty directory for the suite `name`.
     ///
     /// # Errors
     ///
@@ -115,7 +112,7 @@ impl Site {
         })
     }
 
-    /// Returns the directory for files of the suite that must not be on the tested mount.
+    /// Returns the directory for files that must not be on the tested mount.
     pub(super) fn work(&self) -> PathBuf {
         self.folder.join("work")
     }
@@ -124,7 +121,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
+    /// Returns the outcome with which the suite ends, unless the command exits with status 0.
     pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
         let log = self.folder.join(format!("{what}.log"));
         let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
@@ -134,8 +131,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first. That fails if a file system is still mounted on it. In that
-        // case leave the whole directory, so that no file of the mounted file system is removed.
+        // Remove the mount point first, which fails while a file system is mounted on it. Then
+        // leave the directory, so that no file of that file system is removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);
@@ -160,12 +157,11 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// Starts a server that mounts a tmpfs in the directory of `site`. Waits until the mount is
-    /// ready.
+    /// Mounts a tmpfs in the directory of `site`, and waits until the mount is ready.
     ///
     /// # Errors
     ///
-    /// If the mount does not become ready, returns the outcome with which the suite ends.
+    /// Returns the outcome with which the suite ends, if the mount does not become ready.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
         Self::start_with(site, Source::Tmpfs, options)
     }
@@ -244,9 +240,8 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
-    /// If the command runs longer than `limit`, the connection is aborted and the command is
-    /// killed.
+    /// Returns the outcome with which the suite ends, unless the command exits with status 0. A
+    /// command that runs longer than `limit` is killed, and the connection is aborted.
     pub(super) fn run(
         &mut self,
         what: &str,
@@ -264,8 +259,7 @@ impl Mount {
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // Let the script itself change to the root of the mount, because this process must not
-        // access the mount.
+        // This process must not access the mount, so the script itself changes to its root.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
@@ -316,8 +310,8 @@ impl Mount {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // Mount fusectl, in this mount namespace only. Without fusectl, the directory of the
-            // FUSE connection does not exist.
+            // Only fusectl shows the directory of the FUSE connection. Mount it in this mount
+            // namespace.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
@@ -335,8 +329,8 @@ impl Mount {
         mount_line(&self.path).is_some()
     }
 
-    /// Ends the server with SIGTERM. Checks that it exits with status 0, that the mount is gone,
-    /// and that a store has no errors.
+    /// Ends the server with SIGTERM. It must exit with status 0, the mount must be gone, and a
+    /// store must have no errors.
     pub(super) fn finish(mut self) -> Outcome {
         if self.has_hung {
             return Outcome::Failed("the server hung".to_owned());
@@ -383,8 +377,8 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command that exited with status 0. For any other command, prints the end
-/// of the output and returns the failure.
+/// Returns the output of a command that exited with status 0. Otherwise prints the end of the
+/// output and returns the failure.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);

@@ -1,6 +1,6 @@
 //! Common test suites for file systems: pjdfstest, fsx and stress-ng.
 //!
-//! The program `corewalk-conformance` installs and runs pjdfstest and fsx. So the suites judge a
+//! The program `corewalk-conformance` installs and runs pjdfstest and fsx, so the suites judge a
 //! mount as that program does for its users.
 //!
 //! Source: `crates/conformance`, `stress-ng(1)`.
@@ -12,17 +12,15 @@ use super::{
 use crate::{Outcome, checks, process::Ended};
 use std::{env, process::Command, time::Duration};
 
-/// The environment variable that sets the number of operations of each run of fsx.
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The time limit of a run of `corewalk-conformance`. It includes the installation of the suite.
+/// The time limit of a run of `corewalk-conformance`, which may install the suite.
 const KIT_LIMIT: Duration = minutes(14);
 
-/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 382 of 398 tests pass, and the
-/// others are skipped.
+/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 382 of 398 pass, and the others
+/// are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
-/// The stressors of stress-ng that are left out, because they need devices, other mounts or other
-/// kernels.
+/// The stressors of stress-ng that need devices, other mounts or other kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 

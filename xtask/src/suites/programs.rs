@@ -9,13 +9,11 @@
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
 //! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
 //!
-//! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. If an IPC call
-//! of a program reached the kernel, the call would fail, and so would the program. One control
-//! checks that the namespace is closed. Another control checks that strace(1) counts the system
-//! calls.
+//! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. So an IPC call
+//! that reaches the kernel fails, and so does the program. Two controls check that the namespace is
+//! closed, and that strace(1) counts the system calls.
 //!
-//! If a program is missing and cannot be installed, its part of the suite is skipped. Then the
-//! suite counts as skipped, not as passed.
+//! If a program is missing and cannot be installed, the suite counts as skipped, not as passed.
 //!
 //! Source: the manuals of the programs; `ipc_namespaces(7)`, `proc_sys_kernel(5)`.
 
@@ -33,25 +31,22 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of `sysv_ipc` that must pass. `sysv_ipc` has one more test, which it
-/// skips.
+/// Minimum number of tests of `sysv_ipc` that must pass. `sysv_ipc` skips one more.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The environment variable with the path of a copy of the repository of `IPC::SysV`. Without it,
-/// the suite clones the repository.
+/// The environment variable with the path of a copy of the repository of `IPC::SysV`, which is
+/// cloned otherwise.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
 
 const SEMOPS: usize = 100_000;
 
-/// The number of the system call semtimedop(2). The Perl script calls it by number, because Perl
-/// has no function for it.
+/// The number of the system call semtimedop(2), for which Perl has no function.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
-/// The system calls of System V IPC. semtimedop(2) is included, because the C library may use it
-/// for semop(2).
+/// The system calls of System V IPC. The C library may use semtimedop(2) for semop(2).
 const CALLS: [&str; 12] = [
     "semget",
     "semop",
@@ -68,7 +63,7 @@ const CALLS: [&str; 12] = [
 ];
 
 /// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
-/// rounds. Each round makes two semop(2) calls. Only some rounds make the other calls.
+/// rounds. Each round makes two semop(2) calls, and some rounds make the others.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -89,13 +84,11 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Before the preload library first writes to a page of the caller, it checks the page with one
-/// futex(2) call. A long run may use a few more pages than a short run. So it may make at most this
-/// many more futex(2) calls.
+/// The preload library checks a page of the caller with one futex(2) call before it first writes to
+/// it. A long run may use this many more pages than a short one.
 const PAGES_MAX: usize = 8;
 
-/// The option of strace(1) that selects the calls to record: the System V IPC calls, which must not
-/// reach the kernel, and futex(2).
+/// The option of strace(1) that selects the calls to record: the System V IPC calls, and futex(2).
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
@@ -119,8 +112,8 @@ pub(super) fn programs(site: &Site) -> Outcome {
     tally.finish_as_one()
 }
 
-/// Builds commands that run in a closed IPC namespace of the kernel. The namespace is closed
-/// because its limits are 0, so the kernel creates no IPC objects in it.
+/// Builds commands that run in a closed IPC namespace of the kernel: its limits are 0, so the
+/// kernel creates no IPC objects.
 struct Closed<'s> {
     site: &'s Site,
     /// True if the program under test supports shared memory (`--shm`).
@@ -135,8 +128,8 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command that runs without corewalk. The command runs in a new IPC namespace of the
-    /// kernel, whose limits are 0. So it cannot create IPC objects.
+    /// Returns a command without corewalk in a new IPC namespace of the kernel with limits of 0, so
+    /// that it cannot create IPC objects.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
@@ -148,8 +141,8 @@ impl<'s> Closed<'s> {
         command
     }
 
-    /// Returns a command that runs under `corewalk ipc exec`, in an IPC namespace of the kernel
-    /// whose limits are 0.
+    /// Returns a command under `corewalk ipc exec`, in an IPC namespace of the kernel whose limits
+    /// are 0.
     fn with_corewalk(&self) -> Command {
         let mut command = self.without_corewalk();
         command.arg(&self.site.program).args(["ipc", "exec"]);
@@ -161,16 +154,15 @@ impl<'s> Closed<'s> {
     }
 }
 
-/// Returns a command that runs in a new IPC namespace of the kernel with the usual limits, without
-/// corewalk.
+/// Returns a command without corewalk in a new IPC namespace of the kernel with the usual limits.
 fn open() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--ipc", "--"]);
     command
 }
 
-/// Runs a program that creates a semaphore set and a message queue. The program must fail without
-/// corewalk, and must succeed with it.
+/// Runs a program that creates a semaphore set and a message queue. It must fail without corewalk,
+/// and succeed with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
@@ -190,10 +182,10 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
 
 /// Counts the system calls of a program that makes 100,000 semop(2) calls and some others.
 ///
-/// With corewalk, none of [`CALLS`] may reach the kernel. The number of futex(2) calls must not
-/// grow with the number of semop(2) calls. So the program also runs with only one round of calls,
-/// and the full run may make at most [`PAGES_MAX`] more futex(2) calls. As a control, the program
-/// runs without corewalk, and strace(1) must show the calls.
+/// With corewalk, none of [`CALLS`] may reach the kernel, and the number of futex(2) calls must not
+/// grow with that of semop(2) calls. So a run with one round is compared with the full run, which
+/// may make at most [`PAGES_MAX`] more. As a control, strace(1) must show the calls of a run
+/// without corewalk.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -207,8 +199,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Without `--shm`, `corewalk ipc exec` serves no shared memory. In that case do not check the
-    // `shm` calls, since they reach the kernel.
+    // Without `--shm`, `corewalk ipc exec` serves no shared memory, so the `shm` calls reach the
+    // kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -234,7 +226,6 @@ fn trace(
     Ok(counted(&fs::read_to_string(&trace).unwrap_or_default()))
 }
 
-/// Returns how often each system call occurs in the output of strace(1).
 fn counted(trace: &str) -> Counts {
     let mut counts = Counts::new();
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {
@@ -278,8 +269,8 @@ fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the directory with the repository of the Perl module `IPC::SysV`, whose tests are in
-/// `t`. Returns None if the repository cannot be cloned.
+/// Returns the directory with the repository of the Perl module `IPC::SysV`, or None if it cannot
+/// be cloned.
 fn perl_tests(site: &Site) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(IPC_SYSV_ENV) {
         return Some(PathBuf::from(path));
@@ -295,8 +286,7 @@ fn perl_tests(site: &Site) -> Option<PathBuf> {
     folder.join("t/sem.t").exists().then_some(folder)
 }
 
-/// Makes an archive of a tree with changed owners, once with corewalk and once without. Both
-/// archives must be equal.
+/// Makes an archive of a tree with changed owners with corewalk and without, and compares both.
 fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 mkdir -p "$1/tree"
@@ -351,8 +341,8 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Runs a Python program that looks up the functions of System V IPC in the C library with
-/// dlsym(3). dlsym(3) must return the functions of the preload library.
+/// Runs a Python program that looks up the functions of System V IPC with dlsym(3), which must
+/// return those of the preload library.
 fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 import ctypes
@@ -381,7 +371,7 @@ check(libc.msgctl(queue, 0, 0))
 }
 
 /// Returns a directory with the source of the Python module `sysv_ipc`, and with a virtual
-/// environment in which the module is installed.
+/// environment that has it.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
     const SCRIPT: &str = r#"
 rm -rf "$1"
@@ -396,8 +386,8 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // A Python program that checks that the headers of Python and the module ensurepip are
-    // installed. A virtual environment needs ensurepip.
+    // A Python program that checks that the headers of Python, and ensurepip for virtual
+    // environments, are installed.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -406,8 +396,7 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // Ignore the results. If python3-dev or python3-venv could not be installed, the shell
-        // script below fails and prints a message.
+        // Ignore the results. The shell script below fails with a message if a package is missing.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -430,9 +419,9 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
-    // Accept exit status 7 of stress-ng. It only says that a stressor was ended while it counted an
-    // operation, which is likely at a million operations per second. But require the line
-    // "successful run completed".
+    // Exit status 7 of stress-ng only says that a stressor was ended while it counted an operation,
+    // which is likely at a million operations per second. So also require the line "successful run
+    // completed".
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());
@@ -445,8 +434,7 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the number of operations of the stressor `name` in the output of stress-ng, or 0 if it
-/// is missing.
+/// Returns the number of operations of the stressor `name` in the output of stress-ng, or 0.
 fn bogo_ops(output: &str, name: &str) -> u64 {
     let lines = output.lines().filter_map(|line| line.rsplit_once("] ").map(|(_, rest)| rest));
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -454,7 +442,7 @@ fn bogo_ops(output: &str, name: &str) -> u64 {
     counts.filter_map(|words| words[1].parse::<u64>().ok()).next().unwrap_or(0)
 }
 
-/// Returns the number that follows `mark` in `output`, or 0 if there is none.
+/// Returns the number that follows `mark` in `output`, or 0.
 fn number_after(output: &str, mark: &str) -> u32 {
     let rest = output.split_once(mark).map_or("", |(_, rest)| rest);
     let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();

@@ -2,8 +2,7 @@
 //!
 //! Each program uses the file system in a demanding way of its own. git renames over existing files
 //! and maps its packs. cargo creates and looks up thousands of files. Databases sync and lock.
-//! rsync and tar copy all attributes. Each check compares with data that does not come from the
-//! mount.
+//! rsync and tar copy all attributes. Each check compares with data from outside of the mount.
 //!
 //! Source: the manuals of the programs.
 
@@ -147,8 +146,7 @@ user "$BIN/pg_ctl" -D data -w -m fast stop
     })
 }
 
-/// Makes an archive with owners and devices on the mount, under fakeroot and as a user other than
-/// root.
+/// Makes an archive with owners and devices on the mount, under fakeroot and not as root.
 pub(super) fn fakeroot(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir home
@@ -173,7 +171,7 @@ test "$(stat -c %U tree/file)" = nobody
     in_mount(site, |mount| mount.shell("fakeroot", SCRIPT).map(drop))
 }
 
-/// Copies a tree with all kinds of attributes to the mount and back. Both copies must be equal.
+/// Copies a tree with all kinds of attributes to the mount and back, and compares it.
 pub(super) fn rsync(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 cd "$WORK"

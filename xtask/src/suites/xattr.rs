@@ -1,14 +1,14 @@
 //! Comparison of extended attributes and ACLs with those of ext4, call by call.
 //!
 //! The program `crates/corewalk/examples/xattr_calls.rs` makes system calls and prints their
-//! results, errnos and bytes. The suite runs it on the mount under test, and on a new ext4 in a
-//! loop device. Both outputs must be equal. The ext4 has the feature `ea_inode`, which allows
-//! values of 64 KiB.
+//! results, errnos and bytes. It runs on the mount under test, and on a new ext4 in a loop device,
+//! and both outputs must be equal. The ext4 has the feature `ea_inode`, which allows values of 64
+//! KiB.
 //!
-//! Two cases are left out, because the two file systems must differ there. First, if names take
-//! more than a block, ext4 returns `ENOSPC` even with `ea_inode`. A unit test of tmpfs covers its
-//! limit of 64 KiB of names. Second, the LTP test setxattr03 needs immutable files, which FUSE does
-//! not have.
+//! Two cases are left out, because the file systems must differ there:
+//! - If names take more than a block, ext4 returns `ENOSPC` even with `ea_inode`. A unit test of
+//!   tmpfs covers its limit of 64 KiB.
+//! - The LTP test setxattr03 needs immutable files, which FUSE does not have.
 //!
 //! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
 
@@ -25,7 +25,7 @@ use std::{
 
 /// The size of the ext4 file system in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// Minimum number of lines in the transcript of ext4. A complete transcript has about 800.
+/// Minimum number of lines of the output on ext4. A complete one has about 800.
 const LINES_MIN: usize = 600;
 /// Maximum number of differences that are printed.
 const SHOWN_MAX: usize = 40;
@@ -35,7 +35,7 @@ pub(super) fn xattr(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares tmpfs with ext4, on a mount where the server checks permissions and not the kernel.
+/// Compares tmpfs with ext4, on a mount whose server checks permissions.
 pub(super) fn xattr_server(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -102,7 +102,7 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("release/examples/xattr_calls"))
 }
 
-/// A new ext4 file system in a loop device. Dropping the value unmounts the file system.
+/// A new ext4 file system in a loop device, unmounted on drop.
 struct Ext4 {
     path: PathBuf,
 }

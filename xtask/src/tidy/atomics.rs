@@ -1,10 +1,9 @@
 //! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
-//! A model checker sees only the atomics of `corewalk_base::primitives`. Code that uses the
-//! standard library's atomics would silently be missing in all models. An ordering without a stated
-//! reason cannot be reviewed. Two orderings that form a pair have the same tag in their ORDERING
-//! comments. So a tag that occurs only once is a mistake: the comment of the other ordering is
-//! missing.
+//! A model checker sees only the atomics of `corewalk_base::primitives`. Code with the standard
+//! library's atomics would silently be missing in all models. An ordering without a stated reason
+//! cannot be reviewed. The two orderings of a pair have the same tag in their ORDERING comments, so
+//! a tag that occurs only once is a mistake.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -21,8 +20,7 @@ const PRIMITIVES: [(&str, &str); 5] = [
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that may occur only in the files of [`PRIMITIVES`]. [`place`] first expands a `use` with
-/// braces to full paths.
+/// Paths that may occur only in the files of [`PRIMITIVES`].
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 
@@ -30,7 +28,7 @@ const SWITCHED: [&str; 4] =
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
 /// Maximum number of lines from the start of an ORDERING comment to the code that names the
-/// ordering, for example `Relaxed`.
+/// ordering.
 const REASON_LINES: usize = 6;
 
 /// Returns a finding for each atomic or thread that does not come from `corewalk_base::primitives`.
@@ -109,7 +107,7 @@ pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the `use` statements in `code`, each with the line number of its start.
+/// Returns the `use` statements in `code`, with their first lines.
 fn use_statements(code: &str) -> Vec<(usize, String)> {
     let mut statements = Vec::new();
     let mut rest = code;

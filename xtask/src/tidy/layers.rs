@@ -1,19 +1,18 @@
-//! Rules about crates: dependencies between them, dependencies between the modules of
-//! `corewalk-ipc` and of `corewalk`, and which crates may have unsafe code.
+//! Rules about crates: their dependencies, those between the modules of `corewalk-ipc` and of
+//! `corewalk`, and which crates may have unsafe code.
 //!
-//! A crate depends only on crates of lower layers, and never on one of its own layer. Code that two
-//! crates of one layer share belongs to a lower layer. The test kit has no layer: it depends on
-//! none of the crates, and only tests depend on it.
+//! A crate depends only on crates of lower layers. Code that two crates of one layer share belongs
+//! to a lower one. The test kit has no layer: it depends on none of the crates, and only tests
+//! depend on it.
 //!
-//! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`, which the
-//! compiler enforces.
+//! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`.
 //!
 //! Source: `ARCHITECTURE.md`; Asterinas, "a kernel crate may depend on lower layers".
 
 use super::{Finding, Manifest};
 use crate::source::RustFile;
 
-/// The layer of each crate. A crate may depend only on crates of lower layers.
+/// The layer of each crate.
 const LAYERS: [(&str, u32); 13] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
@@ -30,8 +29,8 @@ const LAYERS: [(&str, u32); 13] = [
     ("xtask", 0),
 ];
 
-/// The modules in the lower layers of `corewalk-ipc`, lowest layer first. All other modules are in
-/// the highest layer.
+/// The modules in the lower layers of `corewalk-ipc`, lowest first. All others are in the highest
+/// layer.
 const IPC_MODULES: [&str; 3] = [
     "backing contention field flags handle ids ids/recover layout limits list lock perm pool \
      pool/join process shared spin status task_line",
@@ -40,7 +39,7 @@ const IPC_MODULES: [&str; 3] = [
     "msg msg/watched recover sem sem/reap sem/watched shm watch",
 ];
 
-/// The modules of `corewalk`, lowest layer first. A module uses only modules of lower layers.
+/// The modules of `corewalk`, lowest layer first.
 const CORE_MODULES: [&str; 9] = [
     "acl cred key_lock name slot",
     "attr hash table",
@@ -67,8 +66,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
         let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
         section = header.unwrap_or(section);
-        // A line of a manifest names a dependency either in a header `[dependencies.NAME]`, or at
-        // the start of the line.
+        // A line of a manifest names a dependency in a header `[dependencies.NAME]`, or at its
+        // start.
         let (table, name) = match header.map(|header| header.rsplit_once('.')) {
             Some(Some((table, name))) => (table, name),
             Some(None) => continue,
@@ -127,8 +126,7 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
             None => ("", line.code.strip_prefix("use crate::").unwrap_or_default()),
         };
         let names = used.split(|c: char| c != '_' && !c.is_alphanumeric());
-        // In a `use` without braces, only the first name is a module. The names after it are items
-        // of that module.
+        // In a `use` without braces, only the first name is a module.
         let count = if used.starts_with('{') { usize::MAX } else { 1 };
         let modules = names.take(count).filter(|name| name.starts_with(char::is_lowercase));
         for used in modules.map(|name| format!("{folder}{name}")) {

@@ -1,7 +1,7 @@
 //! Rules about names of types and of tests: no words that say nothing.
 //!
 //! Words such as manager and wrapper do not say what a type is. The name of a test is
-//! `subject_condition_result`. A prefix `test_`, which any test could have, says nothing.
+//! `subject_condition_result`, to which a prefix `test_` adds nothing.
 
 use super::Finding;
 use crate::source::RustFile;

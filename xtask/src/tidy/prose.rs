@@ -17,7 +17,7 @@
 //! code are not checked either.
 //!
 //! Source: `docs/developing/style.md`. The limit of words per sentence is that of redb, seize,
-//! papaya and crossbeam-epoch. In these projects, 0.2 to 3 of 100 sentences are longer.
+//! papaya and crossbeam-epoch, where 0.2 to 3 of 100 sentences are longer.
 
 use super::Finding;
 use crate::source::RustFile;
@@ -100,8 +100,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines. If the block contains a code example without a closing fence,
-    /// also ends the example.
+    /// Ends a block of comment lines, with a code example in it that has no closing fence.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;
@@ -146,8 +145,7 @@ fn starts_an_item(text: &str) -> bool {
         || digits > 0 && text[digits..].starts_with(". ")
 }
 
-/// Returns the words of a line of text. Text between backticks is one word. The words of a sentence
-/// are counted to find long sentences.
+/// Returns the words of a line. Text between backticks is one word.
 fn split_words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let (mut start, mut is_code) = (None, false);

@@ -1,7 +1,7 @@
 //! Rules about the text of a file: its length, ASCII, marks of unfinished work, and its name.
 //!
-//! The rules look for macros such as `dbg!` only in code. They look for other marks of unfinished
-//! work only in comments.
+//! The rules look for macros such as `dbg!` only in code, and for other marks of unfinished work
+//! only in comments.
 
 use super::Finding;
 use crate::source::{RustFile, has_word};
@@ -67,7 +67,7 @@ fn holds_macro(code: &str, word: &str) -> bool {
     })
 }
 
-/// Returns a finding if the name of the file says nothing about its contents.
+/// Returns a finding if the file name says nothing.
 pub(super) fn file_name(file: &RustFile) -> Vec<Finding> {
     let name = file.path.rsplit('/').next().unwrap_or_default();
     let instead = match name {

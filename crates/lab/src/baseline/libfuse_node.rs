@@ -1,24 +1,23 @@
 //! The shape of libfuse's high-level node table: one mutex over everything.
 //!
 //! A node stands for an inode. Two hash tables find it: one by parent and name, one by number. A
-//! node has its parent, its name, the kernel's lookup count, and a hold count. The hold count is
-//! the number of requests that forbid renames of the node.
+//! node has its parent, its name, the kernel's lookup count, and a hold count: the number of
+//! requests that forbid renames of the node.
 //!
-//! A lookup takes the mutex once. A path translation takes it twice. The first time it collects the
-//! names, and adds 1 to the hold count of each ancestor. The second time, after the request, it
-//! subtracts 1 again.
+//! A lookup takes the mutex once. A path translation takes it twice: first it collects the names,
+//! and adds 1 to the hold count of each ancestor; after the request it subtracts 1 again.
 //!
-//! A rename would have to wait until the hold count is 0. But no benchmark of this variant renames,
-//! so renames are not implemented.
+//! A rename would have to wait until the hold count is 0. No benchmark of this variant renames, so
+//! renames are not implemented.
 //!
-//! The code follows a description of libfuse's tables, not libfuse's code. libfuse does more work
-//! per request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So libfuse's
-//! own table costs at least as much time as `libfuse-node`.
+//! The code follows a description of libfuse's tables, not its code. libfuse does more work per
+//! request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So it takes at
+//! least as much time as `libfuse-node`.
 //!
 //! # Locks
 //! One mutex.
 //!
-//! Source: libfuse, `lib/fuse.c`, for its two node tables and the places where it takes its mutex.
+//! Source: libfuse, `lib/fuse.c`: its two node tables, and where it takes its mutex.
 
 use std::sync::Arc;
 
@@ -33,8 +32,8 @@ use crate::corpus::{Corpus, ROOT};
 /// The table.
 pub(crate) struct LibfuseNode(Mutex<Nodes>);
 
-/// All nodes in `slab`, and the two hash tables over them. A node refers to its parent by an index
-/// into `slab`.
+/// All nodes in `slab`, and two hash tables over them. A node refers to its parent by its index in
+/// `slab`.
 struct Nodes {
     slab: Vec<Node>,
     by_name: HashMap<Key, u32, RandomState>,
@@ -52,7 +51,7 @@ struct Node {
 }
 
 impl LibfuseNode {
-    /// Returns the node table with every entry of the corpus. Each entry has a lookup count of 1.
+    /// Returns the node table with every entry of the corpus, each with a lookup count of 1.
     pub(crate) fn load(corpus: &Corpus) -> LibfuseNode {
         let (entries, mut slab) = (corpus.len(), Vec::with_capacity(corpus.len()));
         let mut by_name = HashMap::with_capacity_and_hasher(entries, RandomState::new());
@@ -76,8 +75,8 @@ impl Nodes {
         self.by_name.get(&Probe { parent, name }).copied()
     }
 
-    /// Adds `change`, which is 1 or -1, to the hold counts of a node and of all its ancestors. The
-    /// hold count of a node is the number of requests that forbid renames of that node.
+    /// Adds `change`, 1 or -1, to the hold counts (requests that forbid renames) of a node and of
+    /// its ancestors.
     fn hold(&mut self, leaf: u32, change: i32) {
         let mut at = leaf;
         loop {

@@ -2,19 +2,17 @@
 //!
 //! A lookup is `fstatat` of one name in an open directory, and a walk is `lstat` of the whole path.
 //! A path translation is the `readlink` of `/proc/self/fd/N` of the parent directory, followed by
-//! the name. The process has one open descriptor per directory. virtiofsd has one per file, but
-//! that takes more descriptors than a process may have by default.
+//! the name. The process has one open descriptor per directory. One per file, as in virtiofsd, is
+//! more than a process may have by default.
 //!
-//! Each operation pays for a system call. So the benchmark also shows the cost of an empty system
-//! call.
+//! Each operation pays for a system call, so the benchmark also shows the cost of an empty one.
 //!
 //! # What this variant refuses
-//! The host's `/usr` may have fewer names than the benchmark wants. The tree of names (`Corpus`)
-//! then contains made-up names. The host kernel does not have these, so this variant refuses such a
-//! tree.
+//! If the host's `/usr` has too few names, the tree of names (`Corpus`) contains made-up ones,
+//! which the host kernel does not have. So this variant refuses such a tree.
 //!
-//! Source: the measured code is that of Linux, `fs/namei.c` and `fs/d_path.c`. virtiofsd reads the
-//! links in `/proc/self/fd` too, as this variant does.
+//! Source: Linux, `fs/namei.c` and `fs/d_path.c`. virtiofsd also reads the links in
+//! `/proc/self/fd`.
 
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -40,13 +38,13 @@ pub(crate) struct Linux {
 }
 
 impl Linux {
-    /// Returns the host kernel as a variant with the names of `corpus`. Each name has been looked
-    /// up once, so the kernel has it in its dentry cache.
+    /// Returns the host kernel as a variant with the names of `corpus`, all of which are in its
+    /// dentry cache.
     ///
     /// # Errors
-    /// An error if the tree of names contains made-up entries, which the host does not have. Also
-    /// an error if some entries were removed from the host meanwhile, or if the process may not
-    /// open a descriptor for each directory.
+    /// - The tree of names has made-up entries, which the host does not have.
+    /// - Entries were removed from the host meanwhile.
+    /// - The process may not open a descriptor for each directory.
     pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
         ensure!(corpus.made_up == 0, "{} entries are made up", corpus.made_up);
         let count = corpus.inodes().filter(|&ino| corpus.is_directory(ino)).count() as u64;
@@ -110,8 +108,8 @@ pub(crate) struct Cwd {
 }
 
 impl Cwd {
-    /// Returns the host kernel as a variant of a benchmark. Its threads have the working directory
-    /// `path`, and rename files in the directories `parents`.
+    /// Returns the host kernel as a variant whose threads have the working directory `path`, and
+    /// rename files in the directories `parents`.
     ///
     /// # Errors
     /// If a directory cannot be opened.
@@ -138,8 +136,8 @@ impl Namespace for Cwd {
         renameat(parent(from.0), from.1, parent(to.0), to.1).is_ok()
     }
 
-    /// Gives the calling thread its own working directory. If unshare(2) or fchdir(2) fails,
-    /// getcwd(2) later returns a wrong path, and the check of the answers fails the run.
+    /// Gives the calling thread its own working directory. If that fails, getcwd(2) later returns a
+    /// wrong path, and the check of the answers fails the run.
     fn begin(&self) {
         #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
         let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
@@ -159,9 +157,8 @@ pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
     Some(readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes())
 }
 
-/// Returns the cost of an empty system call (getppid): nanoseconds of processor time, as the mean
-/// of `calls` calls. The benchmarks subtract this cost from processor times. Wall time would not
-/// do, since on a busy machine a call takes several times as long by wall time.
+/// Returns the cost of an empty system call (getppid) in nanoseconds of processor time: the mean of
+/// `calls` calls. On a busy machine a call takes several times as long by wall time.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
     let start = thread_cpu_ns();
     for _ in 0..calls {

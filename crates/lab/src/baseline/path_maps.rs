@@ -1,10 +1,9 @@
-//! Maps from whole paths to inode numbers. They are the concurrent hash maps of the crates
-//! `dashmap`, `papaya` and `scc`.
+//! Maps from whole paths to inode numbers: the concurrent hash maps of the crates `dashmap`,
+//! `papaya` and `scc`.
 //!
-//! A hash map from whole paths to inode numbers finds a path of any length in one step. So the
-//! benchmark table `lookup` compares a walk of corewalk with the fastest of the three maps in this
-//! module. The maps can only walk: to rename a directory, a map would have to remove and insert
-//! every path below it.
+//! A hash map from whole paths to inode numbers finds a path of any length in one step, so the
+//! table `lookup` compares walks with it. The maps can only walk: to rename a directory, a map
+//! would have to remove and insert every path below it.
 //!
 //! Source: the crates `dashmap`, `papaya` and `scc`.
 

@@ -1,11 +1,11 @@
-//! The four designs of a dentry cache. All of them are one type over one tree, with the lock rules
-//! of the chosen design.
+//! The four designs of a dentry cache: one type over one tree, with the lock rules of the chosen
+//! design.
 //!
 //! # How it works
-//! `before-dcache-lock` is Linux 2.4. A lookup of a name takes `dcache_lock`, finds the dentry in
-//! its hash chain, takes a reference and releases the lock. A walk does so for each component of
-//! the path. A path translation and every change hold the lock from start to end. Document 003
-//! compares RCU with this kernel.
+//! `before-dcache-lock` is Linux 2.4, with which document 003 compares RCU. A lookup of a name
+//! takes `dcache_lock`, finds the dentry in its hash chain, takes a reference and releases the
+//! lock. A walk does so for each component. A path translation and every change hold the lock from
+//! start to end.
 //!
 //! `before-global-lock`, `before-seqrwlock` and `before-seqlock` resolve names by RCU walk, as
 //! Linux has since 2.6.38: each dentry has its own sequence. A step to a child is valid if the
@@ -14,20 +14,20 @@
 //!
 //! A walk may miss a name that a rename moves between two hash chains. So a miss is valid only if
 //! the global rename sequence did not change. A rename holds the rename lock and the lock of the
-//! dentry around the change, as `__d_move` does.
+//! dentry, as `__d_move` does.
 //!
 //! - `GlobalLock`: a path translation excludes renames and other translations, and reads each name
 //!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.
 //! - `SeqRwLock`: a path translation shares the rename lock. A walk takes its reference without a
 //!   lock.
-//! - `SeqLock`: a path translation first runs without a lock, and is valid if the rename sequence
-//!   did not change during that run. Otherwise it runs again and excludes renames. A walk takes its
-//!   reference without a lock.
+//! - `SeqLock`: a path translation runs without a lock, and is valid if the rename sequence did not
+//!   change meanwhile. Otherwise it runs again and excludes renames. A walk takes its reference
+//!   without a lock.
 //!
 //! # Limits
-//! If an RCU walk fails, a slow walk follows. In the designs of this module, a slow walk takes no
-//! references of the directories on its way. This is safe, since these designs never free a
-//! directory. A kernel pays for these references, but slow walks are rare.
+//! If an RCU walk fails, a slow walk follows. It takes no references of the directories on its way,
+//! which is safe, since these designs never free a directory. A kernel pays for these references,
+//! but slow walks are rare.
 //!
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
@@ -163,8 +163,8 @@ impl Before {
         }
     }
 
-    /// Walks a path without a lock and takes a reference of the last dentry. Returns an error if a
-    /// name on the path was moved during the walk, or is missing.
+    /// Walks without a lock and takes a reference of the last dentry. Fails if a name on the path
+    /// was moved meanwhile, or is missing.
     #[inline]
     fn walk_rcu(&self, path: &[u8]) -> Result<u32, ()> {
         let mut at = (ROOT, self.tree.dentry(ROOT).seq.raw_begin());
@@ -197,7 +197,7 @@ impl Before {
         }
     }
 
-    /// Walks as Linux 2.4 did: takes a reference of every dentry on the way.
+    /// Walks as Linux 2.4 did, with a reference of every dentry on the way.
     fn walk_counted(&self, path: &[u8]) -> Option<u32> {
         self.tree.dentry(ROOT).lockref.get();
         let mut at = ROOT;
@@ -258,8 +258,8 @@ impl Before {
         [Some(moves), names(from.min(to)), names(from.max(to))]
     }
 
-    /// Locks a dentry before its name changes. With `Design::DcacheLock` (Linux 2.4), the dentry is
-    /// not locked, since the global `dcache_lock` already excludes all readers.
+    /// Locks a dentry before its name changes. With `Design::DcacheLock` (Linux 2.4), the global
+    /// `dcache_lock` already excludes all readers.
     fn lock_dentry<'a>(&self, dentry: &'a Dentry) -> Option<LockrefGuard<'a>> {
         (self.design != Design::DcacheLock).then(|| dentry.lockref.lock())
     }

@@ -1,25 +1,24 @@
-//! The designs of the de-duplication index (mbcache) that document 004 replaced or compared.
+//! The designs of the de-duplication index (mbcache) that document 004 compared.
 //!
-//! - `before-mbcache` (Linux before 4.6): one lock of the cache protects all lookups and releases.
-//!   A lookup waits for a thread that holds the entry exclusively. Unused entries are in an LRU
-//!   list under the same lock.
+//! - `before-mbcache` (Linux before 4.6): one lock protects all lookups and releases, and an LRU
+//!   list of unused entries. A lookup waits for a thread that holds the entry exclusively.
 //! - `plain-lru`: a lookup takes the lock of one hash chain. One LRU list has its own lock, and
-//!   each use moves the entry to the end of the list.
+//!   each use moves the entry to its end.
 //! - `lru-per-shard`: as `plain-lru`, with one LRU list and one lock per processor (`list_lru`).
 //!
 //! The users of a block are the files that share it. In `before-mbcache` a thread that removes a
-//! user holds the block's index entry exclusively. Lookups of the entry wait for that thread.
+//! user holds the block's index entry exclusively, and lookups of the entry wait for it.
 //!
-//! Document 004 (the rewrite of mbcache) measured `plain-lru` and `lru-per-shard`, but did not
-//! submit them. In `plain-lru` and `lru-per-shard`, several lookups may use an entry at once. Each
-//! lookup then takes the block's own lock and checks whether the block can be shared.
+//! In `plain-lru` and `lru-per-shard`, which document 004 measured but did not submit, several
+//! lookups may use an entry at once. Each then takes the block's own lock, and checks whether the
+//! block can be shared.
 //!
 //! These indexes have less work than the kernel's: no devices, no second key per entry, short
-//! chains, and entries in arrays that are linked by index. The locks are those of `corewalk_base`,
-//! which sleep when a wait is long; the kernel's locks spin.
+//! chains, and entries in arrays. Their locks, those of `corewalk_base`, sleep when a wait is long;
+//! the kernel's locks spin.
 //!
-//! No index skips a block that already has the maximum number of users. A later version of document
-//! 004 added a flag for such full blocks (trap T39).
+//! No index skips a block that has the maximum number of users. A later version of document 004
+//! added a flag for such blocks (trap T39).
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015). `before-mbcache`
 //! follows Linux 4.5 `fs/mbcache.c`.
@@ -31,14 +30,12 @@ mod rings;
 pub(crate) use lru::Lru;
 pub(crate) use one_lock::OneLock;
 
-/// Returns the number of hash chains for an index with room for `entries` entries. The number is a
-/// power of two.
+/// Returns the number of hash chains for `entries` entries, a power of two.
 fn chains(entries: usize) -> usize {
     entries.next_power_of_two().max(16)
 }
 
-/// Returns the index of the hash chain to which `word` belongs. `word` is a key in a table by key,
-/// and the number of a block in a table by block.
+/// Returns the index of the hash chain for `word`, a key or the number of a block.
 fn chain(word: u64, chains: usize) -> usize {
     // The upper bits of a product with the golden ratio depend on all bits of `word`.
     (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (chains - 1)

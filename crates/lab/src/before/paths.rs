@@ -1,10 +1,9 @@
-//! The buffer in which a path translation (dentry to path, as `d_path`) builds the path. Each name
-//! is put in front of the names below it. Analogous to Linux's `struct prepend_buffer`.
+//! The buffer in which a path translation (dentry to path, as `d_path`) builds the path, from the
+//! end. Analogous to Linux's `struct prepend_buffer`.
 //!
 //! The buffer has 256 bytes on the stack, which is enough for nearly all paths. A longer path moves
-//! to the heap. If a rename runs while a dentry is translated to its path, the translation may read
-//! garbage, and its caller later discards the path. Such a path could grow without bound. So a
-//! translation stops when its path is longer than `PATH_MAX`.
+//! to the heap. During a rename a translation may read garbage, and its caller later discards the
+//! path. Such a path could grow without bound, so a translation stops at `PATH_MAX`.
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
 

@@ -1,38 +1,38 @@
-//! The semaphore sets of Linux, in user space, in two designs. The first is Linux before the
-//! patches of document 002 (Bueso, March 2013). The second is Linux with these patches.
+//! The semaphore sets of Linux in user space, in two designs: before and after the patches of
+//! document 002 (Bueso, March 2013).
 //!
 //! The two designs differ in the lock of a set:
-//! - `before-ipc-lock` (Linux 3.9-rc1): the lookup of a set takes the lock of the set. The checks
-//!   and the operations run under that lock.
+//! - `before-ipc-lock` (Linux 3.9-rc1): the lookup of a set takes its lock, under which the checks
+//!   and the operations run.
 //! - `before-ipc-rcu` (document 002): the lookup and the checks run in an RCU read section. Only
 //!   the operations run under the lock of the set.
 //!
 //! Both designs look a set up by its index in an RCU read section, which lasts until the call ends,
-//! as in the kernel. They check the index of the set and the numbers of the semaphores. They also
-//! check the nine permission bits of the set against its owner, its creator and their groups.
+//! as in the kernel. They check the index of the set, the numbers of the semaphores, and the
+//! permission bits of the set against its owner, its creator and their groups.
 //!
-//! One lock covers a whole set, since the kernel got a lock per semaphore only three months after
+//! One lock covers a whole set: the kernel got a lock per semaphore only three months after
 //! document 002.
 //!
 //! # Undo
-//! A user (a simulated process) has a list of the sets on which it has undo records. The list has
-//! its own lock (`sem_undo_list`). A call with `SEM_UNDO` searches the list before it takes the
-//! lock of the set. The lock of the set protects the adjustments in the undo records.
+//! A user (a simulated process) has a list of the sets on which it has undo records
+//! (`sem_undo_list`). A call with `SEM_UNDO` searches it under its own lock, before it takes the
+//! lock of the set. The lock of the set protects the adjustments.
 //!
 //! # How fair they are
-//! The two designs have no audit and no security module. In the kernel profiles of document 002,
-//! audit and security modules take time, mostly where a lock is held. The locks are those of
-//! `corewalk_base`, which sleep when a wait is long; the kernel's locks spin.
+//! The two designs have no audit and no security module, which take time in the kernel profiles of
+//! document 002, mostly where a lock is held. Their locks, those of `corewalk_base`, sleep when a
+//! wait is long; the kernel's locks spin.
 //!
-//! Each call in these designs begins and ends an RCU read section. That costs about ten nanoseconds
-//! in this library, and nearly nothing in a kernel.
+//! Each call begins and ends an RCU read section. That costs about ten nanoseconds in this library,
+//! and nearly nothing in a kernel.
 //!
 //! # Not implemented
-//! No call waits: a call that would have to wait fails. So no call has to wake another one. Sets
-//! cannot be removed, and users (simulated processes) cannot end.
+//! A call that would have to wait fails, so no call has to wake another one. Sets cannot be
+//! removed, and users (simulated processes) cannot end.
 //!
 //! # Locks and their order
-//! 1. The list of a user's undo records, when a call looks for its record.
+//! 1. The list of a user's undo records.
 //! 2. The lock of a set.
 //!
 //! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and
@@ -57,14 +57,14 @@ const READ: u16 = 0o444;
 /// The user that everybody is.
 const UID: u32 = 1000;
 
-/// The two designs of semaphore sets. They differ in the work that is done under the lock of a set.
+/// The two designs of semaphore sets, which do different work under the lock of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// Linux 3.9-rc1, before the patches of document 002. The lookup of a set takes the lock of the
-    /// set. The checks and the operations run under that lock.
+    /// Linux 3.9-rc1, before the patches of document 002: lookup, checks and operations under the
+    /// lock of the set.
     IpcLock,
-    /// Linux with the patches of document 002. The lookup and the checks run in an RCU read
-    /// section. Only the operations run under the lock of the set.
+    /// Linux with the patches of document 002: lookup and checks in an RCU read section, and only
+    /// the operations under the lock of the set.
     IpcRcu,
 }
 
@@ -95,11 +95,11 @@ struct Locked {
 /// A process.
 #[derive(Default)]
 struct User {
-    /// The undo records of this user (a simulated process). For each record: the number of its set,
-    /// and the index of the record among all records of that set.
+    /// The undo records of this user (a simulated process): the number of the set, and the index
+    /// among all records of that set.
     undo_list: Mutex<Vec<(usize, usize)>>,
-    /// Statistics of this simulated process: the nanoseconds for which it waited for the locks of
-    /// sets, and the number of these waits.
+    /// Nanoseconds for which this simulated process waited for the locks of sets, and the number of
+    /// these waits.
     waited_ns: AtomicU64,
     waits: AtomicU64,
 }
@@ -115,8 +115,8 @@ impl SemArrays {
         }
     }
 
-    /// Looks the semaphore set up, checks the semaphore numbers and the permission, and runs `act`
-    /// under the lock of the set.
+    /// Looks the set up, checks semaphore numbers and permission, and runs `act` under the lock of
+    /// the set.
     #[inline]
     fn call<R>(
         &self,
@@ -156,8 +156,8 @@ impl SemArrays {
         locked
     }
 
-    /// Returns the index of the undo record of `user` (a simulated process) among the undo records
-    /// of a set. Makes the record if it is missing.
+    /// Returns the index of the undo record of `user` (a simulated process) among those of a set.
+    /// Makes it if it is missing.
     #[doc(alias = "find_alloc_undo")]
     fn find_undo(&self, user: usize, set: usize) -> Option<usize> {
         let mut list = self.users[user].undo_list.lock();
@@ -175,8 +175,6 @@ impl SemArrays {
 }
 
 impl SemArray {
-    /// Returns true if `num_max` is a valid semaphore number of the set, and the caller has the
-    /// permission `bits`.
     #[inline]
     fn check(&self, num_max: u16, bits: u16) -> bool {
         let perm = &self.perm;
@@ -193,8 +191,8 @@ impl SemArray {
 }
 
 impl Locked {
-    /// Carries out all operations of a call. If one operation is not possible, takes back the
-    /// operations before it and returns None.
+    /// Carries out all operations of a call, or none of them: if one is not possible, takes back
+    /// the operations before it.
     #[doc(alias = "try_atomic_semop")]
     #[inline]
     fn act(&mut self, user: usize, sops: &[SemBuf], undo: Option<usize>) -> Option<()> {

@@ -1,5 +1,4 @@
-//! Tests of the four dentry caches. Before, during and after renames, lookups and path translations
-//! must give right answers for the tree of names.
+//! Tests of the four dentry caches: lookups and path translations before, during and after renames.
 
 use super::*;
 use crate::corpus::tests::Move;
@@ -79,8 +78,7 @@ fn every_design_makes_and_unlinks_a_name_once() {
     let corpus = Corpus::collect(50);
     for dentries in all(&corpus) {
         let variant = dentries.variant();
-        // The loop makes more names than the cache has dentries. So the loop ends well only if
-        // freed dentries are used again.
+        // More names than the cache has dentries: freed dentries must be used again.
         for turn in 0..5000_u32 {
             let name = format!("file-{turn}-{}", "x".repeat(turn as usize % 60)).into_bytes();
             let made = dentries.create(2, &name, FileKind::Regular).expect(variant);
@@ -96,8 +94,8 @@ fn every_design_makes_and_unlinks_a_name_once() {
 }
 
 /// Checks that a path translation during renames returns a path that existed at some instant (traps
-/// T1, T8, T9). The test renames a directory, and a file in it, again and again. The file's names
-/// are a short one and a long one.
+/// T1, T8, T9). A directory, and a file in it with a short and a long name, are renamed again and
+/// again.
 #[test]
 fn path_of_every_design_existed_at_one_instant() {
     let corpus = Corpus::collect(500);
@@ -148,9 +146,9 @@ fn storm(dentries: &dyn Dentries, moved: &Move) {
     assert!(dentries.unlink(moved.ino, b"file"), "{variant}");
 }
 
-/// Checks that a walk to a name that never changes always succeeds (trap T12). Meanwhile other
-/// threads rename, make and unlink other names. The dentries of these names move between the same
-/// hash chains, and reuse freed slots.
+/// Checks that a walk to a name that never changes always succeeds (trap T12). Other threads
+/// rename, make and unlink names whose dentries move between the same hash chains, and reuse freed
+/// slots.
 #[test]
 fn stable_names_are_found_while_others_come_and_go() {
     let corpus = Corpus::collect(200);
@@ -189,8 +187,8 @@ fn stable_names_are_found_while_others_come_and_go() {
 }
 
 /// Checks that a reader cannot see the effect of a rename before the rename begins (trap T13). A
-/// writer renames a file from `step-0` to `step-1`, and so on. If a reader does not find the file
-/// under one name, then the rename to the next name must have begun.
+/// writer renames a file from `step-0` to `step-1`, and so on. If the file is missing under one
+/// name, the rename to the next name must have begun.
 #[test]
 fn file_that_is_renamed_is_never_under_neither_name() {
     let corpus = Corpus::collect(50);
@@ -203,7 +201,7 @@ fn file_that_is_renamed_is_never_under_neither_name() {
 }
 
 /// Looks a file up under one name after the other while a writer renames it. Returns the number of
-/// a rename whose effect the reader saw before that rename began, or None.
+/// a rename whose effect was seen before it began.
 fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
     const STEPS: u64 = 200_000;
     let name = |at: u64| &names[(at % 64) as usize][..];
@@ -212,12 +210,11 @@ fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
         let writer = scope.spawn(|| {
             for at in 0..STEPS {
                 // ORDERING(step): Release. A reader that sees the effect of the rename also sees
-                // that the rename had begun.
+                // that it had begun.
                 begun.store(at + 1, Ordering::Release);
                 assert!(dentries.rename((2, name(at)), (2, name(at + 1))));
-                // ORDERING(step): Release. The renames give the file the names 0, 1, 2 and so on.
-                // It now has the name `at + 1`. So a reader that loads `at + 1` from `ended` finds
-                // the file under this name or a later one.
+                // ORDERING(step): Release. The file has the name `at + 1` now. A reader that loads
+                // `at + 1` from `ended` finds it under this name or a later one.
                 ended.store(at + 1, Ordering::Release);
             }
         });

@@ -1,18 +1,17 @@
 //! Measures how long threads wait for locks and hold them, for the benchmark table `lock-share`.
 //!
 //! Two readings of the clock cost more than most lock sections. So lock sections are timed only
-//! while the benchmark table `lock-share` keeps a value of [`Counting`]. At any other time a
-//! section costs one load of a shared word that no thread changes.
+//! while the table `lock-share` keeps a value of [`Counting`]. Otherwise a section costs one load
+//! of a shared word that no thread changes.
 //!
 //! # The lock sections
-//! A lock section begins when a thread asks for the rename lock or for `dcache_lock`, and ends when
-//! the thread releases it. The time before the thread has the lock is its waiting time; the rest is
-//! its holding time.
+//! A lock section begins when a thread asks for the rename lock or for `dcache_lock`, and ends with
+//! the release. The time before the thread has the lock is its waiting time; the rest is its
+//! holding time.
 //!
-//! A path translation takes the lock of a dentry only inside a lock section. So a wait for a
-//! dentry's lock counts as holding time of the section. A reader that uses a sequence number may
-//! wait for the end of a rename. Such a wait is in no section, because a profile of the kernel's
-//! spin locks does not show it either.
+//! A path translation takes the lock of a dentry only inside a lock section, so a wait for it
+//! counts as holding time. A wait of a reader of a sequence for the end of a rename is in no
+//! section: a profile of the kernel's spin locks does not show it either.
 //!
 //! Source: the column "% spinlock" of document 000.
 
@@ -101,9 +100,9 @@ pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
     Timed { _guard, since: Some(since) }
 }
 
-/// Runs `work`. Counts its time as a lock section of this thread if `work` took a lock. To find
-/// that out, calls `count` before and after `work`: it returns how many calls took a lock so far.
-/// The time of reading the counter is added to `aside_ns`, so that the caller can subtract it.
+/// Runs `work`. If `work` took a lock, counts its time as a lock section of this thread. `count`
+/// returns how many calls took a lock so far, so two calls of it show that. Their time is added to
+/// `aside_ns`.
 #[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
     if !Counting::is_on() {

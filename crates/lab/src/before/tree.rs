@@ -1,34 +1,29 @@
-//! The tree of dentries that the four designs of a dentry cache in `before` share, with its hash
-//! table.
+//! The tree of dentries, with its hash table, that the four dentry caches in `before` share.
 //!
-//! The dentries are the slots of an array that is never freed or used for another type. All fields
-//! that a reader can reach without a lock are atomic words. So such a reader may see old values, or
-//! values of two instants, but never an invalid index. The protocol of the design decides whether
-//! these values are valid.
+//! The dentries are slots of an array that is never freed. All fields that a reader can reach
+//! without a lock are atomic words. So a reader may see old values, or values of two instants, but
+//! never an invalid index. The protocol of the design decides whether they are valid.
 //!
-//! A name of at most 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013). A longer name is in
+//! A name of at most 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013). A longer one is in
 //! memory that the slot keeps for good. So a reader that combines the length of one name with the
 //! bytes of another still reads bytes of names (trap T1).
 //!
 //! # How it works
 //! Dentries with the same hash are in one chain, which readers follow without a lock. The link at
-//! the end of a chain has the number of the chain. A rename may move the dentry at which a reader
-//! is to another chain. The reader notices that when it reaches the end of the wrong chain (as in
-//! `rculist_nulls`).
+//! its end has the number of the chain. If a rename moves the dentry at which a reader is to
+//! another chain, the reader notices that at the end of the wrong chain (as in `rculist_nulls`).
 //!
-//! A new dentry is always put at the head of its chain. A thread that changes a chain holds the
-//! lock of the chain.
+//! A new dentry is put at the head of its chain, under the lock of the chain.
 //!
-//! A walk and a path translation read only the first 64 bytes of a dentry. The second 64 bytes hold
-//! the reference count and the locks. So changes of the reference count do not slow a walk down.
+//! Walks and path translations read only the first 64 bytes of a dentry. Reference count and locks
+//! are in the second 64 bytes, so their changes do not slow a walk down.
 //!
 //! # Invariants
 //! - A.1: a slot whose `parent` is 0 has no name and is in no chain.
 //! - A.2: the key and the name of a slot change only inside a write section of its `seq`. The
 //!   writer also holds the lock `names` of each parent directory. For a rename it also holds the
 //!   rename lock, or `dcache_lock` in the design of Linux 2.4.
-//! - A.3: directories are never freed, so the number of a directory is never used for another
-//!   dentry.
+//! - A.3: directories are never freed, so the number of a directory is never used again.
 //!
 //! Source: Linux `include/linux/dcache.h` (the layout), `include/linux/rculist_nulls.h`.
 
@@ -48,8 +43,8 @@ use super::paths::Prepended;
 pub(super) const NONE: u32 = 0;
 /// The number of the root.
 pub(super) const ROOT: u32 = 1;
-/// The flag in a link of a hash chain that marks the end of the chain. The other bits of this link
-/// are the number of the chain.
+/// The flag in a link that marks the end of a hash chain. The other bits are the number of the
+/// chain.
 const END: u32 = 1 << 31;
 /// Words of a name in its slot.
 const INLINE_WORDS: usize = 4;
@@ -128,8 +123,8 @@ impl Tree {
         &self.dentries[number as usize]
     }
 
-    /// Returns the number of the dentry with this inode number, or None if there is no such dentry.
-    /// In the trees of this module, a dentry's number equals its inode number.
+    /// Returns the number of the dentry with this inode number, if there is one. Here both numbers
+    /// are equal.
     #[inline]
     pub(super) fn number(&self, ino: u64) -> Option<u32> {
         let number = u32::try_from(ino).ok()?;
@@ -161,8 +156,7 @@ impl Tree {
         if at == END | chain { Probe::Absent } else { Probe::Diverted }
     }
 
-    /// Returns a new dentry without a name, with one reference. Returns None if all dentries are in
-    /// use.
+    /// Returns a new dentry without a name, with one reference, unless all dentries are in use.
     pub(super) fn alloc(&self) -> Option<u32> {
         let number = self.alloc_number()?;
         let mut guard = self.dentry(number).lockref.lock();
@@ -178,8 +172,8 @@ impl Tree {
         if let Some(number) = self.free[own].lock().pop() {
             return Some(number);
         }
-        // ORDERING: Relaxed. A reader finds the dentry with this number only through a link in a
-        // hash chain, which is stored with Release.
+        // ORDERING: Relaxed. A reader finds the dentry only through a link in a hash chain, which
+        // is stored with Release.
         let fresh = self.fresh.fetch_add(1, Ordering::Relaxed);
         if (fresh as usize) < self.dentries.len() {
             return Some(fresh);
@@ -189,8 +183,7 @@ impl Tree {
         self.free.iter().find_map(|shard| shard.lock().pop())
     }
 
-    /// Drops a reference of a dentry. If it was the last one, marks the dentry as dead, and makes
-    /// its number free for a new dentry.
+    /// Drops a reference of a dentry. The last one marks the dentry as dead, and frees its number.
     pub(super) fn put(&self, number: u32) {
         let Some(mut last) = self.dentry(number).lockref.put_or_lock() else { return };
         last.sub(1);
@@ -219,8 +212,8 @@ impl Tree {
         dentry.put_key(NONE, hash);
     }
 
-    /// Gives a dentry another key (parent and hash) and another name, and moves it from its hash
-    /// chain to that of the new key.
+    /// Gives a dentry another key (parent and hash) and another name, and moves it to the hash
+    /// chain of the new key.
     pub(super) fn rekey(&self, number: u32, parent: u32, hash: u64, name: &[u8]) {
         let dentry = self.dentry(number);
         let _section = dentry.seq.write();
@@ -230,8 +223,8 @@ impl Tree {
         self.chain(number, hash);
     }
 
-    /// Returns true if the dentry `number` is `ancestor` or below it. The caller must prevent
-    /// renames of directories meanwhile.
+    /// Returns true if the dentry `number` is `ancestor` or below it. The caller prevents renames
+    /// of directories.
     pub(super) fn is_below(&self, number: u32, ancestor: u32) -> bool {
         let mut at = number;
         while at != ROOT && at != ancestor {
@@ -240,9 +233,8 @@ impl Tree {
         at == ancestor
     }
 
-    /// Writes a path to `out` from its end: the name of the dentry `number`, then the names of its
-    /// parents in front of it, up to the root. `copy` writes one name. Returns false if a dentry on
-    /// the way has no parent, or if the path is too long.
+    /// Writes the path of the dentry `number` to `out` from its end, up to the root. `copy` writes
+    /// one name. Returns false if a dentry on the way has no parent, or if the path is too long.
     #[inline]
     pub(super) fn climb(
         &self,
@@ -267,12 +259,12 @@ impl Tree {
         let (_lock, chain) = self.lock_chain(hash);
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
-        // ORDERING(chain): Release. The dentry may have been in another chain before. A reader may
-        // still come to it through a link that it loaded in that chain. The reader then follows
-        // `next` into the new chain, and must see the keys and names of the dentries there.
+        // ORDERING(chain): Release. A reader may still come to the dentry through a link of its old
+        // chain. It then follows `next` into the new chain, and must see the keys and names of the
+        // dentries there.
         self.dentry(number).next.store(head, Ordering::Release);
-        // ORDERING(chain): Release. A reader that loads this link with Acquire sees the key and the
-        // name of the dentry.
+        // ORDERING(chain): Release. A reader that loads this link with Acquire sees key and name of
+        // the dentry.
         chain.head.store(number, Ordering::Release);
     }
 
@@ -328,7 +320,7 @@ impl Dentry {
         self.parent.load(Ordering::Relaxed)
     }
 
-    /// Returns the kind of the file. The kind never changes while the dentry has a name.
+    /// Returns the file type, which never changes while the dentry has a name.
     #[inline]
     pub(super) fn kind(&self) -> FileKind {
         if self.shape() & DIRECTORY == 0 { FileKind::Regular } else { FileKind::Directory }
@@ -406,7 +398,7 @@ pub(super) fn hash(parent: u32, name: &[u8]) -> u64 {
     FixedState::with_seed(4).hash_one((parent, name))
 }
 
-/// Returns up to eight bytes of a name as a word. If there are fewer, the rest of the word is zero.
+/// Returns up to eight bytes of a name as a word, padded with zeros.
 #[inline]
 fn word(bytes: &[u8]) -> u64 {
     if let Ok(all) = bytes.try_into() {
@@ -480,9 +472,8 @@ mod tests {
         let number = linked(&tree, ROOT, &first);
         let key = (ROOT, hash(ROOT, &other));
         tree.rekey(number, key.0, key.1, &other);
-        // Simulate a reader that loaded the head of the old chain before `rekey` moved the dentry
-        // to another chain: store the dentry's number in that head again. The search of the old
-        // chain must notice that it ends in the new chain.
+        // Simulate a reader that loaded the head of the old chain before the move: store the
+        // dentry's number in that head again. The search must notice that it ends in another chain.
         let head = &tree.chains[chain(&first) as usize].head;
         // ORDERING: Relaxed. One thread.
         head.store(number, Ordering::Relaxed);

@@ -1,22 +1,19 @@
 //! corewalk's store on disk, once with each measured design of the de-duplication index (mbcache).
-//! The store keeps attribute values as blocks of its database.
+//! Attribute values are blocks of its database.
 //!
 //! A `corewalk_store::Store` finds equal attribute sets through a `ShareIndex`. The benchmark gives
-//! it one of several implementations of this index, the designs. The benchmark calls the store as a
-//! library, because a call through FUSE takes about 20 microseconds, which would hide the
-//! differences.
+//! it several implementations of this index, the designs. It calls the store as a library, because
+//! a call through FUSE takes about 20 microseconds, which would hide the differences.
 //!
-//! The store is in the host's tmpfs, as the file system of document 004 (the rewrite of mbcache)
-//! was on a ramdisk.
+//! The store is in the host's tmpfs, like the ramdisk of document 004.
 //!
 //! The designs `before-mbcache`, `plain-lru` and `lru-per-shard` share each attribute set as soon
-//! as it is written, as the file system of document 004 did. `corewalk` is the store with its
-//! defaults: it delays the sharing of sets that change again and again
-//! (`StoreOptions::is_sharing_late`). `off` shares no sets, so it computes no hashes, and changes
-//! blocks in place.
+//! as it is written, as in document 004. `corewalk` is the store with its defaults: it delays the
+//! sharing of sets that change again and again (`StoreOptions::is_sharing_late`). `off` shares no
+//! sets, so it computes no hashes, and changes blocks in place.
 //!
-//! Linux looks for an entry with the same key and block before it adds one. The designs of this
-//! module omit this check.
+//! Linux looks for an entry with the same key and block before it adds one. These designs omit this
+//! check.
 //!
 //! # Checks
 //! After all attribute sets are shared, the store's own counts must be consistent. At the end
@@ -48,7 +45,7 @@ pub(crate) struct DiskStore {
 }
 
 impl DiskStore {
-    /// Makes a store in the new folder `path`, for `size.0` workers that have `size.1` files each.
+    /// Makes a store in the new folder `path`, for `size.0` workers with `size.1` files each.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -69,7 +66,7 @@ impl DiskStore {
         self.store().stats()
     }
 
-    /// Closes the store, and returns the bytes that its database occupies on the host.
+    /// Closes the store, and returns the bytes of its database on the host.
     ///
     /// # Errors
     /// If the host does not say.

@@ -1,5 +1,4 @@
-//! The files of the benchmarked stores in a tmpfs and on disk. Each file has one extended
-//! attribute.
+//! The files of the stores in a tmpfs and on disk, each with one extended attribute.
 //!
 //! Source: setxattr(2).
 
@@ -10,8 +9,7 @@ const NAME: &[u8] = b"user.bench";
 /// The number of the root directory.
 const ROOT_INO: u64 = 1;
 
-/// The inode numbers of all files, by worker. The files of a worker are in a directory of their
-/// own.
+/// The inode numbers of all files, by worker. Each worker has its own directory.
 pub(super) struct AttrFiles(Vec<Vec<u64>>);
 
 impl AttrFiles {
@@ -43,8 +41,7 @@ impl AttrFiles {
         fs.getxattr(self.node(file), NAME).ok()
     }
 
-    /// Removes the extended attribute of each file of one worker thread. A file without an
-    /// attribute is no error.
+    /// Removes the attribute of each file of one worker that has one.
     pub(super) fn clear(&self, fs: &impl FileSystem, worker: usize) {
         for file in 0..self.0[worker].len() {
             let _ = fs.removexattr(self.node((worker, file)), NAME);

@@ -1,17 +1,15 @@
-//! A store of attribute blocks in memory. Each call that sets an attribute looks for an equal block
-//! to share.
+//! A store of attribute blocks in memory. Each set looks for an equal block to share.
 //!
 //! # How it works
-//! `set` hashes samples of the content once ([`key_of`]), and looks the hash up in the index. If it
+//! `set` hashes samples of the content ([`key_of`]), and looks the hash up in the index. If it
 //! finds a block with the same content and fewer than [`USERS_MAX`] users, that block gets one more
-//! user. Otherwise `set` allocates a block and copies the content. Then the old block of the file
-//! loses a user, and is freed if that was its last user.
+//! user. Otherwise `set` makes a block and copies the content. Then the old block of the file loses
+//! a user, and is freed if that was its last one.
 //!
 //! A block stores its hash, so no thread computes it twice.
 //!
-//! Each worker has its own list of the blocks that it freed. So the store has no cache line that
-//! all workers write. If workers still contend, they do so for the index, which the benchmark
-//! measures.
+//! Each worker has its own list of the blocks that it freed, so no cache line is written by all
+//! workers. They contend only for the index, which the benchmark measures.
 //!
 //! # Locks and their order
 //! 1. The lock of a file.
@@ -21,8 +19,8 @@
 //! The locks of the lists of free blocks are innermost: under them no other lock is taken.
 //!
 //! # Limits
-//! This store puts each changed value into a new block, even if the old block has only one user. It
-//! never changes a block in place, since in a tmpfs a reader may be using the block at that time.
+//! A changed value always gets a new block. No block is changed in place, since in a tmpfs a reader
+//! may be using it.
 //!
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
@@ -37,8 +35,8 @@ use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
-/// Of a content longer than [`HASHED_WHOLE_MAX`], only some pieces are hashed. These are the number
-/// of pieces, and the length of each in bytes.
+/// Number of pieces that are hashed of a content longer than [`HASHED_WHOLE_MAX`], and the length
+/// of each in bytes.
 const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 
@@ -65,12 +63,11 @@ struct Block {
 }
 
 impl MemoryStore {
-    /// Returns a store for `workers` workers, each with `files` files. No file has an attribute
-    /// yet.
+    /// Returns a store for `workers` workers with `files` files each, all without an attribute.
     pub(crate) fn new(design: Design, size: (usize, usize)) -> MemoryStore {
         let ((variant, index), (workers, files)) = (design, size);
-        // Each worker needs one block more than it has files: `set` makes the new block before it
-        // frees the old one.
+        // `set` makes a new block before it frees the old one, so each worker needs one block more
+        // than files.
         let each = files as u32 + 1;
         let free = |worker: u32| {
             let numbers = (worker * each..(worker + 1) * each).rev().collect();
@@ -91,8 +88,8 @@ impl MemoryStore {
         self.index.users_max() > 1
     }
 
-    /// Looks in the index for a block that has this content and fewer than [`USERS_MAX`] users.
-    /// Adds a user to this block. Returns the number of the block, or None if there is none.
+    /// Looks for a block with this content and fewer than [`USERS_MAX`] users, and adds a user.
+    /// Returns the number of the block.
     fn share(&self, key: u64, value: &[u8]) -> Option<u32> {
         let found = self.index.find(key, &mut |number| {
             let mut block = self.block(number as u32);
@@ -146,8 +143,8 @@ impl MemoryStore {
             drop(block);
             self.index.left(block_number);
             self.index.wait(key, block_number);
-            // During `wait`, another thread may have become a user of the block. Then the block is
-            // not freed. The index may have dropped its entry, so enter it again.
+            // During `wait`, another thread may have become a user of the block. Then the block
+            // stays, and the index must have it.
             let users = self.block(number).users;
             if users > 1 {
                 self.index.insert(key, block_number, users);
@@ -155,8 +152,8 @@ impl MemoryStore {
         }
     }
 
-    /// Takes a free block, first from the worker's own list, then from the list of another worker.
-    /// Returns the number of the block.
+    /// Takes a free block from the worker's own list, or from that of another worker. Returns its
+    /// number.
     fn take_number(&self, worker: usize) -> u32 {
         let workers = self.free.len();
         let mut free = (worker..).map(|next| &self.free[next % workers]);
@@ -168,12 +165,12 @@ impl MemoryStore {
     }
 }
 
-/// Returns the key of a content for the index: the hash of its length and of five pieces, spread
-/// from its start to its end.
+/// Returns the key of a content: the hash of its length and of five pieces, from its start to its
+/// end.
 ///
-/// corewalk's tmpfs and store hash long contents in the same way, since hashing 4 KiB would take
-/// longer than copying it. The hash only selects a candidate: if two hashes are equal, the contents
-/// are compared. All designs that share blocks use this function, so their keys cost the same.
+/// Long contents are hashed as in corewalk's tmpfs and store, since hashing 4 KiB would take longer
+/// than copying it. Contents with equal hashes are compared. All designs use this function, so
+/// their keys cost the same.
 fn key_of(hasher: &FixedState, value: &[u8]) -> u64 {
     if value.len() <= HASHED_WHOLE_MAX {
         return hasher.hash_one(value);

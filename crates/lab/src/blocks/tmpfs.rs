@@ -1,16 +1,15 @@
-//! corewalk's tmpfs, called as a library. It shows the cost of shared attributes if values never
-//! reach a disk.
+//! corewalk's tmpfs, called as a library: the cost of shared attributes if values never reach a
+//! disk.
 //!
-//! The benchmark table `xattr` measures the tmpfs with and without sharing of attribute sets. The
-//! tmpfs looks for an equal block only at the first change of a file in an epoch (a span of time).
-//! A second change in the same epoch makes the file's attribute set private, until the epoch ends.
-//! So the tmpfs does not hash a set that is soon replaced.
+//! The tmpfs is measured with and without sharing of attribute sets. It looks for an equal block
+//! only at the first change of a file in an epoch (a span of time). A second change makes the
+//! file's set private until the epoch ends. So the tmpfs does not hash a set that is soon replaced.
 //!
 //! The store of the module `memory`, in contrast, looks for an equal block at each change.
 //!
-//! A server ends an epoch once per second. In this benchmark only `audit`, the check of all counts,
-//! ends an epoch. Its call of [`Tmpfs::share_xattrs`] shares all attribute sets that wait for the
-//! end of the epoch. So the checked counts are those of a file system at rest.
+//! In this benchmark only `audit`, the check of all counts, ends an epoch. It calls
+//! [`Tmpfs::share_xattrs`], which shares all waiting attribute sets. So the counts are those of a
+//! file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 
@@ -29,7 +28,7 @@ pub(crate) struct TmpfsStore {
 
 impl TmpfsStore {
     /// Returns a file system with or without shared attributes. `size` is the number of workers,
-    /// and the number of files of each worker.
+    /// and of files of each worker.
     ///
     /// # Errors
     /// If a file cannot be made.

@@ -1,4 +1,4 @@
-//! Tests of the tree of names: it must have the wanted size, and each path must lead to its entry.
+//! Tests of the tree of names: it has the wanted size, and each path leads to its entry.
 
 use super::*;
 
@@ -31,9 +31,8 @@ impl Corpus {
         at == ancestor
     }
 
-    /// Returns the description of a rename for the tests. The rename moves a directory to another
-    /// parent and gives it another name. Of all directories, it is the one whose subtree has
-    /// closest to a hundredth of all entries.
+    /// Returns a rename for the tests: another parent and another name for the directory whose
+    /// subtree is closest to a hundredth of all entries.
     pub(crate) fn movable(&self) -> Move {
         let mut below = vec![0_u32; self.entries.len()];
         for index in (1..self.entries.len()).rev() {

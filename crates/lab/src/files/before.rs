@@ -1,22 +1,18 @@
-//! File systems with the dentry caches of old kernels. Each one puts a design of a dentry cache
-//! from the module `before` on top of a tmpfs.
+//! File systems with the dentry caches of old kernels: the designs of `before` on top of a tmpfs.
 //!
-//! Each file system of this module has one design of `before` as its dentry cache. Each dentry
-//! refers to an inode of `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns
-//! attributes and listings. The variant `corewalk` uses the same tmpfs.
+//! Each file system of this module is a design of `before` as dentry cache over a
+//! `corewalk::tmpfs`, which the variant `corewalk` uses too. Each dentry refers to an inode of the
+//! tmpfs.
 //!
-//! The file systems of this module differ from corewalk only in how they find, translate and change
-//! names. Documents 000 and 003 are about that. A kernel of any age reads attributes faster than
-//! this tmpfs, so compare the results with those of `linux` too. The variants of this module check
-//! no permissions.
+//! These file systems differ from corewalk only in how they find, translate and change names, which
+//! documents 000 and 003 are about. A kernel reads attributes faster than this tmpfs, so compare
+//! with `linux` too. These variants check no permissions.
 //!
-//! An array has the inode number of each dentry, by the number of the dentry. It has the role of
-//! the field `d_inode` in Linux.
+//! An array has the inode number of each dentry, like the field `d_inode` in Linux.
 //!
 //! # Limits
-//! The file systems of this module have no hard links and no permission bits. A thread must not
-//! look up a file that another thread is still making. The benchmarks that use these file systems
-//! do none of this.
+//! These file systems have no hard links and no permission bits. A thread must not look up a file
+//! that another thread is still making.
 //!
 //! Source: documents 000 and 003; `before`.
 
@@ -32,8 +28,7 @@ use crate::before::{Before, Dentries as _, Design};
 use crate::corpus::ROOT;
 use crate::ours::mode_of;
 
-/// A dentry cache and the tmpfs below it. `inodes` has the inode number in the tmpfs for each
-/// dentry.
+/// A dentry cache over a tmpfs. `inodes` has the inode number in the tmpfs for each dentry.
 pub(crate) struct BeforeFiles {
     dentries: Before,
     tmpfs: Tmpfs,
@@ -44,11 +39,10 @@ impl BeforeFiles {
     /// Returns an empty file system with room for `capacity` names.
     ///
     /// # Errors
-    /// An error if the tmpfs cannot return the attributes of its root, which should not happen.
+    /// The tmpfs cannot return the attributes of its root.
     pub(crate) fn new(design: Design, capacity: usize) -> anyhow::Result<BeforeFiles> {
         let dentries = Before::new(design, capacity);
-        // The array `inodes` has a few more elements than `capacity`: dentry numbers begin at 1,
-        // and the cache may use some more numbers.
+        // Dentry numbers begin at 1, and the cache may use some more numbers than `capacity`.
         let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
         files.set_inode(ROOT, files.tmpfs.root()?.ino);
@@ -79,8 +73,7 @@ impl BeforeFiles {
     fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Option<()> {
         let place =
             |(dir, name)| Some((self.node(dir, FileKind::Directory), Name::new(name).ok()?));
-        // A kernel that renames a file looks its old name up in the dentry cache before it calls
-        // the file system. Do the same.
+        // As in a kernel, look the old name up in the dentry cache first.
         self.dentries.look(from.0, from.1)?;
         self.tmpfs.rename(place(from)?, place(to)?, RenameMode::NoReplace).ok()?;
         self.dentries.rename(from, to).then_some(())

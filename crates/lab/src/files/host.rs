@@ -1,13 +1,12 @@
 //! The host kernel's tmpfs, through system calls.
 //!
-//! All files are in a new folder on `/dev/shm`. Paths start at a descriptor of that folder, so they
-//! have as many components as in the other variants. Each user has its own descriptor of the
-//! folder. To translate an open file to its path, this variant calls readlink(2) on
-//! `/proc/self/fd/N`, as a program would.
+//! All files are in a new folder on `/dev/shm`. Each user has its own descriptor of the folder,
+//! where its paths start. So they have as many components as in the other variants. To translate an
+//! open file to its path, this variant calls readlink(2) on `/proc/self/fd/N`.
 //!
 //! # What it refuses
-//! A host without a tmpfs on `/dev/shm` is refused, since the file system of a disk would be
-//! measured otherwise.
+//! A host without a tmpfs on `/dev/shm`, since the file system of a disk would be measured
+//! otherwise.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
@@ -49,12 +48,10 @@ pub(crate) struct HostUser<'a> {
 }
 
 impl Host {
-    /// Makes an empty folder on the host's tmpfs. The name of the folder contains `label`, so that
-    /// a process can make several folders.
+    /// Makes an empty folder on the host's tmpfs, with `label` in its name.
     ///
     /// # Errors
-    /// An error if the folder [`TMPFS`] is missing or is no tmpfs, or if the new folder cannot be
-    /// made.
+    /// The folder [`TMPFS`] is missing or no tmpfs, or the new folder cannot be made.
     pub(crate) fn new(label: &str) -> anyhow::Result<Host> {
         let status = statfs(TMPFS).with_context(|| format!("there is no {TMPFS}"))?;
         ensure!(status.f_type as i64 == TMPFS_MAGIC, "{TMPFS} is no tmpfs");
@@ -127,8 +124,8 @@ impl User for HostUser<'_> {
 
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
-        // Open the directory again for each listing. The descriptor `dir` may be at the end of the
-        // directory after an earlier listing.
+        // The descriptor `dir` may be at the end of the directory after an earlier listing, so open
+        // the directory again.
         let Ok(fd) = openat(dir, c".", DIRECTORY, Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);

@@ -1,8 +1,8 @@
 //! The variant `corewalk`: the library with its own tmpfs, in this process.
 //!
 //! A user keeps references to the inodes of its open directories, as a process keeps descriptors.
-//! So an operation in a directory need not change the directory's reference count. No entry is
-//! evicted during a benchmark, because the cache's budget is larger than any tree.
+//! So an operation need not change their reference counts. The cache's budget is larger than any
+//! tree, so no entry is evicted.
 //!
 //! Source: `corewalk::vfs`, `corewalk::tmpfs`.
 

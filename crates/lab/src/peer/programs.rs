@@ -1,9 +1,9 @@
-//! The FUSE servers that a benchmark can measure, and how the lab finds them on the machine.
+//! The FUSE servers that a benchmark can measure, and how the lab finds them.
 //!
-//! All timeouts are 0, so that the kernel asks the server each time. With timeouts, a benchmark of
+//! All timeouts are 0, so that the kernel asks the server each time. Otherwise a benchmark of
 //! metadata would measure the kernel's cache. In all mounts the kernel checks permissions
-//! (`default_permissions`). For these checks the kernel also requests the attributes of
-//! directories. A mount without `default_permissions` would get fewer requests and seem faster.
+//! (`default_permissions`), for which it also requests the attributes of directories. Without that,
+//! a mount would get fewer requests and seem faster.
 //!
 //! # Threads
 //! For one client, a server has one thread. On one processor, each further thread makes every
@@ -12,8 +12,8 @@
 //!
 //! The server of corewalk has its default: one thread per processor that reads requests, at least
 //! two, and further threads for fsync. The other servers start up to ten threads as requests
-//! arrive, and keep them. libfuse has an option for a limit of two threads. That would halve the
-//! speed, since the server would end and start threads all the time.
+//! arrive. A limit of two threads would make libfuse end and start threads all the time, which
+//! halves the speed.
 //!
 //! bindfs of Debian 12 uses libfuse 2, which has no `clone_fd`.
 //!
@@ -30,11 +30,11 @@ use anyhow::{Context as _, ensure};
 /// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
-/// Returns the command that mounts `source` with corewalk. `source` is `tmpfs`, a directory of the
-/// host, or a store. The mount options are the same as those of the other servers.
+/// Returns the command that mounts `source` (`tmpfs`, a directory of the host, or a store) with
+/// corewalk. The mount options are those of the other servers.
 ///
-/// The program is the one that `COREWALK_BIN` names. If that variable is not set, the program is
-/// `corewalk` in the directory of the lab's own program.
+/// The program is the one that the variable `COREWALK_BIN` names, or `corewalk` in the directory of
+/// the lab's own program.
 ///
 /// # Errors
 /// An error if that program does not exist.
@@ -53,8 +53,8 @@ pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Resu
     Ok(program)
 }
 
-/// Returns the command that mounts `source` with bindfs. bindfs uses the high-level interface of
-/// libfuse, and sets `default_permissions` by itself.
+/// Returns the command that mounts `source` with bindfs, which uses libfuse's high-level interface,
+/// and sets `default_permissions` by itself.
 ///
 /// # Errors
 /// An error if bindfs is not installed.

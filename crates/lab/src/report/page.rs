@@ -1,5 +1,5 @@
-//! Writes the HTML page of a report: first a line per benchmark table, then each table with its
-//! plot and its result rows.
+//! Writes the HTML page of a report: a line per benchmark table, then each table with its plot and
+//! its result rows.
 //!
 //! Source: HTML Living Standard, as XML.
 
@@ -12,8 +12,8 @@ use crate::samples::Row;
 use crate::table::{self, Claim, Published, Table};
 use crate::text::{params_of, rows_of, with_names};
 
-/// The style sheet of the page. A claim about corewalk that does not hold is as large and as bold
-/// as one that holds. The state of a claim is never shown by a colour alone, but also by a word.
+/// The style sheet of the page. A claim that does not hold is as large and as bold as one that
+/// holds, and its state is shown by a word, not by a colour alone.
 const STYLE: &str = include_str!("style.css");
 /// Matches any value of a parameter of a plot.
 const ANY: &str = "*";
@@ -80,8 +80,7 @@ fn front(out: &mut String, at: usize, report: &Report) {
     );
 }
 
-/// Returns the verdict over all claims of a benchmark table: the CSS class that formats the
-/// verdict, and the text for readers.
+/// Returns the verdict over all claims of a table: its CSS class, and its text.
 fn verdict(claims: &[Claim]) -> (&'static str, String) {
     let count = |word: &str| claims.iter().filter(|claim| claim.word() == word).count();
     let (all, held, lost) = (claims.len(), count("held"), count("not-held"));
@@ -93,8 +92,8 @@ fn verdict(claims: &[Claim]) -> (&'static str, String) {
     }
 }
 
-/// Returns the ratio that the page shows in its first list, which has one line per benchmark table.
-/// It is the ratio of a result of corewalk to its baseline, at the x value `headline` of the plot.
+/// Returns the ratio of a table for the first list of the page: a result of corewalk over its
+/// baseline, at the x value `headline` of the plot.
 fn headline(table: &Table, rows: &[Row]) -> Option<String> {
     let plot = &table.words().plot;
     let wanted = |row: &&&Row| row.params.get(plot.x).is_some_and(|x| value(x) == plot.headline);
@@ -223,8 +222,7 @@ mod tests {
     use crate::samples::{Metric, Params, Samples};
     use crate::table::shape::Bound;
 
-    /// Returns made-up result rows of the benchmark table `rename` for two variants: corewalk is
-    /// twice as fast as `linux`.
+    /// Returns made-up result rows of the table `rename`: corewalk is twice as fast as `linux`.
     fn rows() -> Vec<Row> {
         let mut samples = Samples::default();
         for (variant, value) in [("corewalk", 2.0), ("linux", 1.0)] {
@@ -292,7 +290,7 @@ mod tests {
         let page = page();
         let xml = parse(&page);
         let count = |name: &str| xml.descendants().filter(|n| n.tag_name().name() == name).count();
-        // The second benchmark table is unknown to this program, so it has result rows but no plot.
+        // The program does not know the second table, so it has result rows but no plot.
         assert_eq!((count("svg"), count("h2")), (1, 2));
         assert!(page.contains("a &lt;cpu&gt;, 2 cores, Linux 6.1, commit abc"));
         assert_eq!(page.matches("all 4 rows").count(), 2);

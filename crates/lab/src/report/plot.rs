@@ -1,12 +1,11 @@
-//! Draws a plot with a line per variant. The x axis is the number of threads or users, or a size.
-//! The plot also shows the spread of the rounds.
+//! Draws a plot with a line per variant, and the spread of the rounds. The x axis is the number of
+//! threads or users, or a size.
 //!
 //! The x axis has the values of the parameter in their order, at equal distances. The y axis begins
-//! at zero. If the largest value is far above the smallest, the y axis is logarithmic, and its
-//! label says so.
+//! at zero. If the largest value is far above the smallest, it is logarithmic, and its label says
+//! so.
 //!
-//! The plot is as wide as the screen of a phone, so that its text can be read on one. A larger
-//! screen shows the plot larger.
+//! The plot is as wide as the screen of a phone. A larger screen shows it larger.
 //!
 //! Source: SVG 1.1.
 
@@ -15,13 +14,12 @@ use std::fmt::Write as _;
 use super::page::escape;
 use crate::text::number;
 
-/// The bounds of the area of the plot in which the lines are drawn. The whole plot is 380 by 230
-/// units.
+/// The bounds of the area of the lines. The whole plot is 380 by 230 units.
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 366.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 188.0;
-/// The y axis is logarithmic if the largest value divided by the smallest one exceeds this factor.
+/// The y axis is logarithmic if the largest value exceeds the smallest by this factor.
 const FAR: f64 = 30.0;
 /// Steps of a linear scale.
 const STEPS: u32 = 4;
@@ -29,13 +27,11 @@ const STEPS: u32 = 4;
 /// A line of a plot.
 pub(super) struct Line {
     pub(super) name: String,
-    /// For each value on the x axis: the median, the lowest and the highest result of the rounds.
-    /// None if there is no result.
+    /// For each value on the x axis: median, lowest and highest result of the rounds.
     pub(super) points: Vec<Option<[f64; 3]>>,
 }
 
-/// Returns a plot of `lines` with a legend. `title` describes the plot, and `unit` is the unit of
-/// the y axis.
+/// Returns a plot of `lines` with a legend, and `unit` at the y axis. `title` describes it.
 pub(super) fn draw(title: &str, unit: &str, x: &str, values: &[String], lines: &[Line]) -> String {
     let all = || lines.iter().flat_map(|line| line.points.iter().flatten()).flatten().copied();
     let most = all().fold(0.0, f64::max).max(f64::MIN_POSITIVE);

@@ -1,14 +1,13 @@
-//! The load of the benchmark `semop-multi`: a worker adds one to a semaphore and subtracts it
-//! again, in two calls.
+//! The load of the table `semop-multi`: a worker adds one to a semaphore and subtracts it again, in
+//! two calls.
 //!
 //! The workers that add and subtract are threads of this process, or processes of their own
 //! (`worker`).
 //!
 //! # Checks
-//! Every call must succeed. Each worker is assigned one semaphore, and several workers may share
-//! one. The additions and subtractions of a worker cancel out, and at its end it adds one to its
-//! semaphore, without undo. So the final value of each semaphore must be the number of its workers.
-//! An operation that was lost would change a value.
+//! Every call must succeed. The operations of a worker cancel out, and at its end it adds one to
+//! its semaphore, without undo. So the final value of each semaphore must be the number of its
+//! workers, unless an operation was lost.
 
 use std::time::Duration;
 
@@ -19,8 +18,7 @@ use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
 use crate::samples::Cell;
 
-/// The patterns by which a thread chooses semaphores: its own ones, random ones, or the same one as
-/// all other threads.
+/// How a thread chooses semaphores: its own ones, random ones, or the same one as all others.
 const PATTERNS: [&str; 3] = ["own", "random", "same"];
 
 /// The parameters of a load.
@@ -48,8 +46,8 @@ impl Load {
         }
     }
 
-    /// Runs one time slice with threads of this process. All threads make their calls as one user
-    /// (one simulated process), so they share its undo records.
+    /// Runs one time slice with threads of this process. All threads are one user (simulated
+    /// process), so they share its undo records.
     ///
     /// # Errors
     /// If a value is wrong at the end.
@@ -95,13 +93,11 @@ impl Load {
         laps
     }
 
-    /// Checks the final values of the semaphores. The additions and subtractions of each worker
-    /// cancel out. At its end, each worker has added 1 to its own semaphore, so a semaphore's value
-    /// must be the number of its workers. Then resets these semaphores to zero.
+    /// Checks that the value of each semaphore is the number of its workers, and resets it to zero.
+    /// The operations of a worker cancel out, and at its end it has added 1 to its own semaphore.
     ///
     /// # Errors
-    /// An error if the value of a semaphore differs from the number of workers that added 1 to it
-    /// at their end.
+    /// The value of a semaphore differs from the number of workers that added 1 to it at their end.
     pub(crate) fn end<S: Sems>(&self, sems: &S, set: usize) -> anyhow::Result<()> {
         let marks = |num| (0..self.threads).filter(|worker| self.own(*worker) == num).count();
         check(sems, set, |num| marks(num) as u16)?;

@@ -5,28 +5,25 @@
 //! per second of wall time, all users together (`ops_per_s`), and processor time per job
 //! (`ns_per_op`).
 //!
-//! Document 001 measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, for
-//! three ranges of user counts. It compared a kernel with the lockref patches to a kernel that also
-//! has the patch of document 001. With this patch the rate was 11.3 % lower up to 100 users. With
-//! more users it was 6.2 and 6.6 % higher.
+//! Document 001 measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, with
+//! the lockref patches alone, and with its own patch too. With its patch the rate was 11.3 % lower
+//! up to 100 users, and with more users 6.2 and 6.6 % higher.
 //!
 //! In the review, Stoffel asked whether the loss is real, how much runs vary, and for figures of a
-//! machine with four cores. This table answers with results for 1 to 4 users, each with its minimum
-//! and maximum.
+//! machine with four cores. This table answers for 1 to 4 users, with minimum and maximum.
 //!
-//! As in document 001, all users do the same bounded mix of operations (`job`), in their own
-//! directories and on shared paths. This benchmark leaves out processes, pipes and arithmetic,
-//! which do not use the dentry cache. So its differences are larger than in the document.
+//! As in document 001, all users do the same mix of operations (`job`), in their own directories
+//! and on shared paths. There are no processes, pipes and arithmetic, which do not use the dentry
+//! cache. So differences are larger than in the document.
 //!
-//! Unlike in the document, the number of jobs is not fixed, and users are threads. All designs,
-//! corewalk included, keep names in memory without a file system below.
+//! Unlike in the document, the number of jobs is not fixed, and users are threads. All designs keep
+//! names in memory without a file system below.
 //!
 //! corewalk does more work than the designs of `before`: it checks permissions, calls a file
-//! system, and counts references of inodes. So it can lose in this benchmark.
+//! system, and counts references of inodes. So it can lose here.
 //!
 //! # Checks
-//! Each job of a user checks the answers of all its operations, since the tree of names determines
-//! them. A wrong answer fails the run.
+//! Each job checks the answers of all its operations. A wrong answer fails the run.
 
 use super::prelude::*;
 use crate::before::{Before, Dentries, Design, filled};
@@ -66,9 +63,9 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.measure(&run.sweeps[0], &variants, samples)
 }
 
-/// Returns the variant `dentries`: its name, and a function that measures it with several users
-/// (threads). The users share processors. So the rate is the number of all jobs divided by the time
-/// from the first start to the last end.
+/// Returns the variant `dentries` with its measuring function. The users (threads) share
+/// processors, so the rate is the number of all jobs over the time from the first start to the last
+/// end.
 fn shop<'a>(dentries: &'a dyn Dentries, corpus: &Corpus, users: usize) -> (&'a str, Measure<'a>) {
     let users: Vec<User> = (0..users).map(|number| User::new(dentries, corpus, number)).collect();
     let measure = move |cell: &Cell, time| {

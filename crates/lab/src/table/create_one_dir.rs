@@ -2,25 +2,24 @@
 //!
 //! Document 003 (McKenney, Sarma, Soni, 2004) lists open problems of the RCU dcache. The first is
 //! that updates are "still gated by dcache_lock, which means that update-intensive workloads do not
-//! scale well". Linux in 2026 takes the lock of the directory for each create and unlink. So even
-//! operations on different names in one directory wait for each other. Document 003 has no
-//! measurement of updates.
+//! scale well". Linux in 2026 takes the lock of the directory for each create and unlink, so
+//! operations on different names in it wait for each other. Document 003 has no measurement of
+//! updates.
 //!
-//! Units of this table: operations per second of wall time, all threads together, and nanoseconds
-//! of processor time per operation. A create is one operation, and so is an unlink.
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
+//! time per operation. A create is one operation, and so is an unlink.
 //!
-//! A directory has 1,000 files that stay. Each thread makes 64 files with its own names and removes
-//! them, again and again. With `directories=one` all threads work in one directory. With
-//! `directories=own` each thread has its own directory. The difference between the two results is
-//! the cost of sharing a directory.
+//! A directory has 1,000 files that stay. Each thread makes and removes 64 files of its own again
+//! and again. With `directories=one` all threads work in one directory, with `directories=own` each
+//! in its own. The difference is the cost of sharing a directory.
 //!
 //! The tmpfs below corewalk has a lock per directory, which protects the list of its names. The
-//! cache above the tmpfs has no such lock. The benchmark does not write to the files or open them,
-//! and its directories do not grow.
+//! cache above has none. The benchmark neither writes nor opens the files, and its directories do
+//! not grow.
 //!
 //! # Checks
-//! Every create and every unlink must succeed. At the end of a time slice each thread removes its
-//! files. Then each directory must have exactly the 1,000 files that stay.
+//! Every create and every unlink must succeed. At the end of a time slice, each directory must have
+//! exactly the 1,000 files that stay.
 //!
 //! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent).
 //! The workload is that of MWCM and MWUM in FxMark (USENIX ATC 2016).

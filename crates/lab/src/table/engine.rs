@@ -1,21 +1,20 @@
-//! The engine of all benchmark tables. It measures every variant in every cell (set of parameters),
+//! The engine of all benchmark tables. It measures every variant with every set of parameters,
 //! round by round.
 //!
-//! A benchmark table declares its sweeps. A [`Sweep`] has a list of cells (sets of parameters), the
-//! number of variants, its share of the time, and the baseline. So the duration of a run is known
-//! before it starts.
+//! A table declares its sweeps. A [`Sweep`] has a list of sets of parameters (cells), the number of
+//! variants, its share of the time, and the baseline. So the duration of a run is known before it
+//! starts.
 //!
 //! # How it works
-//! In each round, the engine visits each cell (set of parameters), and measures the variants of the
-//! cell right after each other. The order of the variants changes from round to round. As far as
-//! the number of rounds allows, each variant is the first equally often, and each pair of variants
-//! is measured in succession equally often.
+//! In each round, the engine visits each set of parameters (cell), and measures its variants right
+//! after each other. Their order changes from round to round. As far as possible, each variant is
+//! the first equally often, and follows each other one equally often.
 //!
 //! [`Run::measure`] adds two result rows per visit: throughput, and processor time per operation.
 //! [`Run::files`] does so for the file systems of most workloads. Both call [`Run::each`], which
 //! refuses more variants than the sweep declares.
 //!
-//! An interrupted run ends between two visits, and removes all its files.
+//! An interrupted run ends between two visits, and removes its files.
 //!
 //! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
 
@@ -48,15 +47,14 @@ pub(crate) struct Sweep {
     pub(super) variants: usize,
     /// The variant that all variants are compared with.
     pub(super) baseline: &'static str,
-    /// The time for which a variant is measured in a cell (set of parameters), over all rounds. It
-    /// is a fraction of the run's setting `time_per_row`.
+    /// The measuring time of a variant with one set of parameters, over all rounds, as a fraction
+    /// of `time_per_row`.
     pub(super) share: f64,
-    /// The number of measuring rounds is multiplied by this factor. It is more than 1 if other work
-    /// on the machine disturbs a measurement for longer than a time slice.
+    /// Factor of the number of rounds. It is more than 1 if other work on the machine disturbs a
+    /// measurement for longer than a time slice.
     pub(super) repeats: usize,
-    /// True if the results with one thread also get a row from which the cost of a system call is
-    /// subtracted. This row has the parameter `net_of=syscall`. Only the variant `linux` has this
-    /// cost.
+    /// True if the results with one thread also get a row with the parameter `net_of=syscall`, less
+    /// the cost of a system call. Only the variant `linux` has this cost.
     pub(super) is_net_of_syscall: bool,
 }
 
@@ -124,8 +122,7 @@ impl Sweep {
         sweep
     }
 
-    /// Returns the duration of one slice: the time for which one variant is measured in one round
-    /// with one set of parameters.
+    /// Returns the time for which one variant is measured in one round with one set of parameters.
     pub(super) fn slice(&self, settings: &Settings) -> Duration {
         (settings.time_per_row / settings.rounds as u32).mul_f64(self.share)
     }
@@ -143,12 +140,12 @@ impl Sweep {
 }
 
 impl Run<'_> {
-    /// Calls `visit` for each variant in each cell (set of parameters) in each round. The order of
-    /// the variants changes from round to round.
+    /// Calls `visit` for each variant with each set of parameters in each round. The order of the
+    /// variants changes from round to round.
     ///
     /// # Errors
-    /// An error if a call of `visit` fails, if the user interrupts the run, or if `variants` is a
-    /// larger number than `sweep` declares.
+    /// A call of `visit` fails, the user interrupts the run, or `variants` is a larger number than
+    /// `sweep` declares.
     pub(super) fn each(
         &self,
         sweep: &Sweep,
@@ -178,12 +175,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Measures all variants in the cells (sets of parameters) of `sweep`, and adds the result
-    /// rows.
+    /// Measures all variants with all sets of parameters of `sweep`, and adds the result rows.
     ///
     /// # Errors
-    /// An error if an operation returns a wrong answer, if the user interrupts the run, or if the
-    /// list `variants` is longer than `sweep` declares.
+    /// A wrong answer, an interrupt by the user, or a list `variants` that is longer than `sweep`
+    /// declares.
     pub(super) fn measure(
         &self,
         sweep: &Sweep,
@@ -210,8 +206,7 @@ impl Run<'_> {
         })
     }
 
-    /// Measures the cost of an empty system call, adds a result row with the cost, and returns it
-    /// in nanoseconds.
+    /// Measures an empty system call, adds a result row, and returns its nanoseconds.
     pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
         let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
         let params = cell.with("op", "syscall").0;
@@ -219,12 +214,11 @@ impl Run<'_> {
         call_ns
     }
 
-    /// Measures `workload` on corewalk's tmpfs and on the host's tmpfs. If the argument `before` is
-    /// given, also measures it on that old design of a dentry cache. The number in `before` is the
-    /// number of names for which this cache must have room.
+    /// Measures `workload` on corewalk's tmpfs and on the host's tmpfs. If `before` is given, also
+    /// measures it on this old dentry cache, which gets room for this number of names.
     ///
     /// # Errors
-    /// The errors of [`Run::measure`], and an error if a file system cannot be prepared.
+    /// The errors of [`Run::measure`]; a file system cannot be prepared.
     pub(super) fn files<W: Workload>(
         &self,
         sweep: &Sweep,
@@ -245,8 +239,7 @@ impl Run<'_> {
         self.measure(sweep, &variants, samples)
     }
 
-    /// Prints which of the requested thread counts the benchmark skips because the machine has too
-    /// few processors.
+    /// Prints which thread counts are skipped because the machine has too few processors.
     pub(super) fn note_skipped_threads(&self) {
         let usable = self.settings.threads_with_processors();
         let rest: Vec<_> = self.settings.threads.iter().filter(|n| !usable.contains(n)).collect();
@@ -256,8 +249,7 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the path of the executable file of this benchmark program. A benchmark starts the
-    /// program again for worker processes and clients.
+    /// Returns the path of this program, which a benchmark starts again as worker or client.
     ///
     /// # Errors
     /// In a unit test, which has no such program.
@@ -268,10 +260,9 @@ impl Run<'_> {
 
 /// Returns the numbers from 0 to `count - 1` in an order that depends on `round`.
 ///
-/// The numbers stand for the variants that a round measures in this order. Over `count` rounds, or
-/// `2 * count` if `count` is odd, each number goes first equally often, and follows each other
-/// number equally often. This matters because a variant finds the caches and the memory as the
-/// variant before it left them.
+/// The numbers stand for the variants of a round. Over `count` rounds, or `2 * count` if `count` is
+/// odd, each number goes first equally often, and follows each other number equally often. A
+/// variant finds the caches as the variant before it left them.
 ///
 /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
 /// treatments", 1949.
@@ -290,9 +281,8 @@ mod tests {
     use super::*;
     use crate::table::quick;
 
-    /// Checks the order of the variants over the rounds. Each variant must be the first equally
-    /// often, and must come right after each other variant equally often. As a control, the test
-    /// also tries a rotated order, in which each variant always follows the same one.
+    /// Each variant must be the first equally often, and must follow each other variant equally
+    /// often. Control: in a rotated order, each variant always follows the same one.
     #[test]
     fn each_variant_goes_first_and_behind_each_other_equally_often() {
         let most_and_least = |count: usize, order: &dyn Fn(usize) -> Vec<usize>| {

@@ -1,9 +1,9 @@
-//! Benchmark table `fuse-metadata`: the cost of metadata operations on a FUSE mount, compared with
-//! other mounts on the same machine.
+//! Benchmark table `fuse-metadata`: metadata operations on a FUSE mount, compared with other mounts
+//! on the same machine.
 //!
 //! Each client process makes, stats, lists, renames and removes empty files in its own directory,
 //! and sets an attribute of 1 KiB (`setxattr`). Then it writes a few files of 4 KiB with one
-//! fsync(2) each: new files (`create+fsync`) and existing ones (`write+fsync`). Units: operations
+//! fsync(2) each, new ones (`create+fsync`) and existing ones (`write+fsync`). Units: operations
 //! per second of wall time, and nanoseconds of processor time (clients and server) per operation.
 //!
 //! | variant | server | files are in |
@@ -18,15 +18,15 @@
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
 //! With `transport=auto` the server uses io_uring only if [`ENABLE_URING`] is `Y`, which no kernel
-//! sets by itself. So the benchmark writes `Y` to that file before it mounts, if it may, and leaves
-//! it. Without io_uring, and before Linux 6.14, `corewalk` is the same as `corewalk-dev`.
+//! sets by itself. So the benchmark writes `Y` to that file before it mounts, if it may. Without
+//! io_uring, and before Linux 6.14, `corewalk` is the same as `corewalk-dev`.
 //!
 //! # Conditions of all mounts
 //! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without
 //!   permission checks is not measured.
 //! - Every server is mounted twice: with one thread for a single client, and with several threads
-//!   for several clients. A single client runs on the server's processor. On another one, the
-//!   wake-up of an idle processor would cost more than the request.
+//!   for several clients. A single client runs on the server's processor, since the wake-up of an
+//!   idle processor would cost more than the request.
 //!
 //! # Which variants to compare
 //! - bindfs makes system calls to the host, so compare it with `corewalk-hostfs`. bindfs resolves a
@@ -57,20 +57,18 @@ const TRANSPORTS: [(&str, &str); 2] =
     [("corewalk-dev", "transport=dev"), ("corewalk-fuser", "transport=fuser")];
 /// The file in which root allows FUSE over io_uring.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
-/// The variant without a server. It is a directory on the same disk on which [`STORE`] keeps its
-/// files.
+/// The variant without a server: a directory on the same disk as [`STORE`].
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
-/// The assumed operations per second on a mount. The number of files is computed from this rate.
+/// The assumed operations per second on a mount, from which the number of files is computed.
 const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 /// The share of the time per row: there are many rows.
 const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// The first constant is the number of mounts. Each of six servers has two mounts, one for a single
-/// client and one for several clients, and two mounts have no server. For a given number of
-/// clients, 8 of these 14 mounts are used.
+/// Each of six servers has two mounts, one for a single client and one for several clients, and two
+/// mounts have no server. For a given number of clients, 8 of these 14 mounts are used.
 const MOUNTS: usize = 14;
 const SERVING: usize = 8;
 /// The type of an ext4 in statfs(2).
@@ -120,8 +118,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all phases on a mount with `processes` clients. Returns the slice (counts and times) of
-/// each phase. A single client shares a processor with the server.
+/// Runs all phases on a mount with `processes` clients, and returns the slice (counts and times) of
+/// each. A single client shares a processor with the server.
 fn session(
     run: &Run<'_>,
     program: &Path,
@@ -130,8 +128,8 @@ fn session(
 ) -> anyhow::Result<Vec<Slice>> {
     let first = cpus::each()[0];
     let is_alone = processes == 1;
-    // A server for several clients is not pinned, since it places its threads itself. Each ring of
-    // io_uring belongs to a processor, and so does the thread that serves the ring.
+    // A server for several clients is not pinned, since it places its threads itself: each ring of
+    // io_uring, with its thread, belongs to a processor.
     if is_alone {
         mount.pin(&cpus::one(first));
     }
@@ -149,8 +147,8 @@ fn session(
         let server_ns = mount.cpu_ns();
         let slice = client::run_all(&mut clients, "go");
         let mut slice = slice.with_context(|| format!("{}: {phase}", mount.variant))?;
-        // If threads of the server ended during the phase, the sum of its processor time may be
-        // lower than before. The difference then counts as 0.
+        // If threads of the server have ended, the sum of its processor time is lower than before.
+        // The difference then counts as 0.
         slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
         slices.push(slice);
     }
@@ -158,7 +156,7 @@ fn session(
     Ok(slices)
 }
 
-/// Mounts all file systems that are measured. If a server program is not installed, prints its name
+/// Mounts all file systems that are measured. Prints the name of a server that is not installed,
 /// and skips it.
 fn mounts(
     scratch: &Scratch,

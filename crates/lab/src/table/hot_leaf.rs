@@ -1,33 +1,33 @@
-//! Benchmark table `hot-leaf`: several threads resolve the same path. Meanwhile one more thread,
-//! the locker, often takes the lock of the file for a moment.
+//! Benchmark table `hot-leaf`: several threads resolve the same path, while one more thread, the
+//! locker, often takes the lock of the file for a moment.
 //!
 //! In document 000 (Long, February 2013) a thread counts a reference of a dentry by a
-//! compare-exchange. It takes the dentry's lock only if another thread holds it. The document does
-//! not measure a single file. In June 2024 Guzik measured 8.40 M stat calls per second of one file
-//! by 20 threads. After another thread had taken the lock for a moment, the rate was 1.27 M and did
-//! not recover. Units: operations per second of wall time, all threads together, and nanoseconds of
-//! processor time per operation.
+//! compare-exchange, and takes the dentry's lock only if another thread holds it. In June 2024
+//! Guzik measured 8.40 M stat calls per second of one file by 20 threads. After another thread had
+//! taken the lock for a moment, the rate was 1.27 M and did not recover. Units: operations per
+//! second of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
 //! # The workload
-//! With `of=walk` an operation resolves one path of eight components, the same for all threads. One
-//! more thread, the locker, changes the permissions of the file, and makes and removes a second
-//! name of it, 1,000 times per second. With `of=lockref` an operation takes a reference of a
-//! `corewalk_sync::Lockref` and drops it. Here the locker takes the lock for a microsecond, also
-//! 1,000 times per second.
+//! With `of=walk` all threads resolve the same path of eight components. One more thread, the
+//! locker, changes the permissions of the file, and makes and removes a second name of it, 1,000
+//! times per second. With `of=lockref` the threads take and drop references of a
+//! `corewalk_sync::Lockref`. Here the locker takes the lock for a microsecond, also 1,000 times per
+//! second.
 //!
-//! The threads run through three phases without a break: `before`, `during` and `after` the work of
-//! the locker, the thread that takes the lock. The results of a variant in `during` and `after` are
-//! compared with its own in `before`.
+//! The threads run through three phases: `before`, `during` and `after` the work of the locker. The
+//! results of the last two are compared with those of the first.
 //!
 //! # Claims
-//! With `of=walk` two threads do at least 1.9 times the work of one, since a walk writes nothing
-//! (the row with `over_threads=1`). While one more thread takes the lock of the file, an operation
-//! takes at most 5 % more processor time than without that thread. Once that thread has stopped, no
-//! result is worse than before it started by more than its spread over the rounds.
+//! - With `of=walk` two threads do at least 1.9 times the work of one (the row with
+//!   `over_threads=1`), since a walk writes nothing.
+//! - While the locker takes the lock of the file, an operation takes at most 5 % more processor
+//!   time than before.
+//! - Once the locker has stopped, no result is worse than before by more than its spread over the
+//!   rounds.
 //!
-//! In Guzik's benchmark of 2024 the rate of stat calls stayed low after the lock was released. That
-//! happens only if the lock's queue of waiting threads never empties. With two threads it empties
-//! at once. The rows `phase=after` are for machines with more processors.
+//! In Guzik's benchmark of 2024 the rate stays low only if the lock's queue of waiting threads
+//! never empties. With two threads it empties at once. The rows `phase=after` are for machines with
+//! more processors.
 //!
 //! # Limits
 //! More threads than processors are not measured, since the scheduler would decide the result.
@@ -65,11 +65,11 @@ const PHASES: [&str; 3] = ["before", "during", "after"];
 const DIRECTORIES: usize = 7;
 const LEAF: &[u8] = b"the-hot-leaf";
 
-/// The results of each worker in the phases `before`, `during` and `after`. Also how many times per
+/// The results of each worker in the phases `before`, `during` and `after`, and how often per
 /// second the locker (the disturbing thread) took the lock in `during`.
 type Outcome = (Vec<Laps>, f64);
 
-/// A variant of the benchmark. `measure` takes the number of threads and the time of one phase.
+/// A variant. `measure` takes the number of threads and the time of one phase.
 struct Variant<'a> {
     of: &'static str,
     name: &'static str,
@@ -116,7 +116,7 @@ fn record(
         let slices = [0, 1, 2].map(|phase| crew::together(&laps, phase));
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
         // A full run checks how often per second the locker (the disturbing thread) took the lock.
-        // A quick run does not, since the locker takes the lock only about ten times there.
+        // In a quick run that is only about ten times.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
         ensure!(slices.iter().all(|slice| slice.wrong == 0), "{name}: an answer was wrong");
         if !has_worked || !(is_on_time || settings.size == Size::Quick) {
@@ -136,8 +136,7 @@ fn record(
     Ok(())
 }
 
-/// Makes a path of eight components in the file system `files`. Returns the variant of the
-/// benchmark whose threads resolve this path.
+/// Makes a path of eight components in `files`. Returns the variant whose threads resolve it.
 fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let user = files.user();
     let parent = parent();
@@ -147,8 +146,7 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     let leaf = user.resolve(&path).context("the file is missing")?;
     let measure = move |threads, time| {
         let work = |_, turn: crew::Turn<'_>| {
-            // Each thread has its own copy of the path, so that it shares no cache line with
-            // another thread.
+            // Each thread has its own copy of the path, so that threads share no cache line.
             let (user, path) = (files.user(), path.clone());
             turn.run(|_| user.resolve(&path) == Some(leaf))
         };
@@ -173,8 +171,8 @@ fn parent() -> String {
     (1..=DIRECTORIES).map(|nth| format!("/component-{nth}")).collect()
 }
 
-/// Returns the variant `of=lockref`, in which threads take and drop references of one lockref and
-/// resolve no path. Meanwhile one more thread, the locker, takes the lock of the lockref.
+/// Returns the variant `of=lockref`: threads take and drop references of one lockref, while one
+/// more thread, the locker, takes its lock.
 fn counter() -> Variant<'static> {
     let measure = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));
@@ -222,8 +220,8 @@ mod tests {
             let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
             assert_eq!(claims.len(), 5);
             let known = claims.iter().filter(|claim| !claim.contains("not measured")).count();
-            // One performance claim of the benchmark compares two threads with one thread in the
-            // same round. On a loaded machine it can happen that no round has both results.
+            // One claim compares two threads with one thread in the same round. On a loaded machine
+            // no round may have both results.
             let expected = if cores() > 1 { 4..=5 } else { 2..=2 };
             assert!(expected.contains(&known), "{claims:?}");
             let (after, own) = (at(of, PHASES[2]), "corewalk");

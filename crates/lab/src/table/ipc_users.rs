@@ -1,5 +1,5 @@
-//! Benchmark table `ipc-users`: many users call many semaphore sets. The table shows how long the
-//! users wait for each other's locks.
+//! Benchmark table `ipc-users`: many users call many semaphore sets. Shows how long they wait for
+//! each other's locks.
 //!
 //! Source: document 002 (Bueso, March 2013), its second measurement. Units:
 //! - calls per second of wall time, all users together;
@@ -8,29 +8,26 @@
 //! - the fraction of its time for which a user waits for locks (`of=waiting`).
 //!
 //! # What the document measured
-//! The document measured the share of system time that was spent in the ipc lock. The load was
-//! Oracle's swingbench with 100, 400 and 800 users on eight sockets.
+//! The document measured the share of system time in the ipc lock, under Oracle's swingbench with
+//! 100, 400 and 800 users on eight sockets.
 //!
 //! # Differences from document 002
-//! As in the document, there are 100, 400 and 800 users. Each user is a thread. In corewalk and in
-//! the two designs of document 002, each user is a process with its own undo records. There is no
-//! database: a user only makes calls. Three quarters of the calls are semop and the rest semctl, on
-//! random semaphores of 400 sets.
+//! As in the document, there are 100, 400 and 800 users. Each user is a thread, and in corewalk and
+//! the designs of document 002 a process with its own undo records. A user only makes calls: three
+//! quarters semop and the rest semctl, on random semaphores of 400 sets.
 //!
-//! A small machine, such as one with two processors, runs only few calls at once. So a call finds a
-//! lock taken mostly when the holder of the lock was preempted. Such a machine cannot show the cost
-//! of a shared lock on eight sockets.
+//! A small machine runs only few calls at once. So a call finds a lock taken mostly when the holder
+//! was preempted. Such a machine cannot show the cost of a shared lock on eight sockets.
 //!
 //! A quick run has 8 and 32 users, since hundreds of threads take longer to start than a quick run
 //! lasts.
 //!
-//! In corewalk, the semop and semctl calls of this benchmark take at most one lock, that of the
-//! set. `SETVAL` always takes it. Any other call takes it only if a concurrent call interferes with
-//! its attempt without the lock.
+//! In corewalk, a semop or semctl call of this benchmark takes at most the lock of the set.
+//! `SETVAL` always takes it. Other calls take it only if a concurrent call interferes with their
+//! attempt without the lock.
 //!
-//! corewalk counts how often a call has to wait for a lock, and for how long
-//! (`Namespace::contention`). The host kernel has no such counters, so its rows show only calls per
-//! second and processor time.
+//! corewalk counts how often and how long calls wait for a lock (`Namespace::contention`). The host
+//! kernel has no such counters, so its rows show only calls per second and processor time.
 //!
 //! # Checks
 //! Every call must succeed and every value must be in range. At its end each user adds one to a
@@ -49,8 +46,8 @@ const USERS: (&[usize], &[usize]) = (&[8, 32], &[100, 400, 800]);
 /// Sets, and the semaphores of each.
 const SETS: (usize, usize) = (40, 400);
 const SEMS: u16 = 16;
-/// The semaphore that `SETVAL` sets, and the value that it sets. No other call of a user changes
-/// this semaphore, so `SETVAL` destroys no value that the benchmark checks.
+/// The semaphore that `SETVAL` sets, and its value. No other call uses it, so `SETVAL` destroys no
+/// value that the benchmark checks.
 const STEADY: (u16, u16) = (SEMS - 1, 7);
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.7;
@@ -95,13 +92,12 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     })
 }
 
-/// Returns the options of a namespace that counts the waits for locks and their time.
 fn counting() -> NamespaceOptions {
     NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() }
 }
 
-/// Returns the function that measures a variant. If the variant counts waits for locks and their
-/// time, the results include these counts.
+/// Returns the function that measures a variant. Its results include waits for locks, if the
+/// variant counts them.
 fn counted<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
     let measure = move |cell: &super::engine::Cell, time: Duration| {
         let before = sems.waited().unwrap_or_default();
@@ -185,9 +181,8 @@ mod tests {
     }
 
     fn is_counted<S: Sems>(sems: &S) {
-        // The test has two users (simulated processes) and one semaphore set, which both users call
-        // all the time. So sooner or later, one of them finds the lock of the set taken by the
-        // other.
+        // Two users (simulated processes) call one semaphore set all the time. So sooner or later,
+        // one of them finds the lock taken.
         let is_counted = (0..50).any(|_| {
             slice(sems, 2, 1, Duration::from_millis(5)).unwrap();
             sems.waited().is_some_and(|(ns, waits)| ns > 0 && waits > 0)

@@ -1,31 +1,30 @@
 //! Table `lookup`: names to inodes, and paths to inodes.
 //!
-//! Source: a kernel asks a FUSE server for names. The inode tables of libfuse, SeaweedFS, fuse_mt,
-//! easy_fuser and mountpoint-s3 answer these questions. The names are 100,000 real ones. Units:
-//! operations per second of wall time, all threads together; nanoseconds of processor time per
-//! operation; and bytes of resident memory per entry (module `memory`).
+//! Source: the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3, which
+//! answer a kernel's questions for names. The names are 100,000 real ones. Units: operations per
+//! second of wall time, all threads together; nanoseconds of processor time per operation; bytes of
+//! resident memory per entry (module `memory`).
 //!
 //! `op=lookup` goes from the parent's inode number and a name to the inode number, and adds one
-//! reference for the client. corewalk's server does the same in a FUSE LOOKUP. The attributes of
-//! the reply come from the file system below and are not measured. `op=walk` goes from an absolute
-//! path to the inode number. The table `path` measures the way from inode numbers to paths.
+//! client lookup, as for a FUSE LOOKUP without its attributes. `op=walk` goes from an absolute path
+//! to the inode number. The table `path` measures the way back.
 //!
 //! The rows have these parameters:
-//! - `renamer=0` (no thread renames): the names and paths are those of any entries of the tree. The
-//!   baseline is `rwlock-ahash`.
+//! - `renamer=0` (no thread renames): names and paths of any entries of the tree. The baseline is
+//!   `rwlock-ahash`.
 //! - `targets=hot`: walks to 64 entries, eight names deep. The baseline is `linux`. In rows with
 //!   `net_of=syscall` the cost of a system call is subtracted.
 //! - `entries=1000000`: walks in a tree of a million entries. The baseline is the fastest map with
 //!   whole paths as keys.
 //! - `over_threads=1`: walks by several threads, compared with one thread of the same variant.
 //!
-//! The variant `corewalk-table` is the inode table of corewalk alone (`ours`). It is for a server
-//! that stores its files itself. It has no call that resolves a path, so a walk looks up one name
-//! after the other.
+//! The variant `corewalk-table` is the inode table of corewalk alone (`ours`), for a server that
+//! finds its files itself. It has no call that resolves a path, so a walk looks up one name after
+//! the other.
 //!
-//! Results of machines with 16 processors and more, where shared cache lines cost more, cannot be
-//! reproduced on a smaller one. The table `path-under-rename` measures path translations while
-//! another thread renames.
+//! A small machine cannot reproduce results of 16 processors and more, where shared cache lines
+//! cost more. The table `path-under-rename` measures path translations while another thread
+//! renames.
 //!
 //! # Claims
 //! - A walk of eight names to one of the 64 hot entries takes at most a sixth of the time of the
@@ -67,7 +66,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     measure_memory(run, entries, samples)
 }
 
-/// Measures the bytes of memory that each variant needs per entry, each in a new process.
+/// Measures the bytes that each variant needs per entry, each in a new process.
 fn measure_memory(run: &Run<'_>, entries: usize, samples: &mut Samples) -> anyhow::Result<()> {
     let Some(program) = &run.settings.program else { return Ok(()) };
     let resident = Cell::default().with("entries", entries);

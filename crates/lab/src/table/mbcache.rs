@@ -1,6 +1,6 @@
-//! Benchmark table `mbcache`: the single operations of a cache from keys to values (mbcache).
+//! Benchmark table `mbcache`: the single operations of a de-duplication index.
 //!
-//! Document 004 publishes only the time of a whole file-system benchmark. This table measures the
+//! Document 004 publishes only the time of a whole file-system benchmark. This table measures
 //! single calls of the cache, on 100,000 pairs of a key and a value. Units: operations per second
 //! of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
@@ -9,13 +9,12 @@
 //! - `op=get+create+delete`: gets one pair, creates another one, and deletes a third one.
 //! - `values`: the number of values per key.
 //!
-//! Each thread has its own values for each key. The gets of `get+create+delete` are of pairs that
-//! are never deleted. In `corewalk` only the first get of a pair stores: it sets the referenced
-//! bit.
+//! Each thread has its own values for each key. `get+create+delete` gets pairs that are never
+//! deleted. In `corewalk` only the first get of a pair stores: it sets the referenced bit.
 //!
 //! # The claim
-//! In `corewalk` the operation `get+create+delete` takes at most 0.6 of the time that it takes in
-//! `mutex-shards`, with one thread and with two.
+//! In `corewalk` `get+create+delete` takes at most 0.6 of the time that it takes in `mutex-shards`,
+//! with one thread and with two.
 //!
 //! # Where the time goes
 //! - A find of `corewalk` takes and drops a reference: two atomic operations on the cache line of
@@ -24,15 +23,15 @@
 //! - A deletion in `corewalk` is an atomic operation on the cache line of the pair, which the core
 //!   must fetch first. That is the price for separate cache lines of different keys (G.7 of the
 //!   crate). The locks of `mutex-shards` stay in the core's own cache.
-//! - A pair of `corewalk` takes 32 bytes, including a state and a generation. A pair of
-//!   `mutex-shards` takes 21 bytes, so it is more often in the core's own cache.
+//! - A pair of `corewalk` takes 32 bytes, with state and generation. A pair of `mutex-shards` takes
+//!   21 bytes, so it is more often in the core's own cache.
 //!
-//! The hash tables of `mutex-shards` have no byte budget, drop no entries, and cannot tell which
+//! The hash tables of `mutex-shards` have no byte budget, drop no entries, and do not know which
 //! entry is in use.
 //!
 //! # Not measured
-//! Reclaim, waiting, and values that already have their maximum number of users are left to the
-//! tests of the crate. The table `xattr` compares the designs of document 004.
+//! Reclaim, waiting, and values that have their maximum number of users. The table `xattr` compares
+//! the designs of document 004.
 //!
 //! # Checks
 //! Every answer is compared with the right one. The cache must drop no entry.

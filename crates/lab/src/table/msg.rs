@@ -1,12 +1,12 @@
 //! Table `msg`: messages that a worker sends and receives again.
 //!
-//! Source: document 002 (Bueso, March 2013) moved the permission checks of semaphore calls out of
-//! the lock of the set. Other patches by the same author did so for message queues. Units: pairs of
-//! msgsnd and msgrcv per second of wall time, all workers together, and nanoseconds of processor
-//! time per pair.
+//! Source: document 002 (Bueso, March 2013), which moved the permission checks of semaphore calls
+//! out of the lock of the set. The same author did so for message queues. Units: pairs of msgsnd
+//! and msgrcv per second of wall time, all workers together, and nanoseconds of processor time per
+//! pair.
 //!
 //! Parameters of a result row:
-//! - `bytes`: the length of a message's text, up to the maximum.
+//! - `bytes`: the length of a message's text.
 //! - `queue`: with `own` each worker has its own queue. With `same` all workers share one queue,
 //!   and each has its own message type. With `blocked` two workers send each other messages in
 //!   turn.
@@ -15,22 +15,21 @@
 //! - `cpus` (only with `blocked`): both workers on one processor, or on two.
 //!
 //! With `queue=blocked` one worker sends questions of 64 bytes over one queue, and another answers
-//! over a second queue. Each receive blocks until the other worker has sent (`pingpong`). In these
-//! rows the units count round trips instead of pairs. The processor time is that of the worker that
-//! asks.
+//! over a second one. Each receive blocks (`pingpong`). In these rows the unit is a round trip, and
+//! the processor time is that of the worker that asks.
 //!
 //! # Claims
 //! Each claim must hold for threads and for processes.
 //! - If each worker has its own queue, corewalk has at least four times the host kernel's rate with
-//!   messages of 64 bytes. With 4 KiB it has at least twice the rate: there the copies cost the
-//!   most, and no design avoids them.
+//!   messages of 64 bytes. With 4 KiB it has twice the rate, since the copies cost the most.
 //! - Round trips of blocked receivers are at least as fast as the kernel's.
-//! - Two threads on one queue (`same`) have no claim, because they wait for its lock in turn. In
-//!   the recorded results, corewalk had 3.87 times the kernel's rate there, with 64 bytes.
+//!
+//! Two threads on one queue (`same`) have no claim, because they wait for its lock in turn. In the
+//! recorded results, corewalk had 3.87 times the kernel's rate there, with 64 bytes.
 //!
 //! # Checks
-//! Each receive checks the type of the message, its length, its last byte, and the serial number in
-//! it (`queues`). All queues must be empty at the end.
+//! Each receive checks the type of the message, its length, its last byte, and its serial number
+//! (`queues`). All queues must be empty at the end.
 
 use super::prelude::*;
 use super::wakeup::axes;
@@ -55,8 +54,8 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     vec![sweep(all_pairs(settings)), sweep(all_blocked(settings))]
 }
 
-/// Returns the cells (sets of parameters) in which pairs of send and receive are measured: first
-/// the cells with threads, then those with processes.
+/// Returns the sets of parameters of pairs of send and receive, first those with threads, then
+/// those with processes.
 fn all_pairs(settings: &Settings) -> Vec<Cell> {
     let threads = settings.threads_where(|threads| threads <= 2);
     let most = threads.iter().copied().max().unwrap_or(1);
@@ -119,8 +118,8 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     run.measure(&run.sweeps[1], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
 
-/// Returns the function that measures pairs of send and receive in one cell. If the workers of the
-/// cell are threads, they use `queues`. If they are processes, they use `shared`.
+/// Returns the function that measures pairs of send and receive with one set of parameters. Threads
+/// use `queues`, and processes use `shared`.
 fn all_send<'a, Q: Queues>(
     queues: &'a Q,
     shared: &'a Q,
@@ -136,8 +135,8 @@ fn all_send<'a, Q: Queues>(
     })
 }
 
-/// Runs one time slice with threads of this process. If all threads share one queue, each thread
-/// has its own message type.
+/// Runs one time slice with threads of this process. On a shared queue, each thread has its own
+/// message type.
 fn slice<Q: Queues>(queues: &Q, cell: &Cell, time: Duration) -> anyhow::Result<Slice> {
     let (threads, is_same) = (cell.number("threads"), cell.word("queue") == "same");
     let slice = crew::run(threads, time, |worker, turn| {
@@ -153,9 +152,8 @@ fn are_empty<Q: Queues>(queues: &Q, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs one time slice of round trips over two queues. In a round trip one side sends a request,
-/// and the other side sends an answer. The answering side is a thread of this process, or another
-/// process.
+/// Runs one time slice of round trips over two queues, one for requests and one for answers. The
+/// answering side is a thread of this process, or another process.
 fn round_trips<Q: Queues>(
     run: &Run<'_>,
     queues: &Q,
@@ -199,8 +197,8 @@ mod tests {
             .msgsnd(ours.queues[0], 1, &[LAST; 64], corewalk_ipc::MsgFlags::empty())
             .unwrap();
         assert!(slice(&ours, cell, time).is_err());
-        // The queue contains a message that the slice did not send, so the next receive returns an
-        // older message. It must not return the message with the number 5, which is sent now.
+        // The queue still has an older message. The next receive must return that one, and not the
+        // message number 5.
         let mut text = ours.message(64);
         assert!(ours.send(0, 1, 5, &mut text));
         assert_ne!(ours.receive(0, 1, &mut text), Some(5));

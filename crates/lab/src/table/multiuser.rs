@@ -1,34 +1,32 @@
-//! Benchmark tables `multiuser` and `one-cpu`: users compile, each in a working directory, over one
+//! Benchmark tables `multiuser` and `one-cpu`: users compile, each in its own directory, over one
 //! dentry cache.
 //!
 //! Document 003 (McKenney, Sarma, Soni, 2004) puts lookups under RCU, where Linux 2.4 took
 //! `dcache_lock`. It shows a multiuser benchmark on a NUMA-Q with 16 processors. Its figure 9 is a
-//! curve without numbers; its other figures are in `words.json`.
+//! curve without numbers; other figures are in `words.json`.
 //!
 //! The last measurement of the document is a kernel build on one processor of 700 MHz, whose times
 //! "showed no change". Units: jobs per second of wall time, all users together, and nanoseconds of
 //! processor time per job.
 //!
 //! A user is a thread that does one job after the other. A job (`multiuser::job`) has those
-//! operations of a compiler on one source file that concern names. It opens the source file, and
-//! looks up 24 C headers. For each header it tries up to three directories until it finds the
-//! header, and opens it. It makes and removes two temporary files in a directory that all users
-//! share, and replaces an object file.
+//! operations of a compiler on one source file that concern names:
+//! - It opens the source file, and looks up 24 C headers in up to three directories each.
+//! - It makes and removes two temporary files in a directory that all users share.
+//! - It replaces an object file.
 //!
 //! `before-dcache-lock` takes one lock around each lookup and change (Linux 2.4), over the same
-//! tmpfs as corewalk. `one-cpu` pins the threads of the table to one processor.
+//! tmpfs as corewalk. `one-cpu` pins all threads to one processor.
 //!
-//! As in document 003 (Linux Journal, 2004), several users look up names in shared directories, and
-//! some of these names are made and removed meanwhile.
+//! As in document 003 (Linux Journal, 2004), several users look up names in shared directories,
+//! some of which are made and removed meanwhile.
 //!
 //! Unlike the document, the table runs no real compiler, reads no file content, and measures no web
-//! server. It needs no 8 or 16 processors, and no kernel without SMP. The table fixes the numbers
-//! of users itself, so `--threads` does not change them.
+//! server. The table fixes the numbers of users itself, so `--threads` does not change them.
 //!
 //! # Checks
-//! Each C header must be found in the directory that has it, with its inode number. It must not be
-//! found in the directories that are searched before that one. Every temporary file must exist from
-//! its creation to its removal.
+//! Each C header must be found in the directory that has it, with its inode number, and not in the
+//! directories before. Every temporary file must exist from its creation to its removal.
 //!
 //! Source: document 003, "Performance and Complexity Comparisons"; sched_setaffinity(2).
 

@@ -1,22 +1,21 @@
-//! The measurements of the benchmark tables `lookup` and `path`, in which all variants answer the
-//! same questions.
+//! The measurements of the tables `lookup` and `path`, in which all variants answer the same
+//! questions.
 //!
-//! There are three measurements. In each, a target is the entry to which a walk goes, or whose path
-//! is asked for.
-//! - Over the tree ([`over_tree`], `renamer=0`): the targets are any of 100,000 entries, most of
-//!   which miss the processor's caches. No thread renames during this measurement.
-//! - Hot ([`hot`], `targets=hot`): the targets are few entries at a depth of eight, which stay in
-//!   the caches. So the results show the cost of a walk or path translation that waits for no
-//!   memory. Only this measurement also compares with the host kernel less the cost of a system
-//!   call. `op=walk` has 64 targets. `op=path` has only one, a directory: its variant `linux` is
-//!   getcwd(2), and a process has only one working directory.
-//! - Cold ([`cold`], `entries=1000000`): the targets are any entries of a tree of a million
-//!   entries. Nearly every access misses the caches. The baseline in each round is the fastest of
-//!   three maps that have whole paths as keys.
+//! There are three measurements. A target is the entry to which a walk goes, or whose path is asked
+//! for.
+//! - Over the tree ([`over_tree`], `renamer=0`): any of 100,000 entries, most of which miss the
+//!   processor's caches. No thread renames.
+//! - Hot ([`hot`], `targets=hot`): few entries at a depth of eight, which stay in the caches. So
+//!   the results show the cost of a walk or path translation that waits for no memory. Only this
+//!   measurement also compares with the host kernel less the cost of a system call. `op=walk` has
+//!   64 targets. `op=path` has one directory, since its variant `linux` is getcwd(2).
+//! - Cold ([`cold`], `entries=1000000`): any entries of a tree of a million entries. Nearly every
+//!   access misses the caches. The baseline in each round is the fastest of three maps that have
+//!   whole paths as keys.
 //!
 //! # Checks
-//! Every answer is compared with the tree of names (`Corpus`). During a measurement corewalk must
-//! not call its file system.
+//! Every answer is compared with the tree of names (`Corpus`). corewalk must not call its file
+//! system.
 //!
 //! Source: stat(2), getcwd(2).
 
@@ -31,8 +30,8 @@ use std::time::Instant;
 
 /// The baseline over the tree.
 pub(super) const BASELINE: &str = "rwlock-ahash";
-/// The baseline of walks in the tree of a million entries. It is no variant of its own: in each
-/// round it has the result of the fastest of [`MAPS`].
+/// The baseline of walks in the tree of a million entries. In each round it has the result of the
+/// fastest of [`MAPS`].
 pub(super) const BEST_MAP: &str = "best-path-map";
 /// Variants that hold the names of the tree.
 pub(super) const VARIANTS: [&str; 4] = ["corewalk", "corewalk-table", BASELINE, "libfuse-node"];
@@ -47,8 +46,8 @@ const DRAWS_COLD: (usize, usize) = (4_096, 524_288);
 const DRAWS_HOT: usize = 4_096;
 /// The distance between the first questions of two consecutive slices.
 const STEP: usize = 8_191;
-/// The depth of the few entries to which [`hot`] walks, or whose paths it asks for. If no entry of
-/// the tree is that deep, the largest depth of the tree is used.
+/// The depth of the few entries that [`hot`] uses, or the largest depth of the tree if that is
+/// less.
 pub(super) const DEPTH: usize = 8;
 /// Entries that a hot walk asks about.
 const WALKED: usize = 64;
@@ -60,9 +59,8 @@ pub(super) struct Forest {
 }
 
 impl Forest {
-    /// Loads the same tree into every implementation that the benchmark compares. The last one is
-    /// the host kernel. It is missing if the tree has made-up names, since those do not exist on
-    /// the host.
+    /// Loads the same tree into every implementation. The last one, the host kernel, is missing if
+    /// the tree has made-up names, which the host does not have.
     ///
     /// # Errors
     /// An error of loading.
@@ -106,11 +104,10 @@ fn with_processors(variants: usize, baseline: &'static str, settings: &Settings)
     Sweep::new(cells, variants, baseline, 1.0)
 }
 
-/// Measures the operation `op` in every variant, for random entries of the whole tree, and adds the
-/// result rows.
+/// Measures the operation `op` in every variant, for random entries of the whole tree.
 ///
 /// # Errors
-/// If an answer is wrong, or corewalk called the file system below it.
+/// An answer is wrong, or corewalk called the file system below it.
 pub(super) fn over_tree(
     run: &Run<'_>,
     sweep: &Sweep,
@@ -142,8 +139,8 @@ pub(super) fn hot(
         Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
         _ => load(&MAPS, corpus)?,
     };
-    // For path translations, `Cwd` measures the host kernel by getcwd(2). So the other variant of
-    // the kernel, `Linux`, is left out.
+    // `Cwd` measures path translations of the host kernel, by getcwd(2). So the other variant of
+    // the host kernel, `Linux`, is left out.
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
@@ -152,8 +149,7 @@ pub(super) fn hot(
     ask(run, &sweep.with(&at), op, &tables, draw, samples)
 }
 
-/// Measures walks of corewalk and of the path maps in a tree of a million entries, and adds the
-/// result rows.
+/// Measures walks of corewalk and of the path maps in a tree of a million entries.
 ///
 /// # Errors
 /// As [`over_tree`].
@@ -173,8 +169,8 @@ pub(super) fn cold(run: &Run<'_>, sweep: &Sweep, samples: &mut Samples) -> anyho
     Ok(())
 }
 
-/// Measures all variants in all cells (sets of parameters). `draw` chooses the operations of one
-/// worker at random, from a seed.
+/// Measures all variants with all sets of parameters. `draw` chooses the random operations of one
+/// worker, from a seed.
 fn ask(
     run: &Run<'_>,
     sweep: &Sweep,
@@ -214,8 +210,7 @@ fn measure(
     Ok(slice)
 }
 
-/// Returns the few entries that [`hot`] asks for again and again, and their depth. The depth is
-/// [`DEPTH`], or the depth of the tree if that is less.
+/// Returns the few entries for which [`hot`] asks again and again, and their depth.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, SYNTHETIC].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
@@ -257,9 +252,8 @@ mod tests {
                 let questions = [Questions::draw(&corpus, op, 500, 7, &[])];
                 let slice = measure(&*table, op, &questions, 10, time).unwrap();
                 assert!(slice.ops > 0 && slice.wrong == 0, "{}", table.variant());
-                // Control: ask `table` for an entry that it does not have. `table` has the tree
-                // `corpus`, and the tree `other` has this one entry more. So each answer must count
-                // as wrong.
+                // Control: ask `table` for an entry that only the tree `other` has. Each answer
+                // must count as wrong.
                 let last = [other.len() as u64];
                 let questions = [Questions::draw(&other, op, 10, 7, &last)];
                 let outcome = measure(&*table, op, &questions, 0, time);

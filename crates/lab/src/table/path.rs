@@ -1,7 +1,7 @@
 //! Table `path`: inodes to paths.
 //!
-//! Source: a FUSE server may need the path of a file. The inode tables of libfuse, SeaweedFS,
-//! fuse_mt, easy_fuser and mountpoint-s3 find it. Documents 000 and 001 made such path translations
+//! Source: the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3, which
+//! find the path of a file for a FUSE server. Documents 000 and 001 made such path translations
 //! cheap in Linux.
 //!
 //! Units: operations per second of wall time, all threads together, and nanoseconds of processor
@@ -17,8 +17,7 @@
 //!   variant.
 //!
 //! The variant `linux` is the host kernel. To get the path of a file, it reads the link
-//! `/proc/self/fd/N` of its open parent directory. With `targets=hot` it calls getcwd(2) instead,
-//! for the path of the thread's working directory.
+//! `/proc/self/fd/N` of its open parent directory. With `targets=hot` it calls getcwd(2) instead.
 //!
 //! # Claims
 //! - For the paths of any of the 100,000 entries (`renamer=0`), corewalk with one thread is no
@@ -27,11 +26,11 @@
 //! - The inode table alone (`corewalk-table`) is no slower than `rwlock-ahash` with one thread, and
 //!   1.6 times as fast with two.
 //! - For the path of one directory (`targets=hot`), corewalk takes at most a quarter of the time of
-//!   getcwd(2). The cost of an empty system call is subtracted from the time of getcwd(2).
+//!   getcwd(2) less an empty system call.
 //!
 //! # Checks
-//! Each translated path is compared with the path in the tree of names (`names`). Path translations
-//! while another thread renames are measured in the table `path-under-rename`.
+//! Each path is compared with the tree of names (`names`). The table `path-under-rename` measures
+//! path translations while another thread renames.
 
 use super::names::{self, Forest};
 use super::prelude::*;

@@ -3,40 +3,40 @@
 //!
 //! Source: document 001 (Long, September 2013) and its review. A translation goes from a directory
 //! to its path. Units:
-//! - translations per second of processor time of the thread that translates (`clock=cpu`), and of
-//!   its wall time (`clock=wall`, which includes waits for a lock);
+//! - translations per second of processor time (`clock=cpu`), and of wall time (`clock=wall`, with
+//!   waits for a lock);
 //! - renames per second of wall time;
 //! - restarts per million translations.
 //!
 //! Document 001 profiled the short workload of AIM7 on top of the lockref patches. Of the time in
-//! spin locks, d_path and getcwd took 83 %, since both take the lock `rename_lock`. The patch of
-//! the document reads the sequence number of all renames instead. In the review it was asked what
-//! happens if there are many renames. Each rename, in any directory, makes a translation start
-//! again, and in the end the translation takes the lock. This table measures that.
+//! spin locks, d_path and getcwd took 83 %, since both take `rename_lock`. The document's patch
+//! reads the sequence number of all renames instead. Then each rename, in any directory, makes a
+//! translation start again, and in the end the translation takes the lock. This table measures
+//! that, as the review asked.
 //!
-//! One thread, the reader, translates one directory eight levels deep, again and again. Another
-//! thread, the renamer, renames a file or directory to a second name and back, as fast as it can.
-//! Each thread has its own processor.
+//! The reader, a thread, translates one directory eight levels deep, again and again. The renamer,
+//! another thread, renames a file or directory to a second name and back. Each thread has its own
+//! processor.
 //!
 //! The parameter `renamer` says which file or directory is renamed:
-//! - `elsewhere`: a file in another directory. A thousand other files were made between the
-//!   reader's directory and this file.
-//! - `neighbour`: a file in another directory. The file was made right after the reader's
-//!   directory, so the two entries may share cache lines.
+//! - `elsewhere`: a file in another directory, made a thousand files after the reader's directory.
+//! - `neighbour`: a file in another directory, made right after the reader's directory. So the two
+//!   entries may share cache lines.
 //! - `ancestor`: a directory on the reader's path.
 //! - `apart`: a file in another namespace, which shows the cost of two busy processors.
 //!
 //! The variant `linux` is the host kernel: getcwd(2) in a working directory of the same path, and
 //! rename(2). One row has the cost of an empty system call. A rename on the host takes a
-//! microsecond or more, so the reader of `linux` is disturbed by fewer renames. The benchmark of
-//! document 001 also had many processes, mounts and 80 processors, which this table leaves out.
+//! microsecond or more, so fewer renames disturb its reader. Document 001 also had many processes,
+//! mounts and 80 processors, which this table leaves out.
 //!
 //! # Checks
-//! The reader compares every path with the right paths: before and after a rename of its ancestor.
-//! A wrong path fails the run. Reader and renamer must both make progress. A time slice is measured
-//! in pieces of 20 ms. If the renamer waited too long for a processor in a piece, another piece is
-//! measured. Renames of the ancestor must make translations start again. If a variant counts no
-//! restart even then, its counter does not work, and it gets no rows for restarts.
+//! - The reader compares every path with the right paths before and after a rename. A wrong path
+//!   fails the run, and so does a reader or renamer without progress.
+//! - A time slice is measured in pieces of 20 ms. If the renamer waited too long for a processor in
+//!   a piece, another piece is measured.
+//! - Renames of the ancestor must make translations start again. A variant that counts no restart
+//!   even then gets no rows for restarts.
 
 use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
@@ -50,13 +50,13 @@ const RENAMES_MIN: f64 = 1e6;
 const BELOW: [&str; 5] = ["projects", "corewalk", "crates", "lab", "src"];
 /// The other name of `BELOW[1]`, the ancestor that is renamed.
 const AWAY: &str = "corewalk-next";
-/// The share of its time for which the renaming thread may wait for a processor. If it waits
-/// longer, the piece of the measurement is discarded.
+/// The share of its time for which the renamer may wait for a processor. If it waits longer, the
+/// piece of the measurement is discarded.
 const STARVED_MAX: f64 = 0.1;
 /// Operations of each side in a slice, at least.
 const OPS_MIN: u64 = 500;
-/// The length of the pieces of which a time slice is made. In a short piece, other processes are
-/// less likely to disturb the renamer.
+/// The length of the pieces of a time slice. In a short piece, other processes are less likely to
+/// disturb the renamer.
 const PIECE: Duration = Duration::from_millis(20);
 /// How many times as many pieces are tried as are needed.
 const TRIES: usize = 2;
@@ -68,8 +68,8 @@ const OPTIMISTIC: [&str; 2] = ["corewalk", Design::SeqLock.name()];
 const VARIANTS: usize = 5;
 /// The renamers.
 const RENAMERS: [&str; 5] = ["none", "apart", "elsewhere", "neighbour", "ancestor"];
-/// This many other files are made after the reader's directory, and before the file that
-/// `elsewhere` renames. So the dentries of that directory and that file are far apart in memory.
+/// This many files are made between the reader's directory and the file that `elsewhere` renames.
+/// So their dentries are far apart in memory.
 const FILLERS: usize = 1000;
 /// Room for names.
 const CAPACITY: usize = 2 * FILLERS;
@@ -86,13 +86,13 @@ struct Entrant {
     retries: Vec<(usize, &'static str, f64)>,
 }
 
-/// The scratch directory on the host, and the paths that all variants use.
+/// The scratch directory on the host, and the paths of all variants.
 struct Place {
     _scratch: Scratch,
-    /// The path of the translated directory, and its path after one of its ancestors is renamed.
+    /// The path of the translated directory before and after a rename of an ancestor.
     right: [Vec<u8>; 2],
-    /// Two directories: the parent of the directory that the renamer `ancestor` renames, and the
-    /// parent of the files that the renamers `elsewhere` and `neighbour` rename.
+    /// The parent of the directory that the renamer `ancestor` renames, and the parent of the files
+    /// that the renamers `elsewhere` and `neighbour` rename.
     parents: [Vec<u8>; 2],
 }
 
@@ -126,9 +126,8 @@ fn sweeps(_settings: &Settings) -> Vec<Sweep> {
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let place = Place::make(run.table)?;
     let mut entrants = entrants(&place)?;
-    // The rate of a variant while a thread renames is compared with the rate of the same variant
-    // without renames. So measure a variant with each value of `renamer`, one right after the
-    // other.
+    // The rate of a variant while a thread renames is compared with its own rate without renames.
+    // So measure a variant with each `renamer`, one right after the other.
     run.each(&run.sweeps[0], entrants.len(), |visit| {
         if visit.is_first {
             run.add_syscall(visit.round, visit.cell, samples);
@@ -145,8 +144,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the parameters of the result rows for path translations: the operation, `renamer`, and
-/// `clock` if it is given.
+/// Returns the parameters of a row of path translations.
 fn params(renamer: &str, clock: Option<&str>) -> Vec<(&'static str, Value)> {
     let params = [("op", "path".into()), ("renamer", renamer.into())];
     params.into_iter().chain(clock.map(|clock| ("clock", clock.into()))).collect()
@@ -223,10 +221,9 @@ fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
 }
 
 impl Entrant {
-    /// Measures the reader while `renamer` renames, in several short pieces of time, and adds up
-    /// the results of the pieces. A full run leaves out the pieces in which the renamer waited too
-    /// long for a processor. Returns None if no piece is left, or if the variant cannot run
-    /// `renamer`.
+    /// Measures the reader while `renamer` renames, in several short pieces, and adds up the
+    /// results. A full run leaves out pieces in which the renamer waited too long for a processor.
+    /// Returns None if no piece is left, or if the variant cannot run `renamer`.
     fn slice(&self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
         let at = RENAMERS.iter().position(|name| *name == renamer).unwrap_or(0);
         let (renamed, writers) = match (at, &self.apart) {
@@ -296,10 +293,9 @@ impl Entrant {
         self.retries.push((round, renamer, retries));
     }
 
-    /// Adds the result rows that say how often path translations of this variant started again.
-    /// Only the variants in [`OPTIMISTIC`] start translations again. Renames of an ancestor must
-    /// cause restarts. If the variant counted none even then, its counter does not work, and no row
-    /// is added.
+    /// Adds the result rows that say how often path translations started again. Only the variants
+    /// in [`OPTIMISTIC`] do that. If renames of an ancestor cause none, the counter does not work,
+    /// and no row is added.
     fn add_retries(&self, samples: &mut Samples) {
         let variant = self.racer.variant();
         if !OPTIMISTIC.contains(&variant) {

@@ -1,5 +1,5 @@
 //! Benchmark tables `redo-size` and `lock-share`: many threads translate dentries to paths while
-//! many other threads rename.
+//! others rename.
 //!
 //! Source: document 000 (Long, February 2013). Units of `redo-size`: operations per second of wall
 //! time, and processor time per operation. The readers (`op=path`) and the writers (`op=rename`)
@@ -7,35 +7,35 @@
 //! time.
 //!
 //! # The document
-//! The document measured Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. Sessions
-//! read and write, and make the kernel translate dentries to paths. The size of the redo log shows
-//! how much was written.
+//! The document measured Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. Its
+//! sessions make the kernel translate dentries to paths. The size of the redo log shows how much
+//! was written.
 //!
 //! With the shared side of a seqrwlock instead of the write side of the rename lock, the redo log
 //! grew by 8.5 to 21.3 %. A profile gave the share of time in spin locks.
 //!
 //! # Kept and dropped
 //! As in the document, different numbers of readers and writers run together, with more threads
-//! than cores. Their numbers are scaled from 80 cores to a small machine.
+//! than cores. The numbers are scaled from 80 cores to a small machine.
 //!
-//! A reader translates the paths of 64 files in turn, and all readers share the files. A writer
-//! renames its own file away and back, as fast as it can. The document's writers rename almost
-//! nothing, so this load is harder.
+//! A reader translates the paths of 64 files in turn, which all readers share. A writer renames its
+//! own file away and back, as fast as it can. The document's writers rename almost nothing, so this
+//! load is harder.
 //!
 //! The document measured a database, in which its machine spent up to 97 % of the time. The tables
-//! run no database, so their percentages cannot be compared with those of the document.
+//! run no database, so percentages cannot be compared.
 //!
 //! # Lock sections
 //! Only the table `lock-share` times how long threads wait for locks and hold them
-//! (`before::timed`). A path translation of corewalk takes a lock only as a fallback. A counter
-//! shows these fallbacks, and only they are timed.
+//! (`before::timed`). A path translation of corewalk takes a lock only as a fallback, which a
+//! counter shows.
 //!
-//! To test the counter of fallbacks, a trial first runs a reader of corewalk and a renamer that
-//! disturbs it. If the counter stays 0, `lock-share` leaves out the rows of corewalk. The locks of
-//! corewalk's renames are not timed.
+//! A trial first runs a reader of corewalk and a renamer that disturbs it. If the counter of
+//! fallbacks stays 0, it does not work, and `lock-share` leaves out the rows of corewalk. The locks
+//! of corewalk's renames are not timed.
 //!
 //! # Checks
-//! Every path is compared with the right one. A wrong path fails the run.
+//! A wrong path fails the run.
 
 use super::prelude::*;
 use crate::baseline::Namespace;

@@ -1,16 +1,15 @@
-//! Benchmark table `rename`: renames of files by one thread and by several, in different
-//! directories and in one.
+//! Benchmark table `rename`: renames of files by one thread and by several, in one and in different
+//! directories.
 //!
-//! Documents 000 and 001 are about the lock that Linux took for each rename, and that every path
-//! translation had to take too. Neither document has a figure for renames. Linux today locks the
-//! directory of a rename. A rename between two directories also locks the whole file system
-//! (`s_vfs_rename_mutex`).
+//! Documents 000 and 001 are about the lock that Linux took for each rename and every path
+//! translation. Neither has a figure for renames. Linux today locks the directory of a rename. A
+//! rename between two directories also locks the whole file system (`s_vfs_rename_mutex`).
 //!
 //! Units: operations per second of wall time, all threads together, and nanoseconds of processor
 //! time per operation.
 //!
-//! Each thread has 64 files of its own. It renames each of them to another name, and later back to
-//! the first name. The parameter `directories` selects the old and the new directory:
+//! Each thread has 64 files of its own. It renames each to another name, and later back. The
+//! parameter `directories` selects the old and the new directory:
 //!
 //! | value | each thread renames |
 //! |---|---|
@@ -19,13 +18,13 @@
 //! | `one` | different names within one directory, the same for all threads |
 //! | `apart` | within a file system of its own (corewalk only) |
 //!
-//! In the rows with `apart` the threads share no file system, so these rows show how the machine
+//! In the rows with `apart` the threads share no file system. So these rows show how the machine
 //! itself scales. Two processors of a virtual machine may be one core. `linux` is the host's tmpfs
 //! at /dev/shm.
 //!
 //! # Checks
-//! Every rename must succeed. It can succeed only if the rename of the file before it has taken
-//! effect. At the end of each time slice, all files have their original names again.
+//! Every rename must succeed, which it can only if the rename of the file before it has taken
+//! effect. At the end of each time slice, all files have their original names.
 //!
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
 //! 001 (Long, September 2013).

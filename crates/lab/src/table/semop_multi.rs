@@ -5,15 +5,15 @@
 //!
 //! # What the document measured
 //! The document measured 256 threads on 128 semaphores of one set, on 4 processors for 30 seconds:
-//! 5,048,409 operations per second before the patches, and 9,105,213 after. The program's source is
-//! not known, nor which semaphores its threads used. Here `pattern` selects them.
+//! 5,048,409 operations per second before the patches, and 9,105,213 after. The source of the
+//! program is not known, nor which semaphores its threads used. Here `pattern` selects them.
 //!
 //! # What is measured here
 //! - `threads`: the number of workers.
 //! - `workers`: `threads` of one process, or `processes`.
 //! - `sems`: the number of semaphores of the set.
-//! - `pattern`: with `own` each worker has its own semaphore, unless there are more workers than
-//!   semaphores. With `random` each call uses a random semaphore. With `same` all workers use one.
+//! - `pattern`: with `own` each worker has its own semaphore, as far as there are enough. With
+//!   `random` each call uses a random one. With `same` all workers use one.
 //! - `undo`: with or without `SEM_UNDO`.
 //! - `ops`: the number of operations in one call of semop: 1, or 2 on different semaphores.
 //!
@@ -21,23 +21,22 @@
 //! - `linux`: semop(2) of the host kernel.
 //! - `corewalk`: `corewalk-ipc`.
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`.
-//! - `before-ipc-lock`: Linux's design before the patches of document 002, rebuilt in user space.
-//!   One lock covers lookup, checks and operations.
-//! - `before-ipc-rcu`: Linux's design with these patches, rebuilt in user space. Lookup and checks
-//!   are in an RCU read section, and one lock covers the operations.
+//! - `before-ipc-lock`: Linux's design before the patches of document 002, in user space. One lock
+//!   covers lookup, checks and operations.
+//! - `before-ipc-rcu`: the design after these patches, in user space. Lookup and checks are in an
+//!   RCU read section, and one lock covers the operations.
 //!
-//! The workers are spread over the processors and pinned. If there are more workers than
-//! processors, the rate is the number of all calls divided by the time from the first start to the
-//! last end. Full runs always measure 16 and 256 threads too, whatever `--threads` says.
+//! The workers are pinned, spread over the processors. With more workers than processors, the rate
+//! is the number of all calls over the time from the first start to the last end. Full runs always
+//! measure 16 and 256 threads too.
 //!
 //! # Claims
-//! Claims are sentences that the result rows confirm or refute. No claim covers workers that share
-//! a semaphore and also use `SEM_UNDO`.
+//! No claim covers workers that share a semaphore and also use `SEM_UNDO`.
 //!
 //! # Checks
-//! Every call must succeed. At the end each worker adds one to its own semaphore. Then the values
-//! must be exactly these sums, so a lost operation is noticed (`sems::load`). If the process may
-//! make an IPC namespace, the kernel's sets are in one of their own.
+//! Every call must succeed. At the end each worker adds one to its own semaphore, and each value
+//! must be the number of its workers (`sems::load`). The kernel's sets are in an IPC namespace of
+//! their own, if the process may make one.
 
 use super::prelude::*;
 use crate::before::sems::{Protocol, SemArrays};
@@ -53,8 +52,8 @@ const PROCESSES: [&str; 3] = [BASELINE, "corewalk", "preload"];
 const SEMS: [u16; 2] = [128, 1];
 /// More threads than there are processors.
 const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
-/// How long one set of parameters is measured, as a fraction of the usual time of a result row. The
-/// first number is for most sets of parameters. The second is for those with many threads.
+/// The measuring time of a set of parameters, as a fraction of the usual one: for most sets, and
+/// for those with many threads.
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
 
 /// The table.
@@ -93,8 +92,9 @@ fn loads(
     ])
 }
 
-/// Returns all sets of parameters except those with more threads than processors (`CROWDS`). Sets
-/// with `SEM_UNDO`, or with two operations per call, are returned only for at most two threads.
+/// Returns all sets of parameters without those of `CROWDS`, which have more threads than
+/// processors. Sets with `SEM_UNDO`, or with two operations per call, are only for at most two
+/// threads.
 fn all_loads(settings: &Settings, workers: &str) -> Vec<Cell> {
     let few: Vec<usize> = settings.threads.iter().copied().filter(|n| *n <= 2).collect();
     let ([many, one], all) = (SEMS, &settings.threads);
@@ -160,8 +160,8 @@ fn processes(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 }
 
 /// Returns a variant that runs in threads of this process. `is_crowd` is true if there are more
-/// threads than processors. Then the rate is the number of all calls per second. The time counts
-/// from the start of the first thread to the end of the last one.
+/// threads than processors. Then the rate is the number of all calls over the time from the first
+/// start to the last end.
 fn in_threads<S: Sems>(sems: &S, is_crowd: bool) -> (&str, Measure<'_>) {
     let measure = move |cell: &Cell, time: Duration| {
         let slice = Load::of(cell).run(sems, set_of(cell), time)?;

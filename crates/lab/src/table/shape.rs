@@ -1,17 +1,17 @@
-//! Claims about result rows, and the code that tests them. Examples are claims about how threads
-//! scale, and how far a variant is ahead.
+//! Claims about result rows, such as how threads scale and how far a variant is ahead, and the code
+//! that tests them.
 //!
-//! A claim compares result rows, for example two threads with one thread, or corewalk with a
-//! baseline. Its text is one line in a fixed form, so that other programs can find it:
+//! A claim compares result rows, for example two threads with one, or corewalk with a baseline. Its
+//! text is one line in a fixed form, for other programs:
 //! - `claim: WORDS: held (FIGURE)`;
 //! - `claim: WORDS: not held (FIGURE)`;
 //! - `claim: WORDS: not measured`, if the run lacks the rows of the claim.
 //!
 //! A claim that is not measured does not count as held.
 //!
-//! A claim reports one number, its figure. Where possible, that is the `ratio` of a result row. In
-//! each round, the result of the row is divided by that of the baseline, and the ratio is the
-//! median over the rounds. The quotient of the medians of two rows is less stable.
+//! A claim reports one number, its figure. Where possible, that is the `ratio` of a result row: the
+//! median over the rounds of the result divided by that of the baseline. The quotient of two
+//! medians is less stable.
 //!
 //! Source: `samples`.
 
@@ -43,18 +43,18 @@ pub(crate) enum Bound {
     Most(f64),
 }
 
-/// The names and values of parameters of a result row. In a search ([`find`]), the value `*`
-/// matches any value.
+/// Parameters of a result row with their values. In a search ([`find`]), the value `*` matches any
+/// value.
 type At = Vec<(&'static str, Value)>;
-/// Names one result row: by its variant, by its metric, and by all of its parameters.
+/// Names one result row by its variant, metric and parameters.
 type Cited = (&'static str, &'static str, At);
 
 /// A claim as `words.json` states it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Stated {
-    /// The text of the claim, without the bound of its figure, which is appended. `{KEY}` stands
-    /// for the value of the row's parameter KEY.
+    /// The text of the claim without its bound. `{KEY}` stands for the value of the row's parameter
+    /// KEY.
     words: &'static str,
     of: Of,
     /// The bound of the figure. Losses have none.
@@ -73,14 +73,14 @@ enum Of {
     Medians(Cited, Cited),
     /// A published figure over the median of a row.
     Figure(f64, Cited),
-    /// The throughput of corewalk divided by that of its baseline. The claim covers each result row
-    /// that matches one of the given sets of parameters.
+    /// The throughput of corewalk over that of its baseline, in each result row with one of these
+    /// sets of parameters.
     Cells(Vec<At>),
-    /// The median throughput of the first variant divided by that of the second one. The claim
-    /// covers each result row that matches one of the given sets of parameters.
+    /// The median throughput of the first variant over that of the second, in each result row with
+    /// one of these sets of parameters.
     Over(&'static str, &'static str, Vec<At>),
-    /// The number of result rows in which a variant is worse than its baseline. The claim covers
-    /// each row that matches one of the given sets of parameters.
+    /// The number of result rows with one of these sets of parameters in which a variant is worse
+    /// than its baseline.
     Losses(&'static str, Vec<At>),
 }
 
@@ -131,8 +131,8 @@ impl Stated {
 }
 
 impl Bound {
-    /// Returns three parts of the bound: 1 if larger factors are better, or -1 if smaller ones are;
-    /// the number; and the word "least" or "most" for the text of a claim.
+    /// Returns 1 or -1 (whether larger or smaller factors are better), the number, and the word
+    /// "least" or "most" for the text of a claim.
     fn parts(self) -> (f64, f64, &'static str) {
         match self {
             Bound::Least(least) => (1.0, least, "least"),
@@ -150,8 +150,8 @@ impl Claim {
         Claim::of(format!("{words}, at {word} x{bound}"), is_held, figure)
     }
 
-    /// Returns the claim that a variant is in no result row of `rows` worse than its baseline. A
-    /// row counts as worse only if the difference exceeds the spread of the row's measurements.
+    /// Returns the claim that a variant is in no result row worse than its baseline by more than
+    /// the spread of the row.
     pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
         let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
         let place = |row: &&Row| {
@@ -171,9 +171,9 @@ impl Claim {
         Claim::of(format!("{words} by more than the rows vary"), is_held, figure)
     }
 
-    /// Returns the claim that all `factors` are within `bound`. Each factor is the throughput (or
-    /// the time) of one variant divided by that of another, in one result row. The claim reports
-    /// the worst factor.
+    /// Returns the claim that all `factors` are within `bound`. A factor is the throughput (or the
+    /// time) of one variant over that of another, in one result row. The claim reports the worst
+    /// one.
     pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
         let (sign, bound, word) = bound.parts();
         let words = format!("{words}, at {word} x{bound} in every cell");
@@ -185,8 +185,8 @@ impl Claim {
         Claim::of(words, Some(right == of), figure)
     }
 
-    /// Returns a claim with the text `words` that reports the numbers in `figure`. `is_held` tells
-    /// whether the claim is true. It is None if a result row that the claim needs was not measured.
+    /// Returns a claim with the text `words` and the numbers in `figure`. `is_held` is None if a
+    /// result row was not measured.
     pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
         Claim { words, is_held, figure }
     }
@@ -205,9 +205,8 @@ impl Display for Claim {
     }
 }
 
-/// Returns the throughput of corewalk divided by that of the baseline, for each result row that
-/// `is_meant` selects by its parameters. Leaves out the rows that compare several threads with one
-/// thread.
+/// Returns the throughput of corewalk over that of the baseline, for each result row that
+/// `is_meant` selects. Leaves out rows that compare several threads with one.
 pub(super) fn rates(rows: &[Row], is_meant: impl Fn(&Params) -> bool) -> Vec<(f64, &Row)> {
     let is_rate = |row: &&Row| {
         row.metric == "ops_per_s" && !row.params.contains_key(OVER_THREADS) && is_meant(&row.params)
@@ -225,9 +224,7 @@ fn is_any(params: &Params, sets: &[At]) -> bool {
     sets.iter().any(|set| set.iter().all(|(key, value)| params.get(key) == Some(value)))
 }
 
-/// Returns true if the variant of the result row is worse than its baseline, in the metric of the
-/// row. A difference counts only if it exceeds the spread of the variant's measurements, from the
-/// lowest round to the highest.
+/// Returns true if the variant is worse than its baseline by more than the spread of its rounds.
 fn is_loss(row: &Row) -> bool {
     let spread = if row.median > 0.0 { (row.max - row.min) / row.median } else { 0.0 };
     row.ratio.is_some_and(|ratio| match row.better {
@@ -236,7 +233,7 @@ fn is_loss(row: &Row) -> bool {
     })
 }
 
-/// Returns the result row of `variant` that has the same metric and the same parameters as `row`.
+/// Returns the result row of `variant` with the metric and the parameters of `row`.
 pub(super) fn of_variant<'a>(rows: &'a [Row], row: &Row, variant: &str) -> Option<&'a Row> {
     rows.iter().find(|other| {
         other.variant == variant && other.metric == row.metric && other.params == row.params

@@ -4,32 +4,30 @@
 //! three loads with several threads, on 80 cores and on a PC with 4: `find $HOME -size 0b`, `cat
 //! /proc/*/maps /proc/*/numa_maps` and `git diff`.
 //!
-//! The patches of document 000 do not make these loads faster, and hardly make them slower. Its
-//! figures are in `words.json`. Units: operations per second of wall time, all threads together,
-//! and nanoseconds of processor time per operation.
+//! The patches of document 000 hardly change the speed of these loads. The figures of the document
+//! are in `words.json`. Units: operations per second of wall time, all threads together, and
+//! nanoseconds of processor time per operation.
 //!
-//! Each file system has a tree of 20,000 real names, all of which are in its dentry cache. Every
-//! thread runs the whole load by itself, again and again.
+//! Each file system has a tree of 20,000 real names, all of them in its dentry cache. Every thread
+//! runs the whole load again and again.
 //!
 //! - `find-size`: one operation lists an entry and reads its attributes. As in `find`, directories
 //!   are opened and listed, and each name in them is looked up.
-//! - `cat-maps`: one operation translates an open file to its path. As in a process with mapped
-//!   libraries, 64 files are open.
+//! - `cat-maps`: one operation translates one of 64 open files to its path, like a process with
+//!   mapped libraries.
 //! - `git-diff`: one operation reads the attributes of a known path. The paths are those of all
-//!   files of the tree in order, as in git's index.
+//!   files in order, as in git's index.
 //!
 //! `before-global-lock` is the design of Linux 3.8, before the patches of document 000, over the
-//! same tmpfs as corewalk. It takes a global lock for each path translation, and a lock for each
-//! name in the path. `linux` is the host kernel. In `cat-maps` it reads the link of an open file in
-//! `/proc/self/fd`, for which the kernel translates the file to its path.
+//! same tmpfs as corewalk. A path translation takes a global lock, and a lock for each name.
+//! `linux` is the host kernel. In `cat-maps` it reads the link of an open file in `/proc/self/fd`.
 //!
-//! The benchmark leaves out parts of the three programs: file content, output, and for `cat-maps`
-//! the kernel's walk over the mappings of a process.
+//! File content, output, and for `cat-maps` the kernel's walk over the mappings of a process are
+//! left out.
 //!
 //! # Checks
-//! When a thread lists a directory, it must find as many names and subdirectories as the benchmark
-//! has made there. All files must be empty. Each path must be the one by which the file was opened.
-//! Each inode number must be the one that the file had at the start.
+//! A listing must have as many names and subdirectories as were made. All files must be empty. Each
+//! path must be the one by which the file was opened, and each inode number the one at the start.
 //!
 //! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
 
@@ -111,8 +109,7 @@ impl Workload for Plan {
     }
 }
 
-/// Returns the index at which a thread begins to go through a list of `of` elements. Different
-/// threads begin at different places.
+/// Returns where a thread begins to go through a list of `of` elements.
 fn part(of: usize, thread: usize) -> usize {
     // The fraction of the golden ratio spreads any number of threads.
     ((thread as f64 * 0.618_034).fract() * of as f64) as usize
@@ -136,8 +133,7 @@ fn find_size(user: &impl User, plan: &Plan, thread: usize, turn: Turn<'_>) -> La
             seen = (seen.0 + 1, seen.1 + usize::from(is_directory));
         }
         wrong += u64::from(seen != (*names, *directories));
-        // Count the directory itself as one operation. Otherwise an empty directory would be no
-        // operation.
+        // The directory itself is one operation, so that an empty directory is one, too.
         Tally { ops: seen.0 as u64 + 1, wrong }
     })
 }
@@ -196,8 +192,8 @@ mod tests {
         let dir = user.open_dir(&first[..slash.max(1)]).unwrap();
         assert!(user.unlink(&dir, &first[slash + 1..]));
         for load in LOADS {
-            // In one time slice on a busy machine, a worker may not reach the removed file. So run
-            // up to 200 time slices, until one reports a wrong answer.
+            // On a busy machine, a worker may not reach the removed file. So run up to 200 time
+            // slices.
             let is_found = |slice: crate::crew::Slice| slice.wrong > 0 && slice.wrong < slice.ops;
             assert!((0..200).any(|_| is_found(slice(load))), "{load}");
         }

@@ -86,8 +86,8 @@ pub(crate) mod quick {
         cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
     }
 
-    /// Runs a benchmark table and checks its result rows. Each of `variants` must have a row with a
-    /// ratio in each of `cells` (sets of parameters), for throughput and for time per operation.
+    /// Runs a benchmark table. Each of `variants` must have a row with a ratio in each of `cells`
+    /// (sets of parameters), for throughput and for time per operation.
     pub(crate) fn check(
         table: &Table,
         variants: &[&str],
@@ -100,8 +100,8 @@ pub(crate) mod quick {
                 let row = row(&rows, variant, metric, params);
                 let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
                 assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
-                // A row has at most 5 measured rounds. If no worker thread gets a processor in a
-                // time slice, that slice does not count as a round.
+                // A row has at most 5 measured rounds. A slice in which no worker gets a processor
+                // does not count.
                 assert!(
                     (1..=5).contains(&row.rounds) && row.ratio.is_some_and(|ratio| ratio > 0.0),
                     "{row:?}"

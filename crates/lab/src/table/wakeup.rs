@@ -1,9 +1,8 @@
-//! Benchmark table `wakeup`: round trips between two sides that wait for each other at semaphores.
+//! Benchmark table `wakeup`: round trips of two sides that wait for each other at semaphores.
 //!
-//! Source: lmbench's `lat_sem`, which measures calls of semop(2) that block. The benchmark
-//! semop-multi of document 002 has no such calls. Units: round trips per second of wall time, and
-//! processor time per round trip, in nanoseconds. The processor time is that of the side that
-//! begins each round trip.
+//! Source: lmbench's `lat_sem`, which measures calls of semop(2) that block, unlike semop-multi of
+//! document 002. Units: round trips per second of wall time, and nanoseconds of processor time per
+//! round trip, on the side that begins it.
 //!
 //! In a round trip each side adds to one semaphore, and waits once at the other one (`pingpong`).
 //!
@@ -17,12 +16,11 @@
 //! `NamespaceOptions::spin_ns_max`.
 //!
 //! # Claims
-//! corewalk also uses the host kernel to wake a sleeping thread, so it can hardly be faster than
-//! the kernel's semaphores. The claim is that a round trip with corewalk's semaphores takes at most
-//! 1.05 times as long as with the kernel's.
+//! corewalk also uses the host kernel to wake a sleeping thread, so it can hardly be faster. A
+//! round trip takes at most 1.05 times as long as with the kernel's semaphores.
 //!
 //! With many waiting threads (`waiters`), a round trip takes no longer than with the kernel's
-//! semaphores. Other waiters must not make the wake-up of one waiter slower.
+//! semaphores.
 //!
 //! # Checks
 //! Every call must succeed. The two semaphores of a round trip must be zero at the end.
@@ -52,9 +50,8 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
     vec![Sweep::new(all, 2, BASELINE, SHARE_OF_TIME)]
 }
 
-/// Returns the parameters `workers` and `cpus` of a benchmark of round trips, each with its values.
-/// In a unit test `workers` has no value `processes`. A worker process is the program
-/// `corewalk-lab`, which a unit test cannot start.
+/// Returns the values of the parameters `workers` and `cpus` of a benchmark of round trips. Unit
+/// tests have no `processes`, since they cannot start the program `corewalk-lab`.
 pub(super) fn axes(settings: &Settings) -> [(&'static str, Vec<Value>); 2] {
     let kinds = 1 + usize::from(settings.program.is_some());
     let cpus = cpus::each().len().min(2);

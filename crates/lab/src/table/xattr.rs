@@ -1,43 +1,43 @@
-//! Benchmark table `xattr`: the cost of an index of shared attribute blocks, and its savings.
+//! Benchmark table `xattr`: costs and savings of an index of shared attribute blocks.
 //!
 //! Source: document 004 (Kara, December 2015), its program xattr-bench. A *set* gives a file a new
 //! value of its extended attribute. Units: sets per second of wall time, all processes together;
-//! processor time per set; bytes of blocks per file at the end. The document's own unit is the
-//! seconds for 50,000 sets by each process, as the mean of the runs.
+//! processor time per set; bytes of blocks per file at the end. The document has the seconds for
+//! 50,000 sets by each process, as the mean of the runs.
 //!
 //! # What the document measured
 //! P processes set the attribute of F files each, 50,000 times, to a random one of V values. The
-//! file system was ext4 on a ramdisk, the machine had 24 processors, and there were five designs of
+//! file system was ext4 on a ramdisk, and the machine had 24 processors. There were five designs of
 //! mbcache. The document's figures are below the rows (`published`).
 //!
 //! # Parameters, in document 004 and here
 //! - P, the processes: document 004 has 1, 2, 4 ... 64 on 24 processors, this table `--threads`. 1,
 //!   2 and 4 on two processors are as crowded as 12, 24 and 48 there.
 //! - F, the files per process: document 004 has 10, 100 and 1000, and so has this table in memory.
-//!   On disk and in a tmpfs it has 100 and 1000, to save time.
-//! - V, the different attribute values: document 004 has 10 ... 100,000. This table has up to
-//!   10,000 in memory and up to 1,000 elsewhere. With more values, equal values are rare.
-//! - Changes of a value: document 004 has 50,000 per process. This table has up to 50,000 on disk.
-//!   In memory it runs for a fixed time, and computes the seconds for 50,000 from that.
-//! - Runs: document 004 has 5. This table has 7, and 21 on disk and in a tmpfs.
+//!   Elsewhere it has 100 and 1000, to save time.
+//! - V, the different attribute values: document 004 has 10 ... 100,000, this table up to 10,000 in
+//!   memory and up to 1,000 elsewhere. With more values, equal values are rare.
+//! - Changes of a value: document 004 has 50,000 per process, this table up to 50,000 on disk. In
+//!   memory it runs for a fixed time, and computes the seconds for 50,000 from that.
+//! - Runs: document 004 has 5, this table 7, and 21 on disk and in a tmpfs.
 //!
-//! A value has 3,900 bytes, so with its name it fills a block. Before corewalk shares a block, it
-//! compares all these bytes, which is a disadvantage. It hashes only samples of them.
+//! A value has 3,900 bytes, so with its name it fills a block. corewalk compares all these bytes
+//! before it shares a block, which is a disadvantage. It hashes only samples of them.
 //!
 //! The values of the parameter `store`:
 //! - `memory`: blocks in memory (`blocks::memory`), with one allocation and copy per block.
-//! - `tmpfs`: a `corewalk::tmpfs`. Its variant `corewalk` shares equal blocks, but not those of
+//! - `tmpfs`: a `corewalk::tmpfs`. Its variant `corewalk` shares equal blocks, except those of
 //!   attributes that change again and again. Its variant `off` does not share.
-//! - `disk`: a `corewalk_store::Store` in a directory of the host's tmpfs (`run`), with each design
-//!   of the index that finds equal blocks.
+//! - `disk`: a `corewalk_store::Store` in the host's tmpfs (`run`), with each design of the index.
 //!
 //! # Checks
-//! At the end of each time slice every file must have its last value. The user counts of all blocks
-//! and the index entries must agree with the files. At the end `fsck` checks each store on disk.
+//! At the end of each time slice every file must have its last value, and the user counts of all
+//! blocks and the index entries must agree with the files. At the end `fsck` checks each store on
+//! disk.
 //!
 //! # Claims
-//! The module `claims` has the claims about the result rows. A claim must hold in every cell (set
-//! of parameters), even if other processes disturbed it. `space` measures the bytes on disk.
+//! The module `claims` has the claims. A claim must hold for every set of parameters, even if other
+//! processes disturbed it. `space` measures the bytes on disk.
 
 mod claims;
 mod published;
@@ -98,15 +98,14 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the cell (set of parameters) with this kind of store. The array has the number of
-/// processes, the number of files per process, and the number of different attribute values.
+/// Returns the set of parameters with this kind of store, and with these numbers of processes,
+/// files per process, and attribute values.
 fn cell(store: &str, [processes, files, values]: [usize; 3]) -> Cell {
     let cell = Cell::default().with("store", store).with("processes", processes);
     cell.with("files", files).with("values", values)
 }
 
-/// Returns the mean bytes per file in a cell (set of parameters). `bytes` are the bytes of all its
-/// files.
+/// Returns the mean bytes per file in a set of parameters. `bytes` are those of all files.
 fn bytes_per_file(cell: &Cell, bytes: u64) -> (Metric, f64) {
     let files = cell.number("processes") * cell.number("files");
     (Metric::BYTES_PER_ENTRY, bytes as f64 / files as f64)

@@ -1,8 +1,8 @@
-//! Tests that the benchmark tables which repeat the measurements of the source documents work as
-//! users run them.
+//! Tests of the benchmark tables that repeat the measurements of the source documents, run as users
+//! run them.
 //!
-//! Every run is a quick one. It shows that a benchmark works, that its answers are right and that
-//! its output follows the schema. It does not show how fast anything is.
+//! A quick run shows that a benchmark works, that its answers are right and that its output follows
+//! the schema. It does not show how fast anything is.
 
 #![forbid(unsafe_code)]
 
@@ -25,8 +25,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Makes a quick run of the benchmark `table`. Returns its text and its JSON, after a check that
-/// the JSON follows the schema.
+/// Makes a quick run of the benchmark `table`. Returns its text and its JSON, which follows the
+/// schema.
 fn quick(table: &str) -> (String, Value) {
     let name = format!("corewalk-lab-{}-{table}.json", std::process::id());
     let file = std::env::temp_dir().join(name);

@@ -1,8 +1,7 @@
-//! Tests of the benchmark program `corewalk-lab` as its users run it: its exit status, and its
-//! JSON.
+//! Tests of the program `corewalk-lab` as its users run it: its exit status, and its JSON.
 //!
-//! Every run is a quick one. It shows that a benchmark works and that its result rows follow the
-//! schema. It does not show how fast anything is.
+//! A quick run shows that a benchmark works and that its result rows follow the schema. It does not
+//! show how fast anything is.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Checks that `corewalk-lab report` makes a page from result files. If a file or an argument is
-//! wrong, it must print one clear line.
+//! Checks that `corewalk-lab report` makes a page from result files, and prints one clear line if a
+//! file or an argument is wrong.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 

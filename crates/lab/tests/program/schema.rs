@@ -1,14 +1,14 @@
 //! The part of JSON Schema that the lab's schema uses.
 //!
 //! A complete validator of JSON Schema would be a large dependency. This one knows only the
-//! keywords of `schema.json`. It fails on any other keyword, so that no keyword is ignored.
+//! keywords of `schema.json`, and fails on any other.
 //!
 //! Source: JSON Schema, draft 2020-12.
 
 use serde_json::Value;
 
-/// If `value` does not follow `schema`, returns an error with the place in `value`. `root` is the
-/// whole schema, in which references (`$ref`) are looked up.
+/// Returns an error with the place in `value` where it does not follow `schema`. References
+/// (`$ref`) are looked up in `root`, the whole schema.
 pub(crate) fn check(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
     let keywords = schema.as_object().ok_or("a schema is an object")?;
     for (keyword, wanted) in keywords {

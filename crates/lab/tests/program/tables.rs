@@ -1,8 +1,8 @@
 //! Quick runs of all tables, as their users start them.
 //!
-//! Each run checks its own answers. The program must run every benchmark table that it lists, and
-//! the JSON must follow the schema. Each table must have a plot and its claims on the page of a
-//! report. No file may be left on the host's tmpfs.
+//! The program must run every benchmark table that it lists, and the JSON must follow the schema.
+//! Each table must have a plot and its claims on the page of a report. No file may be left on the
+//! host's tmpfs.
 //!
 //! Source: `schema.json`.
 
@@ -14,8 +14,8 @@ use crate::{lab, quick, rows, text};
 
 /// The tables that need /dev/fuse. Other tests run them.
 const ELSEWHERE: [&str; 1] = ["fuse-metadata"];
-/// The benchmark tables that measure file systems. Each comes with parameters that the test looks
-/// for: at least one result row of the table must have them.
+/// The tables that measure file systems. For each of them, the test looks for a result row with
+/// these parameters.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
     ("rename", &[("directories", "own-pair")]),
     ("create-one-dir", &[("directories", "one")]),
@@ -27,8 +27,7 @@ const FILES: [(&str, &[(&str, &str)]); 6] = [
 
 fn left_on_the_host() -> usize {
     let entries = std::fs::read_dir("/dev/shm").expect("the host has a tmpfs").flatten();
-    // Ignore folders of other tests that are running. The name of a folder contains the pid of its
-    // process.
+    // Ignore folders of other tests that are running: the name of a folder contains a pid.
     let of_ours = |name: &str| name.starts_with("corewalk-lab-") && !is_running(name);
     entries.filter(|entry| entry.file_name().to_str().is_some_and(of_ours)).count()
 }
@@ -50,7 +49,7 @@ fn listed() -> Vec<String> {
     names.into_iter().filter(|name| !ELSEWHERE.contains(&&name[..])).collect()
 }
 
-/// Checks that a benchmark of file systems has result rows of `corewalk` and `linux`.
+/// Checks that a table of file systems has result rows of `corewalk` and `linux`.
 fn check_files(table: &Value, params: &[(&str, &str)]) {
     for variant in ["corewalk", "linux"] {
         for metric in ["ops_per_s", "ns_per_op"] {

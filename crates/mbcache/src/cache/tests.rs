@@ -11,7 +11,7 @@ fn cache(entries: u64) -> Mbcache {
     Mbcache::with_secret(options, Secret::new(1)).unwrap()
 }
 
-/// Returns the values under `key`, in the order in which `find_first` and `find_next` return them.
+/// Returns the values of `key`, in the order of the search.
 fn found(cache: &Mbcache, key: u64) -> Vec<u64> {
     let mut values = Vec::new();
     let mut found = cache.find_first(key);
@@ -40,7 +40,7 @@ fn looked_at(cache: &Mbcache, key: u64) -> usize {
     slots
 }
 
-/// Returns the number of handles of a pair, as a failed `delete_or_get` reports it.
+/// Returns the number of handles of a pair, which a failed `delete_or_get` reports.
 fn handles(cache: &Mbcache, key: u64, value: u64) -> u64 {
     cache.delete_or_get(key, value).map_or(0, |busy| busy.state.count())
 }
@@ -121,15 +121,14 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
             assert!(stats.entries >= u64::from(cache.entries_max()) || stats.reclaimed == 0);
         }
     }
-    // A full cache must leave slots of its index free, so that searches stay short.
+    // A full cache leaves slots of its index free, so that searches stay short.
     let most = cache.index.bytes() / LINE_BYTES * u64::from(SLOTS);
     let kept = cache.stats().entries;
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// Each cache line of the index has two slots. An entry with an even value prefers the first slot,
-/// and one with an odd value the second. Whether the values are even, odd or mixed, the cache must
-/// use about three quarters of all slots.
+/// Even values prefer the first slot of a line, and odd values the second. Whether values are even,
+/// odd or mixed, the cache must use about three quarters of all slots.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -150,8 +149,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // All entries but the newest have handles, so the reclaim inside `create` can only drop the
-        // newest entry. Take a handle of the newest entry too.
+        // All entries but the newest have handles, so `create` can drop only that one. Take a
+        // handle of it too.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -162,9 +161,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1_001, 1_001), Ok(()), "the newest is not held");
 }
 
-/// The entries of one key can be in 128 cache lines of the index only. Here these lines are full,
-/// and all their entries were used. `create` must then clear the referenced bits of these entries,
-/// and drop one of them.
+/// The 128 lines in which the entries of one key can be are full, and all entries were used.
+/// `create` must clear their referenced bits and drop one of them.
 #[test]
 fn key_with_too_many_values_loses_one_for_each_new_one() {
     let cache = cache(10_000);
@@ -175,10 +173,9 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// Checks many keys whose hashes select the same cache line of the index. Their entries may be in
-/// that line and the 127 lines after it. The test creates more entries than fit there. A search
-/// must then read all 128 lines, and no more. An entry of another key in these lines must still be
-/// found.
+/// The entries of keys with one home line may be in that line and the 127 lines after it. The test
+/// creates more than fit there. A search must then read all 128 lines, and no more. An entry of
+/// another key in these lines must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -209,8 +206,8 @@ fn pair_is_there_once_and_keeps_its_flag() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// A search must return only values of its own key, not those of other keys whose searches begin at
-/// the same line. A slot from which an entry was deleted must be used again.
+/// A search returns only values of its own key. A slot from which an entry was deleted must be used
+/// again.
 #[test]
 fn values_of_a_key_come_without_those_of_others() {
     let cache = cache(12);
@@ -232,10 +229,9 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// Invariant I.1: a search reads the cache line that the key's hash selects. It also reads some
-/// lines after that one, and the first line stores their number, the *reach*. The reach must grow
-/// when entries of the key are created in later lines. After these entries have been deleted, calls
-/// of `create` must lower the reach again.
+/// Invariant I.1: a line stores its *reach*, the number of further lines that a search reads. The
+/// reach must grow when entries of a key are created in later lines. After these were deleted,
+/// calls of `create` must lower it again.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -253,8 +249,7 @@ fn home_reaches_as_far_as_its_entries_stand() {
     assert_eq!(looked_at(), 2);
 }
 
-/// Trap T40: a loop with `find_next` must end even if it deletes entries. The loop has a handle of
-/// its current entry, so no thread removes that entry.
+/// Trap T40: a loop with `find_next` must end even if it deletes entries.
 #[test]
 fn loop_that_deletes_what_it_meets_ends() {
     let cache = cache(100);
@@ -274,8 +269,7 @@ fn loop_that_deletes_what_it_meets_ends() {
     assert_eq!(met, 20);
 }
 
-/// Control of trap T40: a loop that starts again from the first entry after each deletion must not
-/// end.
+/// Control of trap T40: a loop that searches from the start after each deletion does not end.
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
@@ -294,7 +288,7 @@ fn control_loop_that_begins_anew_does_not_end() {
     panic!("the control ended after {met}");
 }
 
-/// Trap T37: the referenced bit must have an effect: a used entry must survive one scan.
+/// Trap T37: a used entry must survive one scan.
 #[test]
 fn entries_that_were_used_survive_a_scan() {
     let cache = cache(1_000);
@@ -314,7 +308,7 @@ fn entries_that_were_used_survive_a_scan() {
 }
 
 /// Control of trap T37: `find_first` does not set the referenced bit. So a scan must drop entries
-/// that were found by `find_first` but never used.
+/// that were found but never used.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -376,9 +370,9 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key. Right after it has created a value, marks the value as full
-/// (with the maximum number of users), and calls `each` with a handle of it. Returns the number of
-/// slots that a search for the key examines afterwards.
+/// Creates `count` values of one key, and marks each at once as full (with the maximum number of
+/// users). Calls `each` with a handle of it. Returns the number of slots that a search for the key
+/// examines afterwards.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
     count: u64,
@@ -394,9 +388,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Trap T39: blocks that are full (with the maximum number of users) must not make searches long. A
-/// search for their content must examine only one cache line of the index, however many full blocks
-/// have that content.
+/// Trap T39: full blocks (with the maximum number of users) must not make searches long. A search
+/// must examine one line of the index, however many full blocks have the content.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -408,9 +401,9 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control of trap T39: all values are full (with the maximum number of users). The cache drops the
-/// entry of a full value only when its last handle is dropped, and this test keeps all handles. So
-/// a search must examine all these entries.
+/// Control of trap T39: the cache drops the entry of a full value (with the maximum number of
+/// users) only with its last handle. This test keeps all handles, so a search must examine all
+/// these entries.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

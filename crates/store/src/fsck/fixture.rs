@@ -20,8 +20,8 @@ pub(super) fn options() -> StoreOptions {
     StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
 }
 
-/// Makes a store and returns its path. The store has a directory (inode 2), which contains a file
-/// (inode 3). The file has data and an attribute block (id 1).
+/// Makes a store and returns its path. A directory (inode 2) contains a file (inode 3), which has
+/// data and attribute block 1.
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
     let store = Store::open(&path, &options()).unwrap();
@@ -90,8 +90,8 @@ pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Returns a closure that changes the key of the last record of `kind` to `to`. If there is no
-/// record of that kind, the closure adds an empty record with the key `to`.
+/// Returns a closure that changes the key of the last record of `kind` to `to`, or adds an empty
+/// record with the key `to` if there is none.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,
@@ -109,8 +109,8 @@ pub(super) fn rekeyed(
     }
 }
 
-/// Returns a closure that changes the record for the hash of `name` in the directory `dir`.
-/// Afterwards that record has a single entry, which leads from `name` to inode `ino`.
+/// Returns a closure that makes the inode `ino` the only entry in the record for the hash of `name`
+/// in the directory `dir`.
 pub(super) fn named(
     dir: u64,
     name: &'static [u8],

@@ -1,4 +1,4 @@
-//! Tests of operations on a mounted store that has damaged records. Each operation on such a record
+//! Tests of operations on a mounted store with damaged records. Each operation on such a record
 //! must fail, or be carried out in full.
 
 use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
@@ -26,7 +26,7 @@ fn name(name: &str) -> Name<'_> {
 }
 
 /// Makes a store, changes records with `change`, mounts the store and calls `run`. Then checks that
-/// the store can still be changed, and that `fsck` reports exactly `findings`.
+/// changes still succeed, and that `fsck` reports exactly `findings`.
 fn try_with(
     what: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -56,8 +56,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The record of directory `dir` wrongly gives 0 as the number of its entries. So `remove`
-        // must read the entries to find that the directory is not empty.
+        // The record of directory `dir` wrongly says that it has 0 entries. So `remove` must read
+        // the entries to see that the directory is not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -82,18 +82,16 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3, 0);
-        // The root's stored count of subdirectories is wrongly 0. A rename within the root leaves
-        // that count as it is, so the rename succeeds. A removal would make the count negative, so
-        // it must fail.
+        // The root's stored count of subdirectories is wrongly 0. A rename within the root keeps
+        // that count, so it succeeds. A removal would make the count negative, so it must fail.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The root's count of subdirectories has been one too low since the start of the test. Now
-        // the root has only the subdirectory `sub`, which contains directory 2, and the count is 0.
-        // A move of `sub` out of the root would make the count negative, so it must fail. A removal
-        // of `sub` must fail too, because `sub` is not empty.
+        // The root's stored count of subdirectories is still one too low: it is 0, although the
+        // root has the subdirectory `sub`. A move of `sub` out of the root would make the count
+        // negative, so it must fail.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -107,8 +105,8 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
 }
 
-/// Checks that the creation of a directory fails before it changes anything if the count of
-/// subdirectories would overflow.
+/// Checks that the creation of a directory fails before any change if the count of subdirectories
+/// would overflow.
 #[test]
 fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     let run = |store: &Store| {
@@ -128,9 +126,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // `rename` first compares the file types that its two directory entries give. Only then
-            // does it compare an entry with its inode. So it may also fail with `ENOTDIR` or
-            // `EISDIR`.
+            // `rename` compares the file types in its two directory entries before it compares an
+            // entry with its inode. So it may also fail with `ENOTDIR` or `EISDIR`.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -161,9 +158,9 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// Checks that a mount refuses a store in which an inode or an attribute block has an invalid
-/// number, and changes nothing. New numbers follow the largest used one. After an invalid number, a
-/// new number could be 0 or the number of the root.
+/// Checks that a mount refuses an inode or attribute block with an invalid number. New numbers
+/// follow the largest used one, so the next one could wrap around to 0 or to the number of the
+/// root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -192,9 +189,10 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The test damages a store in three ways. Damage 0: the sum of the block counts overflows.
-    // Damage 1: the generation in the superblock is the largest possible one, so it cannot grow.
-    // Damage 2: the sum of the block counts exceeds the largest device.
+    // Three kinds of damage:
+    // - The sum of the block counts overflows.
+    // - The generation in the superblock is the largest possible one.
+    // - The sum of the block counts exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {
@@ -212,8 +210,8 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
     }
 }
 
-/// Checks that a mount refuses overlapping extents. If one of two such extents were freed, the next
-/// file would get blocks that the other one still uses.
+/// Checks that a mount refuses overlapping extents. If one of them were freed, another file would
+/// get blocks that the other one still uses.
 #[test]
 fn blocks_that_are_used_twice_are_refused() {
     for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {
@@ -229,8 +227,7 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Control: a store is valid if the two extents of a file are adjacent on the device and within
-    // it.
+    // Control: a store is valid if the two extents of a file do not overlap.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());

@@ -1,5 +1,5 @@
-//! Tests of the findings that `fsck` reports for each kind of damage. Also tests stores without
-//! damage, which must have no findings.
+//! Tests of the findings of `fsck` for each kind of damage. A store without damage must have no
+//! findings.
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
@@ -61,13 +61,12 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
-/// Checks that `fsck` reports a damaged ACL of a directory. Such an ACL makes each creation in the
-/// directory fail.
+/// Checks that `fsck` reports a damaged ACL of a directory.
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
-    // Returns a closure that gives directory 2 a new attribute block, which contains an ACL with
-    // the given bytes.
+    // Returns a closure that gives directory 2 a new attribute block with an ACL of the given
+    // bytes.
     let of_directory = |kind: AclKind, bytes: Vec<u8>| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));
@@ -94,8 +93,8 @@ fn damaged_acls_are_found() {
 #[test]
 fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns a closure that sets the mode, the size and the target of the file's inode. The
-    // closure also removes the data and the attributes of the file.
+    // Returns a closure that sets mode, size and target of the file's inode, and removes its data
+    // and attributes.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -127,7 +126,7 @@ fn targets_with_wrong_lengths_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// Checks that damaged numbers in records are reported even if their sum overflows.
+/// Checks that damaged numbers are reported even if their sum overflows.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -176,8 +175,8 @@ fn damaged_count_of_users_gives_no_room_twice() {
     let root = Node::detached(1, FileKind::Directory);
     let file = Node::detached(3, FileKind::Regular);
     let opened = Store::open(&path, &options).unwrap();
-    // Read the attribute. This reads its block from disk, and each block that is read enters the
-    // index. Then other inodes can share the block.
+    // Reading the attribute loads its block, which enters the index. Then other inodes can share
+    // it.
     opened.getxattr(file, b"user.a").unwrap();
     let others = [b"n0", b"n1", b"n2"].map(|name| {
         let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));

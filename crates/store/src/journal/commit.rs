@@ -1,26 +1,26 @@
 //! Commits: how a transaction becomes durable.
 //!
 //! One thread at a time commits, on behalf of all waiting threads. It freezes the *layer* (the
-//! records in memory) of the running transaction, which then takes no more changes. It appends the
-//! frozen layer to the log. Or it writes that layer to the database, together with the logged
-//! layer, the records that are only in the log.
+//! records in memory) of the running transaction, which then takes no more changes. It appends that
+//! layer to the log, or writes it to the database together with the records that are only in the
+//! log.
 //!
 //! # Log or database
 //! A transaction goes to the database in these cases:
-//! - The log cannot take it. The transaction has too many records, the log has no space, file data
-//!   cannot be read, or a write or sync of the log fails.
-//! - The transaction has written much file data, and the log holds older file data. The new data
-//!   must not be synced without a database commit, because a replay of the log would write the
-//!   older data over it (J.6).
-//! - The commit is a periodic one, or it is the last commit before the store is closed.
+//! - It has too many records for the log, or the log has no space.
+//! - File data cannot be read, or a write or sync of the log fails.
+//! - It has written much file data, and the log holds older file data. A replay of the log would
+//!   write the older data over the new (J.6).
+//! - The commit is a periodic one, or the last one before the store is closed.
 //! - The host is full.
 //! - A read of the database has failed, so the database must be reopened.
 //!
 //! # Shared commits
-//! A commit serves all threads that wait for it. So a thread first waits for other threads to join,
-//! before it starts a commit. This wait ends when as many threads want a commit as there were when
-//! the last commit ended. It takes at most half of the duration of the last commit, and at most
-//! [`PATIENCE_MAX`]. A thread that commits alone does not wait.
+//! A commit serves all threads that wait for it. So a thread first waits for others to join before
+//! it starts a commit. The wait has three limits:
+//! - It ends when as many threads want a commit as at the end of the last commit.
+//! - It takes at most half as long as the last commit took.
+//! - It takes at most [`PATIENCE_MAX`].
 //!
 //! Without this wait, two threads that sync in turn would never share a commit.
 //!
@@ -43,9 +43,9 @@ use crate::record::{Key, SuperRecord};
 
 /// Estimated maximum number of bytes of records in one log entry.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// Maximum number of times that one commit tries to write to the database. The first attempt may
-/// fail because an earlier read has failed, and the second because the host is full. The third
-/// attempt can use the space of the reserve, which was given up after the second.
+/// Maximum number of attempts of one commit to write to the database. The first may fail because a
+/// read has failed before, the second because the host is full. The third can use the space of the
+/// reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
 /// The place that a commit must reach.
@@ -61,7 +61,7 @@ struct Frozen {
     layer: Arc<Layer>,
     /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that the transaction has written. None if there are too many
+    /// The ranges of the data device that the transaction has written. None if they are too many
     /// for the log.
     written: Option<Vec<(u64, u32)>>,
     /// True if a read of the database has failed, so that this commit must reopen the database.
@@ -69,8 +69,7 @@ struct Frozen {
 }
 
 impl Journal {
-    /// Makes file data durable: all data that was written to files by the transactions up to number
-    /// `tid`.
+    /// Makes the data durable that transactions up to `tid` have written to files.
     ///
     /// # Errors
     /// `EIO` if this or an earlier commit failed. After such a failure the data may be lost.
@@ -81,11 +80,11 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // Guarantee J.6: do not sync file data here while the log holds older data of the files.
-        // Otherwise a replay of the log would write the older data over the synced data.
+        // Guarantee J.6: do not sync file data while the log holds older data of the files. A
+        // replay would write the older data over it.
         //
-        // A commit sets `has_logged_data` before it reads file data for the log. So if it is false
-        // here, later log entries contain data that is at least as new as the synced data.
+        // A commit sets `has_logged_data` before it reads file data for the log. So if it is still
+        // false, data of later log entries is at least as new as the synced data.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -94,14 +93,14 @@ impl Journal {
 
     fn sync_data_once(&self) -> io::Result<()> {
         let _turn = self.data_sync.lock();
-        // The host reports a failed write only once, so a second sync could succeed. So after a
-        // failed sync, `sync_data_once` always fails.
+        // The host reports a failed write only once, so a second sync could wrongly succeed. After
+        // a failed sync, every call fails here.
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
         // ORDERING: Relaxed. Each write that this sync has to cover has set `is_data_dirty` before
-        // this call. That store is visible because of the file's data lock, the transaction
-        // barrier, or the caller's own order of calls.
+        // this call. The file's data lock, the transaction barrier or the caller's own order makes
+        // that store visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -183,8 +182,7 @@ impl Journal {
         }
     }
 
-    /// Reopens the database if a read of it has failed. If the database cannot be reopened, a later
-    /// call tries again.
+    /// Reopens the database after a failed read. If that fails, a later call tries again.
     fn reopen_if_failed(&self) {
         if !self.view().base.has_failed_read() {
             return;
@@ -198,12 +196,10 @@ impl Journal {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
-            // Check again whether a read of the database has failed, because another thread may
-            // have reopened the database meanwhile. Do not reopen the database if its device has
-            // lost writes, because the reopened database would lack them.
+            // Check again, because another thread may have reopened the database meanwhile. If its
+            // device has lost writes, do not reopen it.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // Reopening the database loses no records. The records of its last commit are on
-                // the device, and the records of later transactions are still in memory.
+                // Reopening the database loses no records: later transactions are still in memory.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
                     // The reopened database may be older than the last commit, so it must not be
@@ -214,25 +210,23 @@ impl Journal {
         });
     }
 
-    /// Freezes the running transaction and makes it durable. Returns the id of the transaction, and
-    /// tells whether it is in the database or only in the log. Returns None on failure.
+    /// Freezes the running transaction and makes it durable, in the log or in the database. Returns
+    /// the id of the transaction. Returns None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
-        // An operation that fails halfway aborts the journal. Then the frozen transaction contains
-        // only a part of the operation's changes, and must not be committed. `freeze` has waited
-        // for all operations of the transaction, so a check after it misses no abort.
+        // An operation that fails halfway aborts the journal. Then the frozen transaction must not
+        // be committed. `freeze` has waited for all operations, so this check misses no abort.
         self.check().ok()?;
-        // ORDERING: Relaxed. If the host is full, do not use the log. The database might never have
-        // space for the transactions in the log. If this load misses that the host is full, a later
-        // commit to the database can still use the space of the reserve (space set aside for
-        // commits).
+        // ORDERING: Relaxed. If the host is full, do not use the log, since the database might
+        // never have space for its transactions. If this load misses that, a later commit can still
+        // use the reserve (space for commits).
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
             Some(Ok(true)) => {
                 self.keep_logged(&frozen);
-                // Some transactions are now only in the log. Wake the committer, the thread that
-                // commits periodically, so that it later writes them to the database.
+                // This transaction is only in the log. Wake the committer, the thread that commits
+                // periodically, so that it later writes the transaction to the database.
                 self.poke();
                 Ok(Goal::Durable)
             }
@@ -240,8 +234,8 @@ impl Journal {
             _ => self.write_all(&frozen).map(|()| Goal::InDatabase),
         };
         let Ok(reached) = done else {
-            // The commit has failed. Keep the records of the transaction in memory, in each
-            // [`View`] as `frozen`, so that reads still find them.
+            // Keep the records of the failed transaction in memory, as `frozen` of each [`View`],
+            // so that reads still find them.
             self.fail();
             return None;
         };
@@ -274,8 +268,8 @@ impl Journal {
         self.barrier.iter().map(|shard| shard.write()).collect()
     }
 
-    /// Appends a transaction to the log. Returns false if the log cannot take the transaction, so
-    /// that the caller must write it to the database. See "Log or database" for the reasons.
+    /// Appends a transaction to the log. Returns false if the caller must write it to the database
+    /// instead, for a reason in "Log or database" above.
     ///
     /// # Errors
     /// The error of a sync of the data device, after which the store is read-only.
@@ -285,9 +279,9 @@ impl Journal {
         }
         let ranges = match &frozen.written {
             Some(ranges) => {
-                // Set `has_logged_data` before any file data is read for the log. Otherwise
-                // `sync_data` could meanwhile sync newer data, and a replay would overwrite that
-                // data with the older bytes of the log (guarantee J.6).
+                // Set `has_logged_data` before file data is read for the log. Otherwise `sync_data`
+                // could meanwhile sync newer data, over which a replay would write the older bytes
+                // of the log (guarantee J.6).
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -309,8 +303,8 @@ impl Journal {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Ok(false),
             Err(_) => {
-                // The write or the sync has failed, so the entry is not confirmed. The log takes no
-                // more entries until a commit to the database has made all entries in the log void.
+                // The entry is not confirmed. The log takes no more entries until a commit to the
+                // database has made all its entries void.
                 count(&self.counts.log_failures, 1);
                 return Ok(false);
             }
@@ -324,35 +318,32 @@ impl Journal {
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
         for shard in &self.barrier {
-            // Each shard of threads has its own [`View`] of the records, so the views are updated
-            // one after the other. Meanwhile all views show the same records. In an old view, the
-            // records of this transaction are in the layer `frozen`. In an updated view they are in
-            // the layer `logged`.
+            // Each shard has its own [`View`], so views are updated one after the other. Old and
+            // new views show the same records: those of this transaction are in the layer `frozen`
+            // of an old view, and in the layer `logged` of a new one.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
         }
     }
 
-    /// Writes the records of this transaction, and those of earlier transactions that are only in
-    /// the log, to the database. Then starts a new generation of the log, which makes all its
-    /// entries void.
+    /// Writes the records of this transaction, and those that are only in the log, to the database.
+    /// Then starts a new generation of the log, which makes all its entries void.
     fn write_all(&self, frozen: &Frozen) -> io::Result<()> {
         self.sync_data_once()?;
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        // Increment the generation even if the log has no valid entry. Otherwise an old entry whose
-        // bytes are still in the log could be taken for a new one.
+        // Increment the generation even if the log has no valid entry. Otherwise old entries that
+        // are still in the log could look valid.
         records.insert(0, super_record(superblock));
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
         for shard in &self.barrier {
-            // Each shard of threads has its own [`View`] of the records, so the views are updated
-            // one after the other. Meanwhile all views show the same records. In an old view, the
-            // new records are in the layers `frozen` and `logged`. In an updated view they are in
-            // the snapshot of the database.
+            // Each shard has its own [`View`], so views are updated one after the other. Old and
+            // new views show the same records: those of an old view are in `frozen` and `logged`,
+            // those of a new one in the snapshot of the database.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -360,9 +351,8 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. The reserve is space set aside for commits on a full host. If this
-        // load misses that the reserve was given up, this thread does not allocate it again. In
-        // that case `grow` does so later.
+        // ORDERING: Relaxed. If this load misses that the reserve (space for commits) was given up,
+        // `grow` allocates it again later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
@@ -380,13 +370,12 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes records durable in the database, and returns a snapshot of it. One of `records` is a
-    /// superblock record with the generation `generation`.
+    /// Makes records durable in the database, and returns a snapshot of it. The superblock among
+    /// them has the generation `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
-            // Ignore an error: if the database cannot be reopened, the call of `write` below
-            // returns an error.
+            // Ignore an error: if the database cannot be reopened, `write` below fails.
             let _ = self.open_again(&mut opened);
         }
         let mut done = opened.write(records, generation);
@@ -396,14 +385,12 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. A thread that still loads `is_full` as false may use up the
-                // free space of the host. It cannot use up the space of the reserve, which this
-                // commit is about to use.
+                // ORDERING: Relaxed. A thread that misses this store may use up the free space of
+                // the host, but not the space of the reserve, which this commit is about to use.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
-            // After an error, the database refuses all calls until it is reopened. The reopened
-            // database still has the last commit.
+            // After an error, the database refuses all calls until it is reopened.
             done = match self.open_again(&mut opened) {
                 Ok(()) => opened.write(records, generation),
                 Err(error) => Err(error),
@@ -414,8 +401,7 @@ impl Journal {
 
     /// Reopens the database at its last commit.
     fn open_again(&self, opened: &mut Opened) -> io::Result<()> {
-        // Lock the transaction barrier for writing, so that no thread reads the database while it
-        // is reopened.
+        // No thread may read the database while it is reopened.
         let mut views = self.close();
         let nothing = Arc::new(Snapshot::closed());
         views.iter_mut().for_each(|view| view.base = nothing.clone());
@@ -426,9 +412,8 @@ impl Journal {
 }
 
 impl Frozen {
-    /// Returns one layer with the records of this transaction and of all earlier transactions that
-    /// are only in the log. If there are such transactions, adds the records of this one to their
-    /// layer `logged`.
+    /// Returns one layer with the records of this transaction and of all transactions that are only
+    /// in the log.
     fn all(&self) -> Arc<Layer> {
         let Some(logged) = &self.logged else { return self.layer.clone() };
         logged.absorb(&self.layer);
@@ -446,8 +431,8 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// The right to commit, which only one thread has at a time. When this guard is dropped, even
-/// during a panic, the next thread may commit.
+/// The right to commit, which one thread has at a time. The end of this guard, even by a panic,
+/// lets the next thread commit.
 struct Turn<'a> {
     journal: &'a Journal,
     /// None if the commit has failed.
@@ -458,8 +443,8 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this id are durable. `Goal::InDatabase` says that all of them are in
-    /// the database, and `Goal::Durable` that some may be only in the log.
+    /// All transactions up to this id are durable. The goal says whether all of them are in the
+    /// database, or some only in the log.
     To(u64, Goal),
 }
 
@@ -492,10 +477,10 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Tests a commit while an operation is still running. This thread begins an operation, and
-    /// another thread starts a commit, which must wait for the operation. This thread then makes
-    /// one change, calls `end`, and ends the operation. Returns the result of the commit, and true
-    /// if the change exists after a remount.
+    /// Tests a commit while an operation is still running. One thread begins an operation, another
+    /// starts a commit, which must wait. Then the first thread makes one change, calls `end`, and
+    /// ends the operation. Returns the result of the commit, and true if the change exists after a
+    /// remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -506,8 +491,7 @@ mod tests {
             let handle = journal.change().unwrap();
             let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
-            // Wait until the committing thread has checked for failures and is about to wait for
-            // the transaction barrier.
+            // Wait until the committing thread is about to wait for the transaction barrier.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }
@@ -525,8 +509,7 @@ mod tests {
     }
 
     /// Checks that a transaction is not committed if one of its operations aborts the journal. The
-    /// abort comes at a critical moment. The committing thread has already checked once for
-    /// failures, but it still waits for the operation to end.
+    /// abort comes while the commit already waits for that operation to end.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

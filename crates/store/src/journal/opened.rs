@@ -1,17 +1,17 @@
 //! The open database of a mounted store, which may be reopened after errors.
 //!
-//! After an error, redb refuses all calls until the database is reopened. A reopened database is
-//! read from the device again, and may be older than before. The host may have lost written pages,
-//! or redb may have silently fallen back by one commit because a page is damaged.
+//! After an error, redb refuses all calls until the database is reopened. The reopened database may
+//! be older: the host may have lost written pages, or redb may have silently fallen back by one
+//! commit because a page is damaged.
 //!
-//! So `Opened` keeps two facts beside the database: whether the device may have lost data, and the
+//! The type `Opened` keeps two more facts: whether the device may have lost data, and the
 //! generation of the last commit.
 //!
 //! # Invariants
 //! - O.1: once the device may have lost written data, the database is not reopened and takes no
 //!   more writes. Opening and closing a database also write and sync, so their failures count too.
 //! - O.2: the generation in the superblock grows with every commit. A reopened database with a
-//!   smaller generation lacks a commit that was reported as durable, so it is not used.
+//!   smaller generation lacks a confirmed commit, so it is not used.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -23,8 +23,7 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store, with the generation of its last commit, and a flag that tells
-/// whether its device may have lost writes.
+/// The database of a mounted store, with the generation of its last commit.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
@@ -47,20 +46,19 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if data that was reported as durable may be lost. The database must then be
-    /// neither read nor written (invariants O.1 and O.2).
+    /// Returns true if confirmed data may be lost. The database must then be neither read nor
+    /// written (invariants O.1 and O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
 
-    /// Returns true if the database is open. After an error, the database is still open but refuses
-    /// all calls.
+    /// Returns true if the database is open. It may still refuse calls after an error.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
-    /// Writes records as one transaction. One of the records is a superblock with the generation
-    /// `generation`. Returns a snapshot that contains this transaction.
+    /// Writes records as one transaction, with a superblock of the generation `generation`. Returns
+    /// a snapshot that contains it.
     ///
     /// # Errors
     /// The error of the device. After an error the database refuses all calls.
@@ -79,23 +77,21 @@ impl Opened {
     /// database.
     ///
     /// # Errors
-    /// The error of the device; `InvalidData` if commits that were reported as durable are missing.
-    /// After an error the database is closed.
+    /// The error of the device; `InvalidData` if confirmed commits are missing. After an error the
+    /// database is closed.
     pub(super) fn open_again(&mut self) -> io::Result<Snapshot> {
         self.database = None;
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
-        // Drop the host's cached pages, so that the pages are read from the disk. Otherwise the
-        // loss of the last commit would go unnoticed.
+        // Read the pages from the disk. Cached pages would hide the loss of the last commit.
         self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // The generation on the device may be larger than that of the last confirmed commit.
-            // This happens if a commit became durable but returned an error. It does no harm,
-            // because the caller writes the records of that commit once more.
+            // A larger generation is no error: a commit may have become durable and yet returned an
+            // error. The caller writes its records once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

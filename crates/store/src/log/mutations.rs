@@ -1,16 +1,16 @@
-//! Tests of the log reader with randomly changed logs. The reader must not panic, must not find an
-//! entry that was never written, and must not lose an entry whose bytes are unchanged.
+//! Tests of the log reader with randomly changed logs. The reader must not panic, find an entry
+//! that was never written, or lose an undamaged one.
 //!
-//! Each test writes logs of three generations and damages the log of the middle one. The test
-//! changes bits, blocks and the length of that log. It also copies blocks of the other two logs
-//! into it, and end marks (headers that say that a log is empty).
+//! Each test writes logs of three generations and damages the middle one. It changes bits, blocks
+//! and the length, and copies blocks and end marks from the other two logs. An end mark is a header
+//! that says that a log is empty.
 //!
-//! The test finds the entries that are still unchanged by comparing bytes, without the code of the
-//! log's reader. From these entries it computes the result that the reader must have.
+//! The test finds undamaged entries by comparing bytes, without the code of the reader. From these
+//! entries it computes the result that the reader must have.
 //!
-//! A closed store has a log with end marks. Some tests damage such a log at random or byte by byte,
-//! or make one of its blocks unreadable. The reader may accept an unreadable block only if an
-//! intact end mark is left. Otherwise that block may have held an entry.
+//! Some tests damage a log with end marks, which a closed store has, or make one of its blocks
+//! unreadable. The reader may accept an unreadable block only if an intact end mark is left.
+//! Otherwise the block may have held an entry.
 
 use std::io;
 use std::sync::Arc;
@@ -31,8 +31,7 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory. The first field contains its bytes. The second field is the number of a
-/// block that cannot be read.
+/// A device in memory: its bytes, and the number of a block that cannot be read.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -75,7 +74,7 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// An entry as it was written to a log: its offset, its generation, its number, and its bytes
+/// An entry as it was written to a log, with its offset, generation and number. The bytes are
 /// without the padding.
 struct Written {
     at: usize,
@@ -153,8 +152,8 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a store that was closed in the generation `GENERATION`. Its first blocks
-    /// are the end marks of `GENERATION`. Behind them are old entries of the generation before.
+    /// Returns the log of a store that was closed in `GENERATION`: its end marks, and old entries
+    /// of the generation before.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
@@ -168,8 +167,8 @@ impl Known {
     }
 
     /// Returns the generation and the number of the entry at offset `at` of the damaged log `log`.
-    /// Returns None if the bytes at `at` are not those of an entry that the test wrote. Also
-    /// returns None if the generation of the entry is earlier than `GENERATION`.
+    /// Returns None if the bytes there are not those of a written entry, or its generation is
+    /// earlier than `GENERATION`.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -257,8 +256,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Change bytes of headers more often than a uniform choice would. The reader decides by the
-    // headers, but most bytes of a log are file data.
+    // Change headers more often than a uniform choice would, since most bytes of a log are file
+    // data.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -282,8 +281,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Copy blocks into `log` from one of the three unchanged logs in `known`, mostly to the
-        // same offset.
+        // Copy blocks from one of the three unchanged logs into `log`, mostly to the same offset.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -297,8 +295,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // Counts the damaged logs by the result of the log's reader: it finds fewer entries, finds all
-    // entries, refuses the log as damaged, or finds that the log is newer than the database.
+    // Counts the results of the reader: fewer entries, all entries, a damaged log, a log that is
+    // newer than the database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -332,7 +330,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// Checks that a mount whose log has an unreadable block has one of three results:
+/// A mount whose log has an unreadable block must have one of three results:
 /// - It succeeds, because the log has an end mark (a header that says that the log is empty).
 /// - It fails because of the unreadable block.
 /// - It fails because the log shows that the database is too old.
@@ -366,8 +364,8 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // The log may end within the first bytes of the unreadable block, where a header would
-            // be. Then the reader skips this block, and may not notice that it is unreadable.
+            // If the log ends within the first bytes of the unreadable block, the reader skips that
+            // block, and may not notice the error.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,
@@ -383,13 +381,12 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// Checks that a damaged end mark (a header that says that the log is empty) does not make a reader
-/// find entries. The log of this test is that of a closed store, and has two end marks. The test
-/// changes each byte of the marks, and truncates the log to many lengths.
+/// Checks that a reader finds no entries in the log of a closed store if its end marks (headers
+/// that say that the log is empty) are damaged. The test changes each byte of the two marks, and
+/// truncates the log to many lengths.
 ///
-/// If the block of one mark is unreadable, the reader must rely on the other mark. The test also
-/// mounts the log with a database of the generation before. One readable mark must be enough to
-/// refuse that database.
+/// If the block of one end mark is unreadable, the reader must rely on the other. One readable mark
+/// must also be enough to refuse a database of the generation before.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -412,9 +409,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // If `before` is None, no readable end mark is left. So the reader may not notice that
-            // the database is of an earlier generation than the log. Any result is right except
-            // `Ended`, which claims that an end mark was found.
+            // If `before` is None, no end mark is readable. So the reader may miss that the
+            // database is older than the log. Only `Ended` would be wrong, which claims that an end
+            // mark was found.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
@@ -424,8 +421,7 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // To save time, flip only one bit of each byte of the long padding behind an end mark.
-            // In the marks themselves, flip every bit.
+            // To save time, flip only one bit of each byte of the padding behind an end mark.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }
@@ -438,8 +434,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
 /// Checks that the log of a store in use is never taken for the log of a closed store.
 ///
 /// Closing a store writes two end marks, which say that the log is empty. After the next mount, the
-/// first log entry overwrites both marks. The test changes single bits of such a log, and makes
-/// blocks unreadable. It also writes only a part of the first entry, as a crash could.
+/// first log entry overwrites both. The test changes bits of such a log, makes blocks unreadable,
+/// and tears the first entry.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -482,8 +478,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     }
 }
 
-/// Checks that a reader of the log never panics at an entry with the right hash but random
-/// contents. The reader must parse or refuse such an entry.
+/// Checks that a reader never panics at an entry with the right hash but random contents.
 #[test]
 fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
     let mut seen = [0_u32; 2];
@@ -495,8 +490,7 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
-                // Change bytes near the start of the entry, where the tags and lengths of its items
-                // are.
+                // Change bytes near the start of the entry, where most tags and lengths are.
                 let at = rng.index(payload.len().min(40));
                 payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }

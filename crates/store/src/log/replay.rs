@@ -1,42 +1,40 @@
 //! The reader of the log. It is used by a mount after a crash and by `fsck`.
 //!
-//! The log is read twice, one entry at a time. First [`look`] verifies the log and collects the
-//! facts that a mount needs before it changes the store (`mount`). Then [`replay`] writes the
-//! entries to the data device and the database.
+//! The log is read twice, one entry at a time. First [`look`] verifies it and collects the facts
+//! that a mount needs before it changes the store (`mount`). Then [`replay`] writes the entries to
+//! the data device and the database.
 //!
 //! # The end of the log
-//! An entry is written only after the entry before it was synced. After a failed write or sync, no
-//! more entries of the same generation are written. So only the last entry of a generation can be
-//! torn, and a torn entry was never confirmed. Damage of the last entry cannot be distinguished
-//! from a torn write.
+//! An entry is written only after the entry before it was synced, and no entry is written after a
+//! failed write or sync. So only the last entry of a generation can be torn, and a torn entry was
+//! never confirmed. Damage of the last entry looks the same.
 //!
-//! So the first invalid entry is the end of the log, unless a valid entry of the same generation
-//! follows. The reader searches all blocks behind the invalid entry for a valid one. If it finds
-//! one, confirmed entries are lost, and the log is refused as damaged.
+//! The first invalid entry is the end of the log, unless a valid entry of the same generation
+//! follows. The reader searches all later blocks for one. If it finds one, confirmed entries are
+//! lost, and the log is refused as damaged.
 //!
 //! # A database older than its log
 //! Each commit to the database increments the generation. The log gets entries and end marks of a
-//! generation only after the commit that starts the generation is durable. So if the log has a
-//! later generation than the database, the database has lost a confirmed commit: a page of the
-//! database was damaged, or its file `meta` was replaced by an older one.
+//! generation only once that commit is durable. So if the log has a later generation than the
+//! database, the database has lost a confirmed commit. The reason may be a damaged page, or an
+//! older copy of the file `meta`.
 //!
-//! A mount refuses such a store, since its log and its file data do not fit the database. The page
+//! Such a store is refused, since its log and its file data do not fit the database. The page
 //! `store.md` lists the losses that a mount cannot notice.
 //!
 //! # Unreadable blocks
-//! A log with an unreadable block is refused, since that block may hold a confirmed entry. The log
-//! is accepted only if it has an end mark with the generation of the database. Such a mark says
-//! that the log has no confirmed entry. Even then, the readable blocks are searched for entries of
-//! a later generation.
+//! An unreadable block may hold a confirmed entry, so a log with such a block is refused. The
+//! exception is a log with an end mark of the database's generation, which says that there is no
+//! confirmed entry. Even then, the reader searches the readable blocks for entries of a later
+//! generation.
 //!
-//! An accepted log is truncated and written anew. The host may then give the file other blocks of
-//! the disk, in place of the unreadable one.
+//! The truncated file is written anew, so the host may give it other disk blocks in place of the
+//! unreadable one.
 //!
-//! File data in an entry may itself look like an entry. The reader does not take it for one:
-//! - If the data is a copy of an earlier entry, its entry number is below that of the entry that
-//!   contains it.
-//! - If a program has made up the data, its hash is wrong. The hash depends on a secret of the
-//!   store, which the program does not know.
+//! File data in an entry may itself look like an entry. The reader rejects it:
+//! - A copy of an earlier entry has a smaller entry number than the entry that contains it.
+//! - An entry that a program made up has a wrong hash, since the hash depends on a secret of the
+//!   store.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -64,8 +62,7 @@ pub(crate) struct Contents {
     /// True if a block of the log cannot be read, but an end mark says that the log has no valid
     /// entry.
     pub(super) is_unreadable: bool,
-    /// Those records in the log that a mount needs. Of the records of inodes, only the keys are
-    /// kept.
+    /// The records in the log that a mount needs. For an inode it needs only the key.
     pub(crate) changes: Changes,
     /// The largest offset on the data device, in bytes, to which a replay writes file data.
     pub(crate) data_end: u64,
@@ -75,9 +72,9 @@ pub(crate) struct Contents {
 /// log.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
-/// [`OpenError::LogRead`], unless an end mark says that the log is empty. The error of the device
-/// if the length of the log cannot be read.
+/// - [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
+/// - [`OpenError::LogRead`], unless an end mark says that the log is empty.
+/// - The error of the device if the length of the log cannot be read.
 pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
     let mut contents = Contents::default();
     let read = survey(log, superblock, |item| match item {
@@ -101,8 +98,8 @@ pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents
     }
 }
 
-/// Writes the entries of the log, which [`look`] has summarized in `contents`, to the data device
-/// and the database. Returns the new superblock of the database.
+/// Writes the entries of the log, which [`look`] has verified, to the data device and the database.
+/// Returns the new superblock.
 ///
 /// # Errors
 /// The error of a device.
@@ -119,8 +116,8 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // Ignore an error of the truncation, since the log still has the end mark that says
-            // that the log is empty.
+            // Ignore an error of the truncation, since the end mark already says that the log is
+            // empty.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
@@ -139,8 +136,8 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // Sync the file data before the commit to the database. That commit makes the log void,
-        // which contains the only other copy of the data.
+        // Sync the file data before the commit to the database, which makes the other copy in the
+        // log void.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
@@ -151,8 +148,8 @@ pub(crate) fn replay(
 /// Returns the number of valid entries.
 ///
 /// # Errors
-/// The errors of [`look`]. But an unreadable block is always an error here, even if an end mark
-/// says that the log is empty.
+/// The errors of [`look`]. An unreadable block is always an error here, even if an end mark says
+/// that the log is empty.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
@@ -175,9 +172,10 @@ fn survey(
     Ok(reader.number)
 }
 
-/// Returns true if the log is known to be empty: it has an end mark (a header without records) with
-/// the generation of `superblock`, and no readable entry of that generation. Older builds could
-/// leave an end mark beside entries, because the first entry did not overwrite both marks.
+/// Returns true if the log is known to be empty. Then it has an end mark (a header without records)
+/// with the generation of `superblock`, and no readable entry of that generation.
+///
+/// Older builds could leave an end mark beside entries.
 ///
 /// # Errors
 /// [`OpenError::DatabaseBehind`]; the error of the device if the length of the log cannot be read.
@@ -230,20 +228,20 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Searches all blocks behind the last valid entry for entries that prove that confirmed data
-    /// is lost.
+    /// Searches the blocks behind the last valid entry for entries that prove a loss of confirmed
+    /// data.
     ///
     /// # Errors
-    /// [`OpenError::LogDamaged`] if an invalid entry is followed by a valid entry of the same
-    /// generation. [`OpenError::DatabaseBehind`] if an entry has a later generation than the
-    /// database. [`OpenError::LogRead`] for an unreadable block.
+    /// - [`OpenError::LogDamaged`] if an invalid entry is followed by a valid entry of the same
+    ///   generation.
+    /// - [`OpenError::DatabaseBehind`] if an entry has a later generation than the database.
+    /// - [`OpenError::LogRead`] for an unreadable block.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // `behind` is the number of blocks between the last valid entry and the block at `at`. Each
-        // log entry takes at least one block, so at most `behind` entries were in these blocks.
-        // `self.number` is the number of the first of them. So an entry at `at` has at most the
-        // number `self.number + behind`.
+        // `behind` is the number of blocks between the last valid entry and the block at `at`, so
+        // at most `behind` entries were there. Since `self.number` is the number of the first of
+        // them, an entry at `at` has at most `self.number + behind`.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };
@@ -292,8 +290,7 @@ enum Item<'a> {
 /// Calls `visit` with each item of an entry.
 ///
 /// # Errors
-/// `InvalidData` if the bytes of the log entry cannot be parsed as items; any error that `visit`
-/// returns.
+/// `InvalidData` if the entry does not parse; any error that `visit` returns.
 fn each(mut entry: &[u8], mut visit: impl FnMut(Item<'_>) -> io::Result<()>) -> io::Result<()> {
     while !entry.is_empty() {
         let (item, rest) = parse(entry).ok_or(io::ErrorKind::InvalidData)?;
@@ -351,10 +348,8 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // Each log entry of this test has the right hash but an invalid item. The first item is of
-        // an unknown kind, the second has a record of an unknown kind, and the third has a
-        // truncated value. The other three items have file data that ends behind the largest
-        // offset.
+        // Each log entry has the right hash but an invalid item: an unknown kind of item, an
+        // unknown kind of record, a truncated value, or file data behind the largest offset.
         let unknown = [9, 9, 9].to_vec();
         let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =

@@ -1,5 +1,5 @@
-//! Tests of limits that the store and tmpfs have in common: limits of extended attributes, and of
-//! blocks that are reserved behind the end of a file.
+//! Tests of limits that the store and tmpfs have in common: those of extended attributes, and of
+//! blocks reserved behind the end of a file.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr, XattrMode};
@@ -19,7 +19,7 @@ fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     }
 }
 
-/// Checks that the attribute names of an inode, each with a NUL, take at most 64 KiB (xattr(7)).
+/// Checks that the attribute names of an inode, with their NULs, take at most 64 KiB (xattr(7)).
 #[test]
 fn names_are_bounded() {
     with_both(|fs, file, what| {
@@ -35,7 +35,7 @@ fn names_are_bounded() {
     });
 }
 
-/// Checks that all attribute names and values of an inode together take at most 1 MiB.
+/// Checks the limit of 1 MiB for all attribute names and values of an inode.
 #[test]
 fn values_are_bounded_in_all() {
     with_both(|fs, file, what| {
@@ -59,9 +59,8 @@ fn values_are_bounded_in_all() {
     });
 }
 
-/// Checks that setting the size, even to its present value, frees the blocks that are reserved
-/// behind the end of the file. ext4 and the kernel's tmpfs do so too. Setting a larger size must
-/// keep these blocks.
+/// Checks that setting even the present size frees the blocks that are reserved behind the end of
+/// the file, as in ext4 and tmpfs. Setting a larger size must keep these blocks.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

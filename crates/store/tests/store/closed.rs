@@ -1,5 +1,5 @@
-//! Tests of a closed store. The log of such a store has end marks: blocks that tell a mount that
-//! the log is empty, and which commit was the last. Some tests check that `fsck` changes no store.
+//! Tests of a closed store. Its log has end marks, which tell a mount that the log is empty, and
+//! which commit was the last. Some tests check that `fsck` changes no store.
 
 use std::time::Duration;
 
@@ -58,8 +58,7 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
 }
 
 /// Checks that a mount fails if a block of the log is unreadable, in a store that was mounted again
-/// after it was closed. Such a store may have confirmed entries in any block of its log, even the
-/// first one.
+/// after it was closed. Any block of its log may have confirmed entries.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();
@@ -83,14 +82,13 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     }
 }
 
-/// Checks that an old copy of the database, from before the last close, is refused even if no entry
-/// was added to the log since.
+/// Checks that a database from before the last close is refused even if the log got no entry since.
 #[test]
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
     // A mount and a close without changes do not increment the generation. So a copy of the
-    // database from before such a mount must still fit the log.
+    // database from before them still fits the log.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -101,8 +99,8 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // Combine the newer log with the database of an earlier commit. A mount must refuse this store,
-    // even if the first block of the log is zeroed or unreadable.
+    // Combine the newer log with an older database. A mount must refuse this store, even if the
+    // first block of the log is zeroed or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -110,10 +108,8 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // A mount accepts an unreadable block only if the log has an end mark with the
-            // generation of the database. An end mark is a header that says that the log is empty.
-            // This log has no such mark. So the block may hold a confirmed entry, and the mount may
-            // report the read error instead.
+            // This log has no end mark, the header that tells a mount that the log is empty. So its
+            // unreadable block may hold a confirmed entry, and the mount may report the read error.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }
@@ -149,7 +145,7 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert!(killed.contents() != before);
 }
 
-/// Checks that a store that is dropped while its thread panics is closed like any other store.
+/// Checks that a store that is dropped while its thread panics is closed like any other.
 #[test]
 fn store_dropped_during_a_panic_is_closed() {
     let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));

@@ -65,9 +65,11 @@ impl Device for Slow {
     }
 }
 
-/// Checks that every thread that waits for a sync of file data gets the error if that sync fails,
-/// because the host reports the error only once. If a sync of the log fails, the transaction must
-/// go to the database instead, and no waiting thread may get an error.
+/// The host reports a failed sync of file data only once. Checks that every thread that waits for
+/// that sync gets the error.
+///
+/// If a sync of the log fails, the transaction must go to the database instead, and no waiting
+/// thread may get an error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -76,8 +78,8 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Makes a sync wait and then fail while other threads wait for it, and checks their results. With
-/// `is_log`, it is a sync of the log, otherwise a sync of the data device.
+/// Makes a sync (of the log or of the data device) wait and then fail while other threads wait for
+/// it, and checks their results.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -97,8 +99,8 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, true))];
-        // Give the other threads time to start waiting for the sync. A thread that starts later
-        // gets the same result.
+        // Give the other threads time to start waiting. A thread that starts later gets the same
+        // result.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -109,8 +111,8 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The log could not be synced, so the store must have written the transaction to the
-        // database. Check that the tree survives the loss of the log.
+        // The sync of the log failed, so the transaction must be in the database. The tree must
+        // survive the loss of the log.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
@@ -152,8 +154,8 @@ fn full_host_with_several_writers_is_enospc_only() {
     }
 }
 
-/// Checks that writing threads wait during a slow commit once they have made many records. So the
-/// records in memory are bounded.
+/// Checks that writing threads wait during a slow commit, so that the records in memory are
+/// bounded.
 #[test]
 fn writers_wait_while_a_commit_is_slow() {
     const BYTES: u64 = 256 << 10;
@@ -180,15 +182,15 @@ fn writers_wait_while_a_commit_is_slow() {
         println!("{held} bytes are held");
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
-        // The sync of the log has failed, so the transaction went to the database. Neither `sync`
-        // in the first thread nor a creation in the second thread may fail.
+        // The sync of the log failed, so the transaction went to the database. `sync` in the first
+        // thread and the creation in the second must succeed.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });
 }
 
-/// Checks that the committer makes changes durable in the database without a call of sync, and
-/// commits each change only once.
+/// Checks that the committer (the thread that commits periodically) makes changes durable without a
+/// call of sync, and commits each change only once.
 #[test]
 fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
@@ -200,7 +202,7 @@ fn commits_come_in_time() {
         let file = make(&store, &format!("f{number}")).unwrap();
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
-            // A transaction that an fsync put into the log must reach the database too, without a
+            // An fsync put a transaction into the log. It must reach the database too, without a
             // call of sync.
             store.fsync(file, false).unwrap();
         }

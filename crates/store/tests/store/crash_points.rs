@@ -1,29 +1,29 @@
-//! Tests with a crash after every write. After the crash, the store must be in the state of a
-//! commit.
+//! Tests with a crash after every write. The store must then be in the state of a commit.
 //!
-//! A bounded workload runs on devices that log every write and sync. For each of many crash points,
-//! the devices are rebuilt as a crash could leave them: each has all writes before its last sync,
-//! and each later write is present, missing or torn, at random.
+//! A workload runs on devices that log every write and sync. For each of many crash points, the
+//! devices are rebuilt as a crash could leave them. Each has all writes before its last sync, and
+//! each later write is present, missing or torn, at random.
 //!
-//! Then the store is checked and mounted. Its tree must be the one at the last fsync that had
-//! returned, or at the fsync that was in progress.
+//! Each crash is followed by a check and a mount. The tree must be that of the last fsync that had
+//! returned, or of the fsync in progress.
 //!
-//! Each write fills its range with a different byte value, so that a test can tell which write a
-//! byte comes from. After a crash, a byte of a file may have its value at the last sync, or the
-//! value of a later write to the same file. It may be 0 after a later truncation or punch. Any
-//! older value, and any value of a write to another file, is an error.
+//! Each write fills its range with its own byte value. So a test can tell which write a byte comes
+//! from. After a crash, a byte of a file may have one of these values:
+//! - the value at the last sync,
+//! - the value of a later write to the same file,
+//! - 0 after a later truncation or punch.
 //!
-//! The workload makes small and large writes, so that commits alternate between log and database.
-//! It truncates, extends, reserves, punches and moves blocks. Several times during the workload,
-//! the store is closed and mounted again.
+//! Small and large writes make commits alternate between log and database. The workload also
+//! truncates, extends, reserves, punches and moves blocks, and remounts the store several times.
 //!
-//! Other tests make one block unreadable during the first mount after the crash. That mount must
-//! fail with `EIO`, or serve everything that can be read. When the block is readable again, all
+//! Other tests make one block unreadable during the first mount after a crash. That mount must fail
+//! with `EIO`, or serve everything that can be read. When the block is readable again, all
 //! confirmed changes must be there.
 //!
-//! Each `control_` test breaks one rule and checks that the crash tests notice it. One omits the
-//! sync of file data before a commit. One omits the syncs of the database, or those of the log. One
-//! reuses blocks before the commit that frees them is durable, against guarantee J.4 of `journal`.
+//! Each `control_` test breaks one rule, and checks that the crash tests notice it:
+//! - One omits the sync of file data before a commit.
+//! - One omits the syncs of the database or of the log.
+//! - One reuses blocks before the commit that frees them is durable (guarantee J.4 of `journal`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -68,8 +68,8 @@ struct Confirmed {
 /// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// The inode number of the file and the byte value of each write. A range that was zeroed has the
-/// byte value 0.
+/// The file (inode number) and the byte value of each write. A range that was zeroed has the byte
+/// value 0.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
@@ -109,7 +109,7 @@ fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Removes the file `child` of the directory `dir`. If there is no such file, makes an empty one.
+/// Removes the file `child` of the directory `dir`, or makes an empty one if there is none.
 fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     let child = Name::new(child).unwrap();
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
@@ -160,8 +160,8 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // In two of three cases, forget the removed file at once. Otherwise the file is still
-            // in use, so it becomes an orphan (an inode without links).
+            // In two of three cases forget the removed file, which frees it. Otherwise it becomes
+            // an orphan (an inode without links).
             if rng.chance(2, 3) {
                 store.forget(attr.ino, attr.generation);
             }
@@ -184,8 +184,8 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // Ignore the result of a collapse or an insert: `fallocate` refuses the call if the
-            // range is behind the end of the file.
+            // Ignore the result: `fallocate` refuses a collapse or insert behind the end of the
+            // file.
             let done = store.fallocate(node, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -214,8 +214,8 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // An fsync of the root directory commits the whole transaction, because the transaction
-            // has changed that directory.
+            // The transaction has changed the root directory, so an fsync of it commits the whole
+            // transaction.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, false).unwrap();
             store.sync().unwrap();
@@ -269,8 +269,8 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Returns true if the tree `got` equals `expected`. A byte of a file may differ if `may` returns
-/// true for the path of the file and the new byte.
+/// Returns true if the tree `got` equals `expected`, except for those bytes of a file for which
+/// `may` returns true.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -295,8 +295,8 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `point`. `made` is the name of a file that was made
-/// after the crash. That file must exist.
+/// Checks the state of `disks` after a crash at `point`. The file `made`, made after the crash,
+/// must exist.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -330,14 +330,14 @@ fn judge(
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
     }
-    // The mount has freed the orphans (inodes without links). After that, all records must still be
-    // consistent.
+    // The mount frees orphans (inodes without links). All records must still be consistent
+    // afterwards.
     store.sync().map_err(|error| error.to_string())?;
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // The counters of the mounted store must include the records that are still in the log. Each
-    // attribute set of this workload takes one block.
+    // The counters must include records that are still in the log. Each attribute set of this
+    // workload takes one block.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -350,14 +350,13 @@ fn judge(
     }
 }
 
-/// Tries `count` crash points, spread over the whole workload. Returns the first error.
+/// Tries `count` crash points, spread over the workload. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
     try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// Simulates crashes, like `try_points`. `len` is the number of device calls of the workload. A
-/// crash point is the number of calls before the crash. `steps` returns the calls that reach the
-/// devices before that point.
+/// Simulates crashes, like `try_points`. `len` is the number of device calls of the workload.
+/// `steps` returns the calls that reach the devices before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     len: usize,
@@ -367,7 +366,7 @@ fn try_points_of(
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Try every crash point once before any point is repeated. A prime stride spreads the first
+        // Try every crash point once before any is repeated. A prime stride spreads the first
         // points over the whole workload.
         let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
@@ -378,16 +377,15 @@ fn try_points_of(
     None
 }
 
-/// Checks that a crash after any write or sync keeps all confirmed changes. Three runs of a random
-/// workload together have at least a thousand crash points.
+/// Checks that a crash after any write or sync keeps all confirmed changes, with at least a
+/// thousand crash points in all.
 #[test]
 fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // Successively tried crash points are `STRIDE` apart, modulo the number of crash points.
-        // The prime `STRIDE` must not divide that number. Otherwise some crash points would be
+        // The prime `STRIDE` must not divide the number of crash points, or some points would be
         // tried several times and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
@@ -407,7 +405,7 @@ enum First {
 }
 
 /// Mounts and uses a store after a crash, while one block of `device` is unreadable. Then makes the
-/// block readable again and checks the store with `judge`. Returns the result of the first mount.
+/// block readable and checks the store with `judge`.
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
@@ -438,9 +436,8 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // A mount that is refused because of an unreadable block of the log must not have changed
-        // the devices. An unreadable block of the database may make the mount fail later, during
-        // the replay of the log, when it has already changed the devices.
+        // A mount that is refused because of an unreadable block of the log has not changed the
+        // devices. An unreadable block of the database may stop the mount later, during the replay.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -450,8 +447,8 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// Reads the whole store and returns the number of files that cannot be read. If `is_data` is true,
-/// the unreadable block is in `data`. In that case all names and attributes must be readable.
+/// Returns the number of files that cannot be read. If `is_data` is true, only file data is
+/// unreadable, so all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -483,8 +480,8 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     Ok(unread)
 }
 
-/// Checks that an unreadable block of the log, the data or the database after a crash causes only
-/// `EIO`. When the block is readable again, nothing may be lost.
+/// Checks that a block of the log, the data or the database that is unreadable after a crash causes
+/// only `EIO`. When it is readable again, nothing may be lost.
 #[test]
 fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
@@ -518,8 +515,8 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     }
 }
 
-/// Control for `is_like`: checks that it rejects a wrong last byte of a file. The wrong byte may be
-/// zero or an older value.
+/// Control for `is_like`: it must reject a wrong last byte of a file, also a zero or an older
+/// value.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -539,20 +536,19 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // `told[0]` counts the byte values that `is_like` has rejected, and `told[1]` those that it has
-    // accepted. Of the 256 values of a byte, it must accept only few.
+    // Of the 256 values of a byte, `is_like` must accept only few. `told` counts the rejected and
+    // the accepted values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
 /// Omits the syncs of some devices from the list of device calls, and simulates crashes. Returns
-/// the first error in the store after a crash.
+/// the first error.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Omit the sync by replacing it by a sync of an unused device. The crash points in
-        // `confirmed` are indexes of the list of device calls. If the sync were removed from the
-        // list, they would be wrong.
+        // Replace the sync by a sync of an unused device. Removing it would change the indexes of
+        // later calls, which `confirmed` contains.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -576,9 +572,8 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
 }
 
 /// Control of guarantee J.4: if blocks are reused before the commit that frees them is durable, a
-/// crash shows bytes of another file. Checks that the crash tests notice it. To simulate an early
-/// reuse, the test moves some writes of file data before the crash. The workload makes these writes
-/// only after its next sync.
+/// crash shows bytes of another file. To simulate that, the test moves some writes of file data to
+/// a point before the crash.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -589,8 +584,8 @@ fn control_blocks_that_are_given_out_early_are_caught() {
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
         log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // This control reuses blocks too early, so a crash may show bytes of another file. Not every
-    // run of 400 crash points shows one, so try several seeds.
+    // Blocks are reused too early here, so a crash may show bytes of another file. Not every run of
+    // 400 crash points shows one, so try several seeds.
     let wrong = (1..9)
         .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");

@@ -1,9 +1,8 @@
 //! Tests of a log that is damaged while the store is not mounted.
 //!
-//! Tests that damage of the log never silently loses a confirmed change. The tests damage each
-//! block of a log in turn. A mount must refuse the damaged log, and `fsck` must report it. The last
-//! entry is an exception: a crash may tear it while it is written, and then no fsync has confirmed
-//! it.
+//! Tests that damage of the log never silently loses a confirmed change. Each block of a log is
+//! damaged in turn. A mount must refuse the log, and `fsck` must report it. Only the last entry may
+//! be lost, since a crash may tear it before an fsync confirms it.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -21,8 +20,8 @@ struct Entry {
     blocks: usize,
 }
 
-/// Makes a store and leaves it without closing it, like a process that is killed. Returns its
-/// devices, the entries in its log, and the tree of the store after each entry.
+/// Makes a store and leaves it unclosed, like a killed process. Returns its devices, the entries in
+/// its log, and the tree after each entry.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -64,7 +63,7 @@ fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
 }
 
 /// Checks that a mount refuses the log because of damage at the byte `at`, and that `fsck` reports
-/// the same damage.
+/// it.
 fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
     let (disks, opened) = open(contents);
     match opened.map(drop) {
@@ -89,8 +88,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // Damage 0: a block of zeros, as if the block was never written. Damage 1: a block of
-            // other bytes. Damage 2: one flipped bit.
+            // Damage 0 is a block of zeros, damage 1 a block of other bytes, and damage 2 one
+            // flipped bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -98,9 +97,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Flip a bit in byte 9 of this block of the log. In every block of an entry,
-                    // this byte is covered by the entry's hash. The hash itself takes the bytes 0
-                    // to 7 of the first block.
+                    // The hash of a log entry covers byte 9 of each of its blocks. Bytes 0 to 7 of
+                    // the first block contain the hash itself.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -115,8 +113,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// The error message advises to cut the log at the damage. Checks that a mount succeeds after that,
-/// and that the store is then in the state of the last commit before the damage.
+/// The error message advises to cut the log at the damage. Checks that the store can then be
+/// mounted, in the state of the last commit before the damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -127,8 +125,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // The store must stay usable. So make and commit one more change, and check that the next
-        // mount finds it.
+        // Check that the store is still usable: make one more change, commit it, and mount again.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -140,8 +137,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     }
 }
 
-/// Control: if no valid entry follows a damaged log entry, the damage must look like the end of the
-/// log.
+/// Control: damage that no valid entry follows looks like the end of the log.
 #[test]
 fn control_damage_before_nothing_is_an_end() {
     let (contents, entries, trees) = load();
@@ -152,8 +148,8 @@ fn control_damage_before_nothing_is_an_end() {
     assert_eq!(tree(&opened.unwrap()), trees[3]);
 }
 
-/// Checks that entries of an earlier generation of the log do not count as damage. They are behind
-/// the last valid entry, because the newer generation has fewer entries.
+/// Checks that entries of an earlier generation do not count as damage. They are left behind the
+/// last valid entry, because the newer generation has fewer entries.
 #[test]
 fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (contents, ..) = load();
@@ -169,8 +165,7 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
 }
 
 /// Checks that a mount is refused if a block of the log is unreadable, and that the error names the
-/// block. This holds even for a block behind the last entry, since it may have held a confirmed
-/// entry.
+/// block. Even a block behind the last entry may have held a confirmed entry.
 #[test]
 fn block_of_the_log_that_cannot_be_read_is_refused() {
     let (contents, entries, trees) = load();
@@ -184,8 +179,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // A mount reads every byte of each log entry. Behind the last entry, it reads only the
-        // start of each block. So make the first byte unreadable in a block behind the last entry.
+        // Of each log entry, a mount reads every byte. Behind the last entry, it reads only the
+        // start of each block. So make the first byte of such a block unreadable.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -198,16 +193,16 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         }
         let report = fsck_devices(&disks.devices()).unwrap();
         assert_eq!(report.findings, [Finding::LogRead(expected)]);
-        // The mount that was refused because of an unreadable block must have changed nothing. When
-        // that block is readable again, all files must be there.
+        // The refused mount must have changed nothing. Once the block is readable again, all files
+        // must be there.
         disks.shared.lock().bad_byte = None;
         assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
     }
     assert!(is_behind > 5);
 }
 
-/// Checks that a mount with a randomly changed log loses no log entry whose bytes are unchanged,
-/// unless the mount is refused. (`log::mutations` tests the reader alone with many more logs.)
+/// Checks that a mount with a randomly changed log is refused or loses no entry whose bytes are
+/// unchanged.
 #[test]
 fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     const MOUNTS: u64 = 200;
@@ -239,9 +234,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The mount may accept an entry although some of its bytes were changed. The hash
-                // of an entry does not cover its padding. So the tree may be later than that of the
-                // last unchanged entry.
+                // The hash of an entry does not cover its padding. So an entry with changed padding
+                // may count too, and the tree may be later than that of the last unchanged entry.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -270,8 +264,8 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // Even if the truncation has removed only the last entry of the log, the mount must
-            // report `LogShort`, because an fsync has confirmed that entry.
+            // An fsync has confirmed even the last entry, so its loss must be reported as
+            // `LogShort`.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -280,17 +274,16 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // The error message advises the user to extend the truncated log to its old length with
-        // truncate(1). After that, the mount must succeed, and only the changes in the removed
-        // entries may be missing.
+        // The error message advises to extend the truncated log to its old length with truncate(1).
+        // The mount must then succeed, and only the removed entries may be missing.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // Control: a log that is longer than the length in the superblock has lost nothing, so the
-    // mount must accept it.
+    // Control: a log that is longer than the superblock says has lost nothing, so the mount must
+    // accept it.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);
@@ -313,8 +306,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // The mount has begun to use the log again. So from now on, a log that is too short must be
-        // refused.
+        // The mount has begun to use the log again, so a short log must be refused.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

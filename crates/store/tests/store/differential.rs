@@ -1,8 +1,8 @@
 //! Compares the store with tmpfs: random operations must have equal results, including the errno.
 //!
-//! The store and tmpfs get the same calls. An inode has different numbers in the two file systems,
-//! so a test keeps both numbers of each inode. After a run, and again after a remount of the store,
-//! the test compares the whole trees: names, attributes, data and extended attributes.
+//! The store and tmpfs get the same calls. Inode numbers differ, so a test keeps both numbers of
+//! each inode. After a run, and again after a remount, it compares whole trees: names, attributes,
+//! data and extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -147,7 +147,7 @@ struct Run<'a> {
     dirs: Vec<Both>,
     /// All inodes except directories. Some of them may have been freed.
     files: Vec<Both>,
-    /// The number of results of each kind. The key is the name of the call and the errno.
+    /// The number of results, by name of the call and errno.
     seen: HashMap<String, u32>,
 }
 
@@ -265,7 +265,7 @@ impl Run<'_> {
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
         // Skip a rename that could move a directory into its own subtree. The caller of a
-        // `FileSystem` must prevent such a move.
+        // `FileSystem` prevents it.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -317,7 +317,7 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, offset, &bytes));
             }
             4 => {
-                // Truncate the file to a random size, and sometimes to its present size.
+                // Truncate the file, sometimes to its present size.
                 let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
                 let size = if self.rng.chance(1, 3) { now } else { offset };
                 let set = SetAttr::default().with_size(size);
@@ -394,12 +394,12 @@ impl Run<'_> {
     }
 }
 
-/// Runs random operations on a store and a tmpfs. The store is remounted after each round. Compares
-/// the tree of the store with that of the tmpfs, before and after the remount.
+/// Runs random operations on a store and a tmpfs. Remounts the store after each round, and compares
+/// the two trees before and after that.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
-    // Set no limit on space. In tmpfs attributes are counted in bytes, but in the store in blocks,
-    // so the two file systems would reach a limit at different calls.
+    // Set no limit on space: tmpfs counts attributes in bytes and the store in blocks, so they
+    // would reach it at different calls.
     let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
@@ -418,8 +418,8 @@ fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
             }
         }
         rng.next_u64();
-        // A remount of the store frees its inodes without links. To keep the store and the tmpfs
-        // equal, forget these inodes in both.
+        // A remount of the store frees its inodes without links. Forget them in both file systems,
+        // to keep the two equal.
         let all: Vec<Both> = run.dirs.iter().chain(&run.files).copied().collect();
         all.into_iter().filter(|both| both.store != 1).for_each(|both| run.forget(both));
         Run { seen, .. } = run;
@@ -440,8 +440,7 @@ fn random_operations_have_the_results_of_tmpfs() {
 }
 
 /// Checks that random changes of file content have the same results in the store as in tmpfs, if
-/// each has only 24 blocks. With so few blocks, some writes are cut short, and calls fail with
-/// `ENOSPC`.
+/// each has only 24 blocks. Some writes are then cut short, and calls fail with `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

@@ -22,8 +22,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// Makes and writes files until the host is full, with a sync now and then. Returns the errnos of
-/// the failed calls.
+/// Makes and writes files until the host is full, with some syncs. Returns the errnos of the failed
+/// calls.
 fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
     let (mut errnos, mut number) = (Vec::new(), 0);
     for step in 0..4_000 {
@@ -61,8 +61,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         store.forget(first.ino(), 0);
         assert_eq!(store.fsync(root(), false), Ok(()), "{room}");
         let before = tree(&store);
-        // End the store as a kill of its process would do. The host is still full when the store is
-        // mounted again.
+        // The process is killed. The host is still full when the store is mounted again.
         let killed = disks.killed();
         assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, [], "{room}");
         assert_eq!(tree(&killed.open(&quiet())), before, "{room}");
@@ -78,8 +77,7 @@ fn full_host_is_enospc_and_loses_nothing() {
     }
 }
 
-/// Checks that `fsck` of a killed store keeps the reserve (space for commits on a full host), which
-/// the next mount needs. Like a mount, `fsck` replays the log, but in memory.
+/// Checks that `fsck` of a killed store keeps the reserve (space for commits on a full host).
 #[test]
 fn fsck_after_a_kill_keeps_the_reserve() {
     let disks = Disks::new();
@@ -94,8 +92,8 @@ fn fsck_after_a_kill_keeps_the_reserve() {
     assert!(killed.open(&quiet()).stats().has_reserve);
 }
 
-/// Control: checks that without the reserve (space set aside for commits), a commit on a full host
-/// fails and makes the store read-only.
+/// Control: without the reserve (space for commits), a commit on a full host fails and makes the
+/// store read-only.
 #[test]
 fn control_full_host_without_reserve_is_read_only() {
     let disks = Disks::new();
@@ -144,8 +142,7 @@ fn failing_reads_are_eio_while_they_last() {
     }
     let before = tree(&store);
     drop(store);
-    // Mount without a page cache. With a cache, the database would return cached records although
-    // reads of the device fail.
+    // A page cache would return records although reads of the device fail.
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
@@ -163,8 +160,7 @@ fn failing_reads_are_eio_while_they_last() {
         assert!(results[1].is_err(), "the data cannot be read");
         assert!(results.iter().flat_map(|result| result.err()).all(|errno| errno == Errno::IO));
         failed += results.iter().filter(|result| result.is_err()).count();
-        // If the removal or the creation has succeeded, undo it, so that the tree is the same as
-        // before.
+        // Undo a successful removal or creation, so that the tree is the same as before.
         if results[4].is_ok() {
             store.link(file, root(), name).unwrap();
         }
@@ -209,8 +205,8 @@ fn failing_writes_are_eio_then_read_only() {
     assert_eq!(tree(&disks.open(&quiet())), before);
 }
 
-/// Checks that a file is freed later if it cannot be freed now because reads fail. Meanwhile the
-/// store must stay writable (guarantee S.3).
+/// Checks that a file is freed later if failing reads prevent that now. Until then the store must
+/// stay writable (guarantee S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -228,8 +224,7 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // Load the extents of the file, so that `forget` has to read only the attribute block of
-        // the file.
+        // With its extents loaded, `forget` has to read only the attribute block of the file.
         assert_eq!(store.read(file, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -261,21 +256,20 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
-    // Overwrite data in place and make it durable through the log. A second fsync without a change
-    // must not sync the data again.
+    // Overwrite data in place and make it durable through the log. A second fsync must not sync the
+    // data again.
     store.write(file, 100, b"abc").unwrap();
     store.fsync(file, true).unwrap();
     store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // The next write is too large for the log, which has older bytes for the same blocks. So the
-    // commit must go to the database and make the log void. Otherwise a replay would write the
-    // older bytes over the newer ones (guarantee J.6).
+    // The next write is too large for the log, which has older bytes of the same blocks. So the
+    // commit must go to the database and make the log void (guarantee J.6).
     store.write(file, 0, &[6; 200_000]).unwrap();
     store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The commit of the last fsync has made the log void, so a replay can no longer overwrite the
-    // blocks of this file. So the next fsync may sync the file data without a commit.
+    // The last fsync has made the log void, so a replay can no longer overwrite the blocks of this
+    // file. The next fsync may sync the file data without a commit.
     store.write(file, 0, &[7; 200_000]).unwrap();
     store.fsync(file, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -286,9 +280,7 @@ fn fsync_of_what_is_durable_costs_nothing() {
 }
 
 /// Checks that a rename during which a read fails returns `EIO` and changes nothing. When reads
-/// succeed again, the rename must succeed. The test lets each read of a rename fail in turn. It
-/// renames within a directory and between two directories: to a free name, over a file, and as an
-/// exchange.
+/// succeed again, the rename must succeed.
 #[test]
 fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
@@ -364,14 +356,14 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // Put file data into the log, and then overwrite a part of it with a second write. If
-            // `len` is 100,000, the second write is too large for the log.
+            // Put file data into the log and overwrite a part of it. With a `len` of 100,000, the
+            // second write is too large for the log.
             store.write(file, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, true).unwrap();
             store.write(file, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, true).unwrap();
-            // End the store as a kill of its process would do. The host keeps running, so it still
-            // has data that was not synced.
+            // End the store as a kill of its process would do. The host keeps the data that was not
+            // synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -399,8 +391,8 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// Checks a `setattr` call that changes both the size and the mode of a file with an ACL. If the
-/// store has no space left for the new ACL, the call must change neither size nor mode.
+/// Checks a `setattr` call that changes both size and mode of a file. The new mode needs a new ACL,
+/// for which the store has no space. The call must change neither size nor mode.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);
@@ -421,9 +413,8 @@ fn size_and_mode_change_both_or_neither() {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
     assert_eq!(store.write(file, 0, &[1; 9000]), Ok(8192), "no room is left");
-    // A change of the mode also changes the ACL of the file, so the file needs an attribute block
-    // of its own. The size limit of the store leaves no space for that block. So `setattr` must
-    // fail.
+    // A change of the mode of this file also changes its ACL, which needs an attribute block of its
+    // own. The store has no space for that block, so `setattr` must fail.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
@@ -434,7 +425,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// Checks a `setattr` call that changes both the size and the mode of a file. If the size cannot be
+/// Checks a `setattr` call that changes both size and mode of a file. If the size cannot be
 /// changed, the mode must not change either.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
@@ -443,8 +434,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     let file = make(&store, "a").unwrap();
     store.write(file, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
-    // To make the file longer, `setattr` must write zeros behind the old end of the file, and that
-    // write fails.
+    // A longer file needs zeros behind its old end. Their write fails, so `setattr` must fail.
     let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));

@@ -1,6 +1,6 @@
-//! Tests of a host that fails to write dirty pages, reports the failure only once, and still
-//! returns the pages to readers. On such a host, data of a failed sync may not be on disk, although
-//! reads and later syncs succeed.
+//! Tests of a host that fails to write dirty pages, reports that only once, and still returns these
+//! pages to readers. After a failed sync its data may not be on disk, although reads and later
+//! syncs succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -19,9 +19,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Checks that confirmed changes, even those that are only in the log, survive a commit whose sync
-/// fails. Such a commit makes the log void only in the host's page cache. On disk the log is still
-/// valid.
+/// Checks that confirmed changes survive a commit whose sync fails. That commit makes the log void
+/// in the host's page cache, but on disk the log is still valid.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -54,7 +53,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
 }
 
 /// Checks that the next mount does not show bytes whose sync failed. The host treats their pages as
-/// clean, so an fsync after that mount would not write these bytes.
+/// clean, so no later fsync would write them.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -80,8 +79,8 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// After a failed read, the store reopens the database. Checks that the store remembers a sync that
-/// fails during the reopening, even if a later reopening succeeds.
+/// Checks a store that reopens its database after a failed read. A sync that fails during that must
+/// not be forgotten, even if a later reopening succeeds.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

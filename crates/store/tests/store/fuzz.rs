@@ -1,15 +1,13 @@
 //! Tests with invalid records and log entries whose checksums are right.
 //!
-//! Checksums would find any random damage. So these tests change records through redb itself, and
-//! give changed log entries a new hash. In this way the tests reach the checks of every field of a
-//! record.
+//! Checksums find random damage. So these tests change records through redb itself, and give
+//! changed log entries a new hash. That way they reach the checks of every field.
 //!
-//! An input is a list of edits of 16 bytes each. An edit contains the position of a byte, a kind of
-//! change, and a number. So inputs are short, and an input makes the same change even if the store
-//! becomes larger.
+//! An input is a list of edits of 16 bytes: the position of a byte, a kind of change, and a number.
+//! So inputs are short, and still make the same change if the store becomes larger.
 //!
-//! Neither `fsck` nor a mount may panic or hang. A mounted store must answer every call, if only
-//! with an error. If `fsck` finds nothing, the mount must succeed, and no read may return `EIO`.
+//! Neither `fsck` nor a mount may panic or hang, and a mounted store must answer every call. If
+//! `fsck` finds nothing, the mount must succeed, and no read may return `EIO`.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -24,8 +22,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format. The store does not export it, so the test includes its source
-/// file.
+/// The keyed hash of the format, which the store does not export.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -47,8 +44,7 @@ enum Answer {
     Whole,
     /// The check finds something, but the mount succeeds nevertheless.
     Mounted,
-    /// The mount is refused because the database is damaged. The next two variants stand for a
-    /// damaged log, and for any other reason.
+    /// The mount is refused because of a damaged database, a damaged log, or another reason.
     Damaged,
     LogDamaged,
     Refused,
@@ -186,8 +182,8 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices of a store after the edits of `input` were applied to its log. The hash of
-/// each changed log entry is computed again, so that the reader does not reject the entry at once.
+/// Returns the devices of a store whose log has the edits of `input`. The hash of each changed
+/// entry is computed again, so that the reader does not reject it at once.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];

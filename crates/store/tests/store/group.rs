@@ -1,11 +1,11 @@
 //! Crash points in a workload of several threads that share commits.
 //!
-//! Each thread changes its own directory and syncs files in it. Each operation writes a byte value
-//! of its own, and the test keeps the state of the directory after each operation. Each sync takes
-//! some time, so that other threads arrive meanwhile and share the next commit.
+//! Each thread changes its own directory and syncs files in it. Each operation writes its own byte
+//! value, and the test keeps the state of the directory after each one. Syncs take some time, so
+//! that threads share commits.
 //!
-//! After a crash, the directory must be in its state at the thread's last completed fsync, or after
-//! a later operation. So the operations of a thread must become durable in their order.
+//! After a crash, a directory must be in its state at the thread's last completed fsync, or after a
+//! later operation.
 
 use std::time::Duration;
 
@@ -23,14 +23,13 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after one operation. The fields `begun_at` and `confirmed_at` are
-/// points in time: the number of device calls that were made before. `begun_at` is the start of the
-/// operation. `confirmed_at` is the return of the fsync that has confirmed it.
+/// The state of a directory after one operation. `begun_at` is the number of device calls before
+/// the operation. `confirmed_at` is their number when the fsync returned that has confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The inode number of the written file, and the byte value that only this operation has
-    /// written. For a truncation the byte value is 0.
+    /// The inode number of the written file, and the byte value of this operation, 0 for a
+    /// truncation.
     wrote: Option<(u64, u8)>,
     /// The length of the log of device calls before the operation.
     begun_at: usize,
@@ -38,8 +37,7 @@ struct State {
 }
 
 /// Makes a random change of one file in `dir`. All bytes that it writes have the value `tag`.
-/// Returns the inode to sync. If a file was written or truncated, also returns its inode number and
-/// the byte value.
+/// Returns the inode to sync, and the inode number and byte value of a written or truncated file.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -72,8 +70,8 @@ fn change(
     }
 }
 
-/// Runs the workload. Returns the log of device calls, the number of calls after which all
-/// directories existed, and for each directory its state after each operation.
+/// Runs the workload. Returns the device calls, the number of calls after which all directories
+/// existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());
@@ -193,8 +191,7 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     }
 }
 
-/// Control: without the syncs of the log, an fsync returns before its changes are durable. Checks
-/// that the crash test notices it.
+/// Control: without the syncs of the log, an fsync returns before its changes are durable.
 #[test]
 fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));

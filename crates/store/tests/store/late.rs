@@ -1,6 +1,5 @@
-//! Tests of deferred de-duplication of attribute sets. A store that defers de-duplication must have
-//! the same contents as a store that de-duplicates at once. Other tests use several threads, a full
-//! store, or remounts.
+//! Tests of deferred de-duplication of attribute sets. Such a store must have the same contents as
+//! one that de-duplicates at once.
 
 use std::collections::BTreeSet;
 
@@ -44,8 +43,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino(), 0);
 }
 
-/// Changes the attribute set of each file several times, so that the file is queued for
-/// de-duplication. The last value of the file with the index `number` is `value(number)`.
+/// Queues each file for de-duplication by changing its attribute set several times. The last value
+/// of file number `number` is `value(number)`.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -132,10 +131,9 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
     matches!(step, Step::Share | Step::Sync | Step::Mount)
 }
 
-/// Performs the steps in a store with deferred de-duplication and in a store without it. After each
-/// step, both must have the same attributes, and their attribute blocks the same number of users.
-/// While no inode is queued for de-duplication, the first store must have one block per distinct
-/// attribute set.
+/// Performs the steps in a store with deferred de-duplication and in one without. Attributes and
+/// user counts must be equal after each step. While no inode is queued, the first store has one
+/// block per distinct attribute set.
 fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
@@ -178,8 +176,8 @@ proptest! {
 }
 
 /// Checks that a lookup in the index does not find a private block (the attribute block of a queued
-/// inode). This must hold even if the inode was dropped from memory and read again. Another inode
-/// with the same attributes must use the older shared block.
+/// inode), even if its inode was read again. Another inode with the same attributes must use the
+/// older shared block.
 #[test]
 fn private_block_is_not_found_when_it_is_read() {
     let steps = [
@@ -193,9 +191,8 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Control for `private_block_is_not_found_when_it_is_read`: checks that a file whose attributes
-/// are queued for de-duplication has a private block. After the commit, files with equal attributes
-/// share a block.
+/// Control for `private_block_is_not_found_when_it_is_read`: a file that is queued for
+/// de-duplication has a private block. After the commit, files with equal attributes share a block.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -204,7 +201,7 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // Check the store as a crash would leave it. The running transaction is not committed, so its
+    // Look at the store as a crash would leave it: the running transaction is not committed, so its
     // blocks are not on disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], false).unwrap();
@@ -217,8 +214,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// Checks that the second change of an inode in a transaction queues the inode for de-duplication,
-/// unless `QUEUED_MAX` inodes are queued already. A commit must make the queue empty again.
+/// Checks that the second change of an inode in a transaction queues it for de-duplication, unless
+/// `QUEUED_MAX` inodes are queued already. A commit must empty the queue.
 #[test]
 fn second_change_queues_an_inode_within_the_limit() {
     let disks = Disks::new();
@@ -236,16 +233,18 @@ fn second_change_queues_an_inode_within_the_limit() {
     // All files in `few` share one block. The files in `others` share blocks of 1024 users each.
     let blocks = 1 + (others.len() as u64).div_ceil(1024);
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, blocks));
-    // The commit has emptied the queue, so `QUEUED_MAX` inodes can be queued again.
+    // The commit has emptied the queue.
     assert_eq!([6, 7].map(|value| set_all(others, value)), [0, QUEUED_MAX]);
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// Invariant L.4: checks that an inode whose attributes change once per transaction is not queued
-/// for deferred de-duplication. First, two changes in one transaction queue an inode. With
-/// `dirsync` it stays queued, since commits for `dirsync` do not de-duplicate. Then a sync
-/// de-duplicates its attributes. After that, one change per transaction must not queue it again.
+/// Invariant L.4: an inode whose attributes change once per transaction is not queued for
+/// de-duplication.
+///
+/// At first two changes in one transaction queue the inode. Commits for `dirsync` leave it queued,
+/// and a sync de-duplicates its attributes. Then one change per transaction must not queue it
+/// again.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();
@@ -268,10 +267,9 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
 
 /// Checks that deferred de-duplication keeps the attribute blocks that are on disk.
 ///
-/// Each pair of files shares a block on disk. Several changes queue both files of a pair for
-/// de-duplication. In the end both have equal attributes again: the first file in a new private
-/// block, the second in the changed old block. The commit must give the old block to the first file
-/// too. So it must write one inode per file and one block per pair.
+/// The two files of each pair share a block on disk. Then both are queued for de-duplication, and
+/// get equal attributes again: the first file in a new private block, the second in the old block.
+/// The commit must give the old block to both.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;
@@ -284,10 +282,8 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // At first, the two files of each pair share an attribute block. Change the first file of each
-    // pair several times, which queues it for de-duplication and gives it a new private block. Then
-    // change the second file of each pair several times. It is then the only user of the old block,
-    // so it keeps that block.
+    // Change the first file of each pair, so that it gets a private block. Then change the second
+    // file, which keeps the old block as its only user. Both are then queued.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -324,15 +320,14 @@ fn deferred_sharing_makes_room_before_enospc() {
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
-    // Only two blocks are free, so the first write stores only two blocks of data. The second write
-    // finds no free block, so de-duplication must free blocks.
+    // Two blocks are free, so the first write is short. The second finds no free block, so
+    // de-duplication must free some.
     assert_eq!(store.write(nodes[0], 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // This write takes the last free blocks, and de-duplication can free no more. So storing an
-    // attribute set with new content must fail, but storing a set that equals a shared one must
-    // succeed.
+    // This write takes the last free blocks, and de-duplication can free no more. So an attribute
+    // set with new content must fail, and one that equals a shared set must succeed.
     assert_eq!(store.write(nodes[0], 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
@@ -344,8 +339,7 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// Checks that a call that finds no free inode does not start a de-duplication, since
-/// de-duplication frees no inodes.
+/// Checks that a call that finds no free inode starts no de-duplication, which frees no inodes.
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();

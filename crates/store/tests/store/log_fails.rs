@@ -1,5 +1,5 @@
-//! Tests of a host that cannot write or sync the log. An fsync must make changes durable
-//! nevertheless, or return an error.
+//! Tests of a host that cannot write or sync the log. An fsync must still make changes durable, or
+//! return an error.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Store, fsck_devices};
@@ -54,8 +54,8 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log had failed, so the commits above went to the database. Now the log can be written
-        // again. Check that the next transaction is appended at the start of the log.
+        // The log had failed. Now it can be written again, so the next transaction must be at the
+        // start of the log.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -92,8 +92,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // After the crash, the tree must have all confirmed changes. Unconfirmed changes may be
-            // missing.
+            // After the crash, only unconfirmed changes may be missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -134,8 +133,8 @@ fn store_whose_log_fails_at_the_mount_works_without_it() {
     }
 }
 
-/// Checks that files can grow if the host has space for the reserve (space set aside for commits)
-/// but not for the log.
+/// Checks that files can grow if the host has space for the reserve (space for commits) but not for
+/// the log.
 #[test]
 fn reserve_comes_before_the_log() {
     const RESERVE: u64 = 2 << 20;
@@ -146,8 +145,8 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // If the host has too little space for the reserve, a mount must truncate the existing log to
-    // make room for the reserve.
+    // If the host has too little space for the reserve (space for commits), a mount truncates the
+    // existing log.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());
@@ -158,7 +157,7 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Control: if the host has enough space, a mount must allocate both the reserve and the log.
+/// Control: if the host has enough space, a mount allocates both the reserve and the log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();

@@ -11,8 +11,7 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// One call on a device. The log of calls contains the calls on all devices of a store, in their
-/// order.
+/// One call on a device. The log of calls has those on all devices, in their order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -29,8 +28,8 @@ pub(crate) struct Shared {
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// The numbers of the devices whose writes fail. The next two fields contain the numbers of the
-    /// devices whose syncs fail, and of those whose length cannot be changed.
+    /// Devices by number: those whose writes fail, those whose syncs fail, and those whose length
+    /// cannot be changed.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
@@ -152,8 +151,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the device's content on the simulated disk at once. If the device is extended
-        // later, it must have zeros there, and not the bytes from before the truncation.
+        // Truncate the content on the simulated disk at once. Otherwise a later extension would
+        // show the old bytes instead of zeros.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -165,8 +164,8 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // A store allocates a reserve, so that it can commit when the host's disk is full. Allocate
-        // less than it requests, to save memory. No test reads the content of this reserve.
+        // The store allocates a reserve (space for commits on a full host), whose content no test
+        // reads. Allocate less than it requests, to save memory.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {
@@ -203,16 +202,16 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Add the sync to the list of device calls before the sleep that simulates its duration. A
-        // write of another thread during the sleep then follows the sync in the list, so a crash
-        // may lose that write.
+        // Add the sync to the list of device calls before the simulated duration. A write of
+        // another thread during the sleep then follows it in the list, so a crash may lose that
+        // write.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
     }
 }
 
-/// The devices of a store, in this order: database, data, reserve, log.
+/// The devices of a store: database, data, reserve, log.
 pub(crate) struct Disks {
     all: [Memory; 4],
     pub(crate) shared: Arc<Mutex<Shared>>,
@@ -280,8 +279,7 @@ impl Disks {
     }
 }
 
-/// Returns options for a store without periodic commits. A test makes it commit by calling `sync`
-/// or fsync.
+/// Returns options for a store that commits only when a test calls `sync` or fsync.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions::default()

@@ -1,8 +1,8 @@
-//! Tests of a database that is older than the last commit, either because a page is damaged or
-//! because the file was replaced by an older one.
+//! Tests of a database that is older than the last commit, because a page is damaged or the file
+//! was replaced.
 //!
-//! An older database lacks the changes of the commits that followed it. Neither a mount nor a
-//! reopening may overlook this loss, since the newer log does not fit the older database.
+//! An older database lacks the changes of later commits. Neither a mount nor a reopening may
+//! overlook that, since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -16,8 +16,8 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// Makes a file with many records durable. Its transaction is too large for the log, so the commit
-/// goes to the database.
+/// Makes a file with many records durable. They are too many for the log, so the commit goes to the
+/// database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -89,9 +89,8 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// Checks that a database that is older than its log is refused even if the first entries of the
-/// log's generation are damaged. A later entry of that generation still shows that the database is
-/// older.
+/// Checks that a mount refuses a database that is older than its log, even if the first entries of
+/// the log's generation are damaged. A later entry still shows that the database is older.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -107,9 +106,9 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
 /// Checks that a database that lacks the last commit is refused, even if no log entry was appended
 /// since that commit.
 ///
-/// After each commit, the store writes an end mark to the log: a header that says that the log is
-/// empty. This mark shows that the database is older than the log. The mark is not synced, but it
-/// survives a kill of the process.
+/// Each commit to the database writes an end mark, a header that says that the log is empty. It
+/// shows that the database is older than the log. It is not synced, but survives a kill of the
+/// process.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -129,8 +128,7 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // Control: before the database is replaced by an older one, a mount must succeed, both
-        // after a kill and after a power failure.
+        // Control: before the test replaces the database by an older one, a mount succeeds.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -151,9 +149,9 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// Checks a mount that is killed after it has replayed the log. The log is unchanged then. If the
-/// database is now replaced by its state before the replay, the next mount must replay the log
-/// again and lose nothing.
+/// A mount is killed after it has replayed the log, which is unchanged then. If the database is
+/// replaced by its state before the replay, the next mount must replay the log again and lose
+/// nothing.
 #[test]
 fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
@@ -187,8 +185,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // Damage one byte of every fourth page, and several bytes of the first page, which contains
-        // the header of redb. That header refers to the last commits.
+        // Damage one byte of every fourth page, and several of the first page, the header that
+        // refers to the last commits.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -201,11 +199,11 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // Two commits of the database, the last one and the one before it, may both use the
-                // damaged byte. In that case the mount reports damage instead.
+                // Both the last commit and the one before it may use the damaged byte. Then the
+                // mount reports damage instead.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // A second mount must not accept an older state of the store, after the first
-                    // mount has refused it.
+                    // The first mount has refused this older state of the store. A second mount
+                    // must refuse it too.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }
@@ -218,8 +216,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
     }
 }
 
-/// After a failed read, the store reopens the database. Checks that if the reopened database is
-/// older than the last commit, the store neither shows its content nor confirms more changes.
+/// Checks a store that reopens its database after a failed read. If the reopened database is older
+/// than the last commit, the store must neither show its content nor confirm changes.
 #[test]
 fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     let disks = Disks::new();

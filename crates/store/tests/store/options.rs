@@ -25,8 +25,8 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Sets the access times of a file and of a directory to `atime`, and then reads both. Returns, for
-/// the file and for the directory, whether the read has updated the access time.
+/// Sets the access times of a file and of a directory to `atime`, and reads both. Returns which of
+/// the two reads have updated the access time.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -174,8 +174,8 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Leave the host less free space than the reserve (space set aside for commits) needs, so that
-    // the host counts as full.
+    // Leave less free space on the host than the reserve (space for commits) needs. Then the host
+    // counts as full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
@@ -185,8 +185,8 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// Checks that a call that needs no space on the host does not fail for lack of space, even if its
-/// range is very long.
+/// Checks that a call that needs no space on the host never fails for lack of space, however long
+/// its range is.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));

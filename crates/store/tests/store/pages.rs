@@ -1,10 +1,10 @@
 //! Tests of a database whose pages are damaged while the store is not mounted.
 //!
-//! By default, redb does not verify the checksums of a database that was closed. On a damaged page,
-//! redb panics or misses records. If it misses an extent, the blocks of that extent look free, and
-//! a new file overwrites an old one.
+//! By default, redb does not verify the checksums of a closed database. On a damaged page, it
+//! panics or misses records. The blocks of a missed extent look free, so a new file overwrites an
+//! old one.
 //!
-//! So a mount must refuse every store for which `fsck` reports damage, with the same reason. If a
+//! A mount must refuse every store for which `fsck` reports damage, with the same reason. If a
 //! store is mounted, all its files must be unchanged.
 //!
 //! Each test run damages the database in many ways, chosen at random.
@@ -28,11 +28,10 @@ const PAGE: usize = 4096;
 /// Number of bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
-/// copied over another one, a truncated file, and a page from an earlier state.
+/// Number of kinds of damage: a flipped bit, a page of zeros, exchanged pages, a copied page, a
+/// truncated file, and a page from an earlier state.
 const KINDS: usize = 6;
-/// Number of times that the store is mounted one after the other, and number of files that are made
-/// each time.
+/// Number of successive mounts, and number of files that each makes.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
 
@@ -71,7 +70,7 @@ fn add_files(store: &Store, round: usize) {
     }
 }
 
-/// Returns a closed store, and a store that was killed with entries in its log.
+/// Returns a closed store, and a killed store with entries in its log.
 fn load() -> [Victim; 2] {
     let disks = Disks::new();
     let mut older = Vec::new();
@@ -103,7 +102,7 @@ fn used_pages(meta: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-/// Damages the database at random. Returns the kind of the damage and a description of it.
+/// Damages the database at random. Returns kind and description of the damage.
 fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String) {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
@@ -111,9 +110,8 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     let kind = rng.index(KINDS);
     let how = match kind {
         0 => {
-            // Flip one bit. In half of the cases, choose it in the header of redb. The header is
-            // small, so a uniform choice would seldom hit it, but it determines which pages are in
-            // use.
+            // Flip one bit. In half of the cases, choose it in the header of redb, which says which
+            // pages are in use. A uniform choice would seldom hit the small header.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
             let bit = rng.below(8);
@@ -256,13 +254,13 @@ struct Outcomes {
     refused: u32,
     /// Number of damaged stores that the mount accepted, because the damaged page is not in use.
     mounted: u32,
-    /// The damaging changes of the database for which the mount or `fsck` had a wrong result. Each
-    /// has its number in the test and the reason.
+    /// Each wrong result of a mount or of `fsck`: the number of the damaging change, and the
+    /// reason.
     wrong: Vec<String>,
 }
 
-/// Runs `fsck` on a damaged store and mounts it. If it can be mounted, uses it. Returns an error if
-/// the mount or `fsck` has a wrong result.
+/// Runs `fsck` on a damaged store, mounts it, and uses it if the mount succeeds. Returns an error
+/// if a result is wrong.
 fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> Result<(), String> {
     let disks = Disks::with(damaged.clone());
     let checked = fsck_devices(&disks.devices());
@@ -304,8 +302,7 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
     check_again(victim, &disks)
 }
 
-/// Checks a store after it was used. The old files must be unchanged, and renaming and removing
-/// them must succeed.
+/// Checks that the old files of a used store are unchanged and can be renamed and removed.
 fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {
@@ -333,8 +330,8 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// Checks that a mount refuses every store for which `fsck` reports damage, and that the mount does
-/// not write to that store.
+/// Checks that a mount refuses every store for which `fsck` reports damage, and does not write to
+/// it.
 ///
 /// Damaged pages of the database must neither make new files overwrite old ones (Trap X2) nor abort
 /// the server (Trap X3).
@@ -346,7 +343,7 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let mut outcomes = Outcomes::default();
     let wanted = asked.unwrap_or(MUTATIONS);
     let mut counts = [0_u64; KINDS];
-    // Try more changes than wanted, because some of them change no byte and do not count.
+    // Try more changes than wanted, because some change no byte and do not count.
     for number in 0..2 * wanted {
         if counts.iter().sum::<u64>() == wanted {
             break;
@@ -371,9 +368,8 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// Checks that a mount distinguishes a damaged store from a foreign file. If the first page of
-/// `meta` does not start like a database, `meta` does not belong to a store. If it does, damage in
-/// that page means a damaged store.
+/// Checks that a mount tells a damaged store from a foreign file, by the first bytes of the first
+/// page of `meta`.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

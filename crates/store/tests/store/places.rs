@@ -49,7 +49,7 @@ fn store_that_lost_its_database_is_not_made_anew() {
 }
 
 /// Checks that a store that has lost its database is refused, and that no new store is made there.
-/// Even if the store had no file data, its log or its reserve shows that there was a store.
+/// Its log or its reserve shows that there was a store.
 #[test]
 fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
     let folder = Folder::new("names");

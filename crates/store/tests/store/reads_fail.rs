@@ -1,6 +1,5 @@
-//! Tests of a host on which reads of the database fail for some time. Meanwhile calls must fail
-//! with `EIO`. When reads succeed again, all calls must succeed, even in threads that change
-//! nothing.
+//! Tests of a host on which reads of the database fail for some time. Until reads succeed again,
+//! calls must fail with `EIO`. Afterwards all calls must succeed.
 
 use std::time::Duration;
 
@@ -17,8 +16,8 @@ fn name(number: usize) -> String {
     format!("{number:0100}")
 }
 
-/// Returns the devices of a store with so many files that the database cannot cache all of them. So
-/// some lookups must read the device.
+/// Returns the devices of a store with more files than the database can cache. So some lookups must
+/// read the device.
 fn disks() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -56,8 +55,7 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // The test has changed nothing in the store. So failed reads must not make the store read-only,
-    // even if every read fails.
+    // Nothing was changed, so failed reads must not make the store read-only.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
@@ -78,9 +76,8 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
 }
 
-/// Checks that a change is not lost if the database is closed when the change is made. The database
-/// is closed because reads fail and an attempt to reopen it has failed. The next fsync must reopen
-/// the database and commit the change.
+/// Reads fail, and so does an attempt to reopen the database, so the database is closed. Checks
+/// that a change in this state is not lost: the next fsync must reopen the database and commit it.
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
@@ -105,8 +102,8 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// Checks that a commit succeeds on a host that has failed to read and is full now. The commit must
-/// reopen the database, find no space, and use the reserve, which is space set aside for commits.
+/// Checks that a commit succeeds on a host that has failed to read and is now full. The commit must
+/// reopen the database, find no space, and use the reserve (space for commits).
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
@@ -126,9 +123,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = false;
     // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // The reads of `count_found` have failed, so redb refuses all calls until the next sync reopens
-    // the database. That sync also writes the records of the new files. Only a write needs the
-    // reserve (space for commits on a full host).
+    // Reads have failed, so the next sync reopens the database and writes the new records. Only
+    // that write needs the reserve (space for commits on a full host).
     assert_eq!(store.fsync(root, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
@@ -140,8 +136,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// Checks that once reads succeed again, a thread that only reads gets no more errors, without a
-/// call of sync.
+/// Checks that once reads succeed again, a thread that only reads gets no more errors.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));

@@ -1,7 +1,6 @@
 //! Tests that a refused mount has changed nothing. A mount checks everything before it writes.
 //!
-//! If a refused mount changed the store, it would destroy evidence that a second mount, or an
-//! administrator, needs.
+//! A refused mount that changed the store would destroy evidence that an administrator needs.
 
 use std::collections::BTreeMap;
 
@@ -49,8 +48,7 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Mounts a store that must be refused, and checks that the mount has changed no device. Returns
-/// the error of the mount.
+/// Checks that a mount refuses a store and has changed no device. Returns the error.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
     disks.shared.lock().bad_byte = bad_byte;
@@ -64,7 +62,7 @@ fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -
     error
 }
 
-/// Returns the database `meta` after `change` has changed the bytes of its superblock.
+/// Returns the database `meta` with a superblock that `change` has changed.
 fn with_superblock(name: &str, meta: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
     // The first of all keys.
@@ -118,29 +116,27 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
             }
         }
         // If a page of the killed store is damaged, redb may fall back to the commit before the
-        // last one. That commit has the same files, and another recorded length of the log. So most
-        // of these mounts rightly succeed.
+        // last one, which has the same files. So most of these mounts rightly succeed.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
 }
 
-/// Checks that a mount notices lost file data before its replay of the log extends `data`, and
-/// leaves the refused store unchanged.
+/// The replay of the log extends `data`. Checks that a mount notices lost file data before that,
+/// and leaves the refused store unchanged.
 #[test]
 fn store_that_lost_bytes_of_files_is_left_as_it_is() {
     for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // `fsck` replays the log in memory, which extends the truncated device `data` to its old
-        // length. `fsck` must still report the lost file data.
+        // `fsck` replays the log in memory, which extends the truncated device `data` again. It
+        // must still report the lost file data.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // Now the device `data` is too short and a block of the log is unreadable. In a closed
-            // store, the unreadable block alone would not prevent a mount. So the mount must be
-            // refused because of `data`, and must not have replaced the log.
+            // A mount of a closed store may replace an unreadable log. It must not do so here,
+            // because the device `data` is too short and the mount is refused.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
@@ -179,9 +175,8 @@ fn devices_without_a_store_are_left_as_they_are() {
     }
 }
 
-/// Checks that a mount loses nothing if a read of the host fails. If the read fails during the
-/// checks, the mount must change nothing. If the read fails later, the next mount must still find
-/// all files.
+/// Checks that a mount loses nothing if a read of the host fails. A read that fails during the
+/// checks leaves the store unchanged. After a later one, the next mount must still find all files.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
     let (contents, expected) = killed();
@@ -196,8 +191,7 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
             // The test has let every read of a mount fail in turn. A mount makes more than half of
-            // its reads while it checks the store, before any change. The later reads are those of
-            // the log and of the pages that the replay changes.
+            // its reads before it changes anything.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }

@@ -53,9 +53,8 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Runs a mount that replays the log and records its device calls. `change` edits the list of these
-/// calls. Then simulates a crash after each call in the list. Returns the first error, if there is
-/// one.
+/// Records the device calls of a mount that replays the log. `change` edits the list of these
+/// calls. Then simulates a crash after each call in the list. Returns the first error.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -69,9 +68,8 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // `steps` is the list of the device calls of the mount. The replay of the log ends just before
-    // the last sync of the log. Drop that sync and all later calls, so that every simulated crash
-    // is during the replay.
+    // The replay ends just before the last sync of the log. Drop that sync and all later calls, so
+    // that every simulated crash is during the replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -90,8 +88,8 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     None
 }
 
-/// Guarantee I.3: checks that after a kill during a replay, the next mount replays the log again,
-/// or finds that the replay was complete.
+/// Guarantee I.3: after a kill during a replay, the next mount replays the log again, or finds it
+/// complete.
 #[test]
 fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);
@@ -106,15 +104,15 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // Replace the sync by a sync of an unused device instead of removing it. So the
-                    // later calls keep their indexes in `steps`.
+                    // Replace the sync by a sync of an unused device, so that later calls keep
+                    // their indexes in `steps`.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // If the replay does not sync the file data before it makes the log void, a crash must lose
-        // data. If the replay does not sync the database, a crash can only undo its commit. In that
-        // case the log is still valid, and the next mount replays it again.
+        // Without the sync of the file data, a crash must lose data. Without the sync of the
+        // database, a crash can only undo the commit. Then the log is still valid, and the next
+        // mount replays it again.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

@@ -12,8 +12,8 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Makes random changes in directories that all threads share. Each thread uses its own names,
-/// since two calls for the same name must not overlap (rule F.1 of `FileSystem`).
+/// Makes random changes in directories that all threads share. Each thread has its own names, since
+/// two calls for the same name must not overlap (rule F.1 of `FileSystem`).
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -48,8 +48,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, false).unwrap(),
-            // All threads set the same few values, so that their files often start and stop sharing
-            // an attribute block.
+            // All threads set the same few values, so files often start and stop sharing an
+            // attribute block.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -58,9 +58,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: one thread finds an attribute block and is about to share it, while another thread
-/// removes the last user of that block. Checks that the block is not freed then. Some threads share
-/// blocks while others remove their last users.
+/// Trap T34: one thread finds an attribute block and is about to share it, while another removes
+/// its last user. Checks that the block is not freed then.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -102,10 +101,10 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// Checks that equal attribute sets share blocks, with at most 1024 users per block. When a block
-/// is changed in place, the index is searched for another block with the new content. The search
-/// must not find the changed block itself (trap T38). Blocks with 1024 users must not slow down a
-/// search (trap T39).
+/// Checks that equal attribute sets share blocks, with at most 1024 users each:
+/// - A change in place searches for another block with the new content, and must not find the
+///   changed block itself (trap T38).
+/// - Blocks with 1024 users must not slow down a search (trap T39).
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
@@ -123,8 +122,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block enters the index only when it is read. So read the blocks of some
-    // inodes.
+    // After a remount, a block enters the index only when it is read.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);
@@ -135,7 +133,7 @@ fn equal_sets_share_blocks_of_1024_users() {
         set(&store, 10_000 + number);
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_002));
-    // Change a block in place. Another inode that sets the same new content must find this block.
+    // Change a block in place. Another inode that sets the same content must find this block.
     let (one, two) = (set(&store, 20_000), set(&store, 20_002));
     let blocks = store.stats().xattr_blocks;
     store.setxattr(one, b"user.label", b"mine", XattrMode::Set).unwrap();

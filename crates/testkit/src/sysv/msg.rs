@@ -69,7 +69,7 @@ pub fn msgsnd<const N: usize>(
 ///
 /// # Panics
 ///
-/// Panics if the buffer has space for fewer than `size` bytes of message text.
+/// Panics if the buffer has fewer than `size` bytes for a text.
 #[inline]
 pub fn msgrcv<const N: usize>(
     id: i32,
@@ -150,8 +150,8 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i
 pub fn totals(cmd: i32) -> Result<(i32, [i32; 8]), i32> {
     let mut numbers = [0i32; 8];
     let buffer: *mut [i32; 8] = &mut numbers;
-    // SAFETY: these commands write a `struct msginfo`, which is seven integers of 32 bits and one
-    // of 16 bits.
+    // SAFETY: these commands write a `struct msginfo`, seven integers of 32 bits and one of 16
+    // bits.
     let result = check(unsafe { libc::msgctl(0, cmd, buffer.cast()) })?;
     numbers[7] &= 0xffff;
     Ok((result, numbers))

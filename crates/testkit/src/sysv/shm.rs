@@ -18,8 +18,7 @@ pub struct Stat {
     pub numbers: [u64; 2],
     /// The pids of the creator and of the last shmat(2) or shmdt(2), in this order.
     pub pids: [i32; 2],
-    /// Two values: true if the time of the last shmat(2) is set, and true if the time of the last
-    /// shmdt(2) is set.
+    /// Whether the times of the last shmat(2) and of the last shmdt(2) are set, in this order.
     pub has_times: [bool; 2],
 }
 
@@ -41,8 +40,8 @@ pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
 ///
 /// # Panics
 ///
-/// Panics if `flags` has `SHM_REMAP` and `address` is not 0, because the call could replace a
-/// mapping that is in use.
+/// Panics for `SHM_REMAP` with an `address` other than 0, which could replace a mapping that is in
+/// use.
 pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
     let may_replace = flags & libc::SHM_REMAP != 0 && address != 0;
     assert!(!may_replace, "SHM_REMAP at an address could replace a mapping in use");
@@ -57,8 +56,8 @@ pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
 ///
 /// The errno of the system call.
 pub fn shmdt(address: usize) -> Result<i32, i32> {
-    // SAFETY: shmdt(2) unmaps only a segment that `shmat` has attached. No reference into such
-    // memory exists, because this module never reads or writes it.
+    // SAFETY: shmdt(2) unmaps only a segment that `shmat` has attached. This module makes no
+    // reference into it.
     check(unsafe { libc::shmdt(std::ptr::without_provenance(address)) })
 }
 

@@ -1,17 +1,17 @@
 //! The designs `plain-lru` and `lru-per-shard` of the mbcache: each hash chain has its own lock,
-//! and an LRU list has the entries in the order of their last use.
+//! and entries are in LRU lists.
 //!
 //! Entries are reference-counted (`Arc`). A lookup searches a hash chain under the lock of the
-//! chain. Each use moves the entry to the end of its LRU list, under the lock of the list. If a
-//! list is full, its first entry is dropped.
+//! chain. Each use moves the entry to the end of its LRU list, under the lock of the list. A full
+//! list drops its first entry.
 //!
 //! `plain-lru` has one list. `lru-per-shard` has one list per processor, and the key of an entry
 //! selects its list.
 //!
 //! By rule H.2 of `ShareIndex`, no lookup gets a removed entry. `plain-lru` and `lru-per-shard`
-//! break this rule, as in document 004: another thread may delete the entry that a lookup is about
-//! to return, since the deleting thread does not wait for lookups. The caller of the lookup then
-//! takes the block's own lock, and sees that the block has no users or another content.
+//! break this rule, as in document 004: a thread may delete the entry that a lookup is about to
+//! return. The caller of the lookup then takes the block's own lock, and sees that the block has no
+//! users or another content.
 //!
 //! Locks and their order: a chain, then a list.
 //!
@@ -52,8 +52,7 @@ struct List {
 }
 
 impl Lru {
-    /// Returns an empty de-duplication index for at least `entries` entries, which are divided over
-    /// `lists` LRU lists.
+    /// Returns an empty index for at least `entries` entries, divided over `lists` LRU lists.
     pub(crate) fn new(entries: usize, lists: usize) -> Lru {
         let each = if lists == 1 { entries } else { entries.div_ceil(lists) * 2 };
         let list = || List {
@@ -75,8 +74,7 @@ impl Lru {
         &self.lists[(key >> 32) as usize % self.lists.len()]
     }
 
-    /// Drops the least recently used entry of the LRU list that `key` selects. Returns false if the
-    /// list is empty.
+    /// Drops the least recently used entry of the LRU list that `key` selects, if there is one.
     fn forget_oldest(&self, key: u64) -> bool {
         let mut list = self.list(key).lock();
         let Some(at) = list.order.first(0) else { return false };
@@ -91,10 +89,9 @@ impl Lru {
         true
     }
 
-    /// Returns the next candidate of a lookup: the newest entry with the key `key` that is older
-    /// than the entry `found`. If `found` is None, returns the newest entry with this key. If
-    /// another thread has deleted `found` meanwhile, returns None. Then the lookup ends early, and
-    /// may miss a block that could be shared.
+    /// Returns the newest entry with the key `key`, or the newest one that is older than the entry
+    /// `found`. If another thread has deleted `found` meanwhile, returns None. Then the lookup ends
+    /// early, and may miss a block that could be shared.
     fn older(&self, key: u64, found: Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
         let chain = self.chain(key).lock();
         let end = match found {

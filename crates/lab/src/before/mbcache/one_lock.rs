@@ -1,18 +1,17 @@
-//! The design `before-mbcache`: one lock protects the whole mbcache, and one LRU list has the
-//! unused entries (Linux before 4.6).
+//! The design `before-mbcache`: one lock for the whole mbcache, and one LRU list of unused entries
+//! (Linux before 4.6).
 //!
-//! Each block in the index has an entry, and each entry is a lock for readers and one writer. A
-//! thread that wants to share a block looks the entry up by key, and locks it shared. A thread that
-//! removes a user of a block looks the entry up by the number of the block, and locks it
-//! exclusively. It does so before it locks the block (rule H.4 of `ShareIndex`).
+//! Each block in the index has an entry, which is a lock for readers and one writer. A thread that
+//! wants to share a block finds the entry by key, and locks it shared. A thread that removes a user
+//! finds the entry by the number of the block, and locks it exclusively, before it locks the block
+//! (rule H.4 of `ShareIndex`).
 //!
 //! All waiting threads share one queue. A thread that locks an entry takes it off the LRU list, and
-//! puts it back at the end when it unlocks the entry. If there is no free entry, the first one of
-//! the LRU list is dropped.
+//! puts it at the end when it unlocks it. If there is no free entry, the first one of the LRU list
+//! is dropped.
 //!
-//! A lookup may have to wait for the thread that holds the entry exclusively. Before it waits, it
-//! counts itself as a shared holder. So the next thread that wants the entry exclusively waits for
-//! this lookup too.
+//! A lookup that waits for a thread with an exclusive hold counts itself as a shared holder first.
+//! So the next thread that wants the entry exclusively waits for this lookup too.
 //!
 //! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
 
@@ -70,9 +69,8 @@ impl OneLock {
         OneLock { state: Mutex::new(state), queue: Condvar::new() }
     }
 
-    /// Searches a hash chain from the entry `next` on, and takes a shared hold of the first entry
-    /// with the key `key`. Waits while another thread holds that entry exclusively. Returns the
-    /// index of the entry.
+    /// Searches a hash chain from the entry `next` on, and locks the first entry with the key `key`
+    /// shared. Waits while another thread holds it exclusively. Returns its index.
     fn share_from(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -137,8 +135,8 @@ impl ShareIndex for OneLock {
             drop(state);
             let is_taken = take(block);
             state = self.state.lock();
-            // `share_from` has locked the entry `at` shared for this lookup. So no other thread has
-            // removed the entry from its hash chain.
+            // This lookup has locked the entry `at` shared, so no other thread has removed it from
+            // its hash chain.
             next = state.by_key.next(at);
             self.release(&mut state, at);
             if is_taken {
@@ -162,7 +160,7 @@ impl ShareIndex for OneLock {
 
     fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    /// Takes the entry of the block exclusively. First waits until no other thread holds the entry.
+    /// Takes the entry of the block exclusively, once no other thread holds it.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
         while let Some(at) = state.by_block.get(&block).copied() {
@@ -173,8 +171,8 @@ impl ShareIndex for OneLock {
                 return;
             }
             self.wait_for(&mut state, at);
-            // A thread that releases a deleted entry does not free it while other threads wait for
-            // it. So the last waiting thread must free it.
+            // A thread that releases a deleted entry does not free it while others wait for it. The
+            // last waiting thread must free it.
             let entry = state.entries[at as usize];
             if !state.by_key.is_linked(at) && entry.used == 0 && entry.queued == 0 {
                 state.free.push(at);

@@ -1,8 +1,7 @@
 //! Doubly linked lists of numbered entries, as `struct list_head` links structures in Linux.
 //!
-//! An entry is in one list or in none. The entries and the heads of the lists are in one array of
-//! links: first the entries, then the heads. A list is a ring through its head. So `unlink` does
-//! not need to know in which list an entry is.
+//! An entry is in one list or in none. One array has the links of the entries and then the heads of
+//! the lists. A list is a ring through its head, so `unlink` does not need to know the list.
 //!
 //! Source: Linux `include/linux/list.h`, for the idea.
 
@@ -42,7 +41,7 @@ impl Rings {
         self.insert(entry, self.links[head as usize].0, head);
     }
 
-    /// Removes an entry from its list. Does nothing if the entry is in no list.
+    /// Removes an entry from its list, if it is in one.
     pub(super) fn unlink(&mut self, entry: u32) {
         let (previous, next) = self.links[entry as usize];
         self.links[previous as usize].1 = next;

@@ -1,5 +1,5 @@
-//! Tests of the mbcache designs. Each design must be a multimap that drops its least recently used
-//! entry when it is full.
+//! Tests of the mbcache designs. Each must be a multimap that drops its least recently used entry
+//! when it is full.
 
 use std::collections::BTreeSet;
 
@@ -97,9 +97,9 @@ fn entry_that_a_finder_holds_is_not_forgotten_by_the_one_lock() {
     assert!(!touch(&index, 1));
 }
 
-/// Checks that a thread has the index entry of a block for itself from its call of `leave` to its
-/// call of `left`. Two threads call `leave` and `left` again and again, as for the removal of a
-/// user of the block. Two others look the block up meanwhile.
+/// Checks that a thread has the index entry of a block for itself between `leave` and `left`. Two
+/// threads call these again and again, as if they removed a user of the block. Two others look the
+/// block up meanwhile.
 #[test]
 fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
     use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -113,8 +113,8 @@ fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
             scope.spawn(move || {
                 for _ in 0..TURNS {
                     let found = index.find(1, &mut |_| {
-                        // ORDERING: Relaxed. The lock of the index orders this load and the changes
-                        // of `alone` by the threads that call `leave` and `left`.
+                        // ORDERING: Relaxed. The lock of the index orders this load and the stores
+                        // to `alone` by other threads.
                         assert_eq!(alone.load(Ordering::Relaxed), 0, "a thread has it alone");
                         true
                     });

@@ -1,6 +1,5 @@
-//! Tests of the store on disk, with the index of every design. The store must keep the last value
-//! of each attribute, share blocks, and count them exactly in memory and on disk. It must also
-//! detect an index that gives wrong answers.
+//! Tests of the store on disk, with the index of every design. It must keep the last value of each
+//! attribute, share blocks, count them, and detect an index that gives wrong answers.
 
 use super::*;
 use crate::blocks::designs;
@@ -28,8 +27,7 @@ fn storm_leaves_each_file_what_was_set_last_and_counts_that_are_exact() {
         storm(&store, 1_000, 2_000).unwrap();
         let blocks = storm(&store, 5, 2_000).unwrap();
         let is_off = store.variant() == "off";
-        // If several workers set the same new content at the same time, each may make its own block
-        // with that content.
+        // Several workers that set the same new content at once may each make a block for it.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -56,10 +54,9 @@ fn control_index_that_forgets_to_delete_is_found_out_and_harms_nothing() {
     let mut store = DiskStore::new(design, &path, (WORKERS, FILES)).unwrap();
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
-    // The test's faulty index never removes an entry, against rule H.2, so its lookups find entries
-    // of blocks that have changed. The store must refuse such an entry, because it compares the
-    // content of the block under the lock of the block's users. So the faulty index must have
-    // damaged nothing.
+    // The faulty index of this test never removes an entry (against rule H.2), so its lookups find
+    // blocks that have changed. The store compares contents under the lock of the block, so nothing
+    // is damaged.
     store.index = Arc::new(corewalk_store::NoSharing);
     let blocks = store.audit().unwrap();
     Box::new(store).check(blocks).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the store in memory. It must keep the last value of each attribute, share blocks, and
+//! Tests of the store in memory: it must keep the last value of each attribute, share blocks, and
 //! detect an index that gives wrong answers.
 
 use corewalk_base::primitives::thread;
@@ -81,8 +81,7 @@ fn value(number: u64) -> Vec<u8> {
     [&number.to_le_bytes()[..], &[7; 300]].concat()
 }
 
-/// Several threads set random attributes, each of its own files. After that, `storm` checks the
-/// attributes of all files.
+/// Several threads set random attributes of their own files. Then `storm` checks all attributes.
 pub(in crate::blocks) fn storm(
     store: &dyn AttrStore,
     values: u64,
@@ -115,8 +114,7 @@ fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
     for store in all(WORKERS, FILES) {
         let blocks = storm(&store, 5, 4_000).unwrap();
         let is_off = store.variant() == "off";
-        // If several workers set the same new content at the same time, each may make its own block
-        // with that content.
+        // Several workers that set the same new content at once may each make a block for it.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
@@ -190,7 +188,7 @@ fn contents_that_differ_between_the_samples_are_told_apart() {
         value
     };
     // The first two contents differ only in bytes that are not hashed, so they have the same key.
-    // The third content has another first byte, which is hashed.
+    // The third differs in the first byte, which is hashed.
     let values = [value(100), value(200), value(0)];
     let keys = values.each_ref().map(|value| key_of(&store.hasher, value));
     assert!(keys[0] == keys[1] && keys[0] != keys[2], "{keys:?}");

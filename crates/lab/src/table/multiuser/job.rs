@@ -1,10 +1,9 @@
-//! The job that a user of the benchmark tables `multiuser` and `one-cpu` repeats. It makes those
-//! operations of one compilation that concern file names.
+//! The job of a user of the tables `multiuser` and `one-cpu`: those operations of one compilation
+//! that concern file names.
 //!
 //! The compiler looks for headers in three directories, one after the other. A third of the headers
-//! is in the second directory and the rest in the third. So more than half of all lookups find
-//! nothing. A random number generator with a fixed seed chooses which headers a source file
-//! includes.
+//! is in the second directory and the rest in the third, so more than half of all lookups find
+//! nothing. A generator with a fixed seed chooses which headers a source file includes.
 //!
 //! Source: strace(1) of a compiler: what it opens and looks for.
 
@@ -22,11 +21,10 @@ const UNITS: usize = 16;
 /// The directory that all users share.
 const SHARED: &str = "/tmp";
 
-/// The C headers that the simulated compilations look for. `Sources::make` makes the headers in the
-/// shared directories, and also makes the directories of all users.
+/// The C headers that the simulated compilations look for, all in shared directories.
 pub(super) struct Sources(Vec<Header>);
 
-/// A header: the paths at which the compiler looks for it in vain (`absent`), and its real path.
+/// A header: the paths where the compiler looks for it in vain (`absent`), and its real path.
 struct Header {
     absent: Vec<Vec<u8>>,
     path: Vec<u8>,
@@ -37,7 +35,7 @@ struct Header {
 pub(super) struct Desk<'a, U: User> {
     session: &'a U,
     headers: &'a [Header],
-    /// For each source file that the user compiles: its path, and the name of its object file.
+    /// For each source file: its path, and the name of its object file.
     units: Vec<[Vec<u8>; 2]>,
     temporaries: [Vec<u8>; 2],
     shared: Option<U::Node>,
@@ -101,8 +99,8 @@ impl Sources {
 }
 
 impl<U: User> Desk<'_, U> {
-    /// Compiles the next source file (unit). This is one operation, which counts as wrong if any
-    /// answer is wrong.
+    /// Compiles the next source file (unit). This is one operation, which is wrong if any answer is
+    /// wrong.
     pub(super) fn compile(&mut self) -> Tally {
         let unit = self.next % UNITS;
         self.next += 1;
@@ -123,9 +121,9 @@ impl<U: User> Desk<'_, U> {
         is_right
     }
 
-    /// Writes the output of a simulated compilation: makes and removes the compiler's temporary
-    /// files in [`SHARED`], and replaces the object file of the source file `unit`. Returns None if
-    /// [`SHARED`] or the user's build directory is missing.
+    /// Makes and removes the compiler's temporary files in [`SHARED`], and replaces the object file
+    /// of the source file `unit`. Returns None if [`SHARED`] or the user's build directory is
+    /// missing.
     fn write(&self, unit: usize) -> Option<bool> {
         let (session, shared, build) = (self.session, self.shared.as_ref()?, self.build.as_ref()?);
         let [assembly, object] = &self.temporaries;

@@ -1,12 +1,11 @@
 //! The claims of the table `xattr`.
 //!
 //! A claim is a sentence that the result rows confirm or refute. Its figures are factors, such as
-//! the time of corewalk divided by that of the baseline. Times are wall times, as in document 004.
-//! A factor is the median over the rounds, where each round is compared with the baseline of the
-//! same round.
+//! the time of corewalk over that of the baseline. Times are wall times, as in document 004. A
+//! factor is the median over the rounds, each compared with the baseline of the same round.
 //!
-//! Most claims are about every cell (set of parameters), and must hold in each cell. The text of
-//! such a claim names the worst cell, and the number of cells in which the claim holds.
+//! Most claims must hold for every set of parameters (cell). The text of such a claim names the
+//! worst cell, and the number of cells in which it holds.
 
 use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};
@@ -20,15 +19,14 @@ const IN_MEMORY_MAX: f64 = 1.15;
 /// On a disk, setting attributes with sharing may take at most this many times the time without
 /// sharing.
 const ON_DISK_MAX: f64 = 1.05;
-/// If the files have at most this many different attribute values, sharing of equal blocks must
-/// make a store on disk faster. Most changes then need no new block.
+/// With at most this many attribute values, sharing of equal blocks must make a store on disk
+/// faster, since most changes need no new block.
 const FEW_VALUES: u64 = 100;
-/// With the largest number of processes, corewalk must set at least this many times as many
-/// attributes per second as `before-mbcache`.
+/// With the largest number of processes, corewalk must set this many times as many attributes per
+/// second as `before-mbcache`.
 const OVER_BEFORE_MIN: f64 = 5.0;
-/// The growth of the database when attributes are set, without sharing of equal blocks, divided by
-/// the growth with sharing, must be at least this. The factor is not larger because most of the
-/// growth with sharing is records of inodes.
+/// The growth of the database without sharing of equal blocks, over the growth with sharing, must
+/// be at least this. Most of the growth with sharing is records of inodes.
 const DISK_SHARE: f64 = 5.0;
 /// The designs of the document.
 const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
@@ -74,8 +72,8 @@ fn of_store(rows: &[Row], store: &str, place: &str, time_max: f64) -> Vec<Claim>
     claims
 }
 
-/// Returns the throughput of corewalk divided by that of the baseline, for each result row whose
-/// parameter `store` is `store`.
+/// Returns the throughput of corewalk over that of the baseline, for each result row of the store
+/// `store`.
 fn rates<'a>(rows: &'a [Row], store: &str) -> Vec<(f64, &'a Row)> {
     shape::rates(rows, |params| params["store"] == store)
 }
@@ -90,20 +88,17 @@ fn number(row: &Row, key: &str) -> u64 {
     row.params[key].as_u64().unwrap_or(1)
 }
 
-/// Returns three numbers for a result row: the number of files, the number of attribute blocks that
-/// they use, and the least number that they need. The last number assumes that each attribute value
-/// belongs to the same number of files.
+/// Returns the number of files, the number of attribute blocks that they use, and the least number
+/// that they need. Assumes that each attribute value belongs to the same number of files.
 fn blocks(row: &Row) -> (u64, f64, f64) {
     let (files, values) = (number(row, "processes") * number(row, "files"), number(row, "values"));
-    // Each file gets a random attribute value, so the number of files differs from value to value.
-    // Use the mean number of files per value.
+    // Each file has a random attribute value, so use the mean number of files per value.
     let least = values * files.div_ceil(values).div_ceil(u64::from(USERS_MAX));
     (files, row.median * files as f64 / BLOCK_BYTES as f64, least as f64)
 }
 
-/// Returns the claim that corewalk uses the least possible number of attribute blocks. It covers
-/// the rows with 1000 files per process and 10 different attribute values. There each value needs
-/// one block for each 1024 files that have the value.
+/// Returns the claim that corewalk uses the least possible number of attribute blocks, with 1000
+/// files per process and 10 attribute values. Each value needs one block for each 1024 files.
 fn space(rows: &[Row], store: &str) -> Claim {
     let of = |row: &&Row| {
         row.metric == "bytes_per_entry"
@@ -124,12 +119,12 @@ fn space(rows: &[Row], store: &str) -> Claim {
     Claim::of(words, rows.iter().filter_map(is_small).reduce(BitAnd::bitand), listed(&rows, figure))
 }
 
-/// Returns the claim about stores on disk. A store must have the least possible number of blocks.
-/// Its database must also grow at most 1/[`DISK_SHARE`] as much as without sharing.
+/// Returns the claim about stores on disk: the least possible number of blocks, and a database that
+/// grows at most 1/[`DISK_SHARE`] as much as without sharing.
 fn on_disk(rows: &[Row]) -> Claim {
     let counted = |row: &Row, how: &str| row.params.get(COUNTED).is_some_and(|is| is == how);
-    // Finds the result row that gives the size of the database of `variant`, for the same numbers
-    // of files and attribute values as in `row`.
+    // Finds the row with the size of the database of `variant`, for the same numbers of files and
+    // attribute values as in `row`.
     let database = |row: &Row, variant: &str| {
         rows.iter().find(|other| {
             other.variant == variant
@@ -176,9 +171,9 @@ mod tests {
     use crate::samples::{Metric, Samples};
     use crate::table::xattr::{bytes_per_file, cell};
 
-    /// Returns the result rows of all variants for one process and for two processes. `ours` has
-    /// the throughput of corewalk with one process and with two. `blocks` is the number of
-    /// attribute blocks that corewalk uses, the same in both.
+    /// Returns the result rows of all variants for one process and for two. `ours` has the
+    /// throughput of corewalk with one process and with two. `blocks` is the number of attribute
+    /// blocks that corewalk uses.
     fn rows(store: &str, ours: [f64; 2], blocks: u64) -> Vec<Row> {
         let mut samples = Samples::default();
         for (processes, ours) in [1, 2].into_iter().zip(ours) {
@@ -196,9 +191,9 @@ mod tests {
     fn words(store: &str, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
         let words: Vec<_> = of(&rows(store, ours, blocks)).iter().map(Claim::word).collect();
         match store {
-            // The function `of` returns 11 claims. The first eight are about speed: four on disk,
-            // one in a tmpfs, and three in memory. The last three are about space: the number of
-            // attribute blocks in memory, their number on disk, and the size of the database.
+            // `of` returns 11 claims. Eight are about speed: four on disk, one in a tmpfs, three in
+            // memory. Three are about space: blocks in memory, blocks on disk, size of the
+            // database.
             DISK => [&words[..4], &words[9..10]].concat(),
             _ => words[5..9].to_vec(),
         }

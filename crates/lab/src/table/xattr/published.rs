@@ -3,10 +3,10 @@
 //! Units: seconds in which each process sets 50,000 attributes, as means of five runs. The machine
 //! had 24 processors and 64 GB of memory, and the file system was on a ramdisk.
 //!
-//! For each cell (set of parameters) there are five figures, one per design of mbcache. The fourth
-//! one is the design that document 004 proposes, which has a referenced bit. In [`super::VARIANTS`]
-//! its place is that of `corewalk`, which document 004 does not measure. A figure is missing where
-//! the machine "just dies due to softlockups".
+//! For each set of parameters there are five figures, one per design of mbcache. The fourth is the
+//! design that document 004 proposes. `corewalk`, which document 004 does not measure, has that
+//! place in [`super::VARIANTS`]. A figure is missing where the machine "just dies due to
+//! softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
 
@@ -15,14 +15,14 @@ use crate::table::prelude::*;
 
 /// Runs that each of its figures is the average of.
 const DOCUMENT_RUNS: usize = 5;
-/// The five designs of mbcache that document 004 measures, by their names in the result rows. The
-/// fourth design is the one that the document proposes, and not corewalk.
+/// The five designs of mbcache in document 004, by their names in the result rows. The fourth is
+/// the one that the document proposes.
 const DESIGNS: [&str; 5] =
     ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
 
-/// Returns the figures that document 004 has published: for each cell (set of parameters), the
-/// seconds that each of the five designs took. They are in `words.json`, in the field `note` of the
-/// table `xattr`. Each line there is a cell.
+/// Returns the figures that document 004 has published: for each set of parameters, the seconds
+/// that each of the five designs took. They are in the field `note` of `words.json`, a line per
+/// set.
 fn published() -> impl Iterator<Item = (Cell, [Option<f64>; 5])> {
     let lines = super::TABLE.words().note.iter().filter(|line| !line.starts_with('#'));
     lines.map(|line| {

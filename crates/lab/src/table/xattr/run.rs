@@ -1,20 +1,17 @@
-//! Measures the benchmark table `xattr` in one kind of store, in runs in which workers set
-//! attributes.
+//! Measures the table `xattr` in one kind of store, in runs in which workers set attributes.
 //!
-//! Workers are threads, and each stands for a process of the benchmark in document 004. Each file
-//! has one extended attribute. Before the measurement begins, each worker sets the attribute of all
-//! its files once.
+//! Workers are threads, each for a process of the benchmark in document 004. Each file has one
+//! extended attribute, which is set once before the measurement.
 //!
 //! - In memory and in a tmpfs a run lasts for a time slice.
-//! - On disk each worker sets a fixed number of attribute values in a run. The run ends with one
-//!   `sync`, which is part of its time. Before that the store commits by itself: every 5 seconds,
-//!   and when a transaction has 32 MiB of records. So the last value of a file is written to the
-//!   database once in a run, and a replaced value never is. The runs of document 004 were shorter
-//!   than ext4's commit interval, so they behaved in the same way. More syncs would favour the
-//!   designs that share blocks.
+//! - On disk each worker sets a fixed number of attribute values. The run ends with one `sync`,
+//!   which is part of its time.
 //!
-//! The store on disk is in a directory of the host's tmpfs, as the file system of document 004 was
-//! on a ramdisk.
+//! The store also commits every 5 seconds, and when a transaction has 32 MiB of records. So usually
+//! only the last value of a file is written to the database, as in document 004, whose runs were
+//! shorter than ext4's commit interval. More syncs would favour the designs that share blocks.
+//!
+//! The store on disk is in the host's tmpfs, like the ramdisk of document 004.
 //!
 //! Source: document 004; ext4(5), `commit=`.
 
@@ -27,26 +24,22 @@ use crate::table::prelude::*;
 use corewalk_base::Mutex;
 use std::time::Instant;
 
-/// The time for which a variant is measured in a cell (set of parameters), as a fraction of the
-/// time that each result row gets. The fraction is larger on disk, because a run of four processes
-/// must have time for 50,000 changes of attributes by each.
+/// The measuring time of a variant with one set of parameters, as a fraction of the time of a
+/// result row. On disk a run of four processes must have time for 50,000 changes by each.
 const SHARE_OF_TIME: f64 = 0.2;
 const SHARE_ON_DISK: f64 = 0.75;
-/// The factor by which a store on disk or in a tmpfs gets more rounds of measurement than one in
-/// memory. The first number is for a quick measurement, the second for a full one. The reason is
-/// that the results of these rounds vary more: if other programs use the processor's caches, they
-/// differ by a quarter.
+/// A store on disk or in a tmpfs gets this many times the rounds of one in memory, in a quick and
+/// in a full run. Its results vary by a quarter if other programs use the processor's caches.
 const REPEATED: (usize, usize) = (1, 3);
 /// An estimate for stores on disk: how many attribute values all processes together set per second.
-/// A run gets a number of values to set that takes about the wanted time at this rate. The real
-/// rate is between a third of the estimate and three times the estimate, depending on the
-/// parameters.
+/// It determines how many values a run sets. The real rate is between a third of it and three times
+/// as high.
 const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
 /// The least and the most sets of a process on disk.
 const SETS: [usize; 2] = [200, super::SETS];
 
-/// Returns the parameters that are measured for one kind of store: the numbers of files per
-/// process, and the numbers of different attribute values.
+/// Returns the parameters for one kind of store: the numbers of files per process, and of different
+/// attribute values.
 fn sizes(kind: &str, size: Size) -> (&'static [usize], &'static [usize]) {
     match (kind, size) {
         (MEMORY, Size::Full) => (&[10, 100, 1000], &[10, 100, 1000, 10_000]),
@@ -70,8 +63,8 @@ pub(super) fn sweep(settings: &Settings, kind: &'static str) -> Sweep {
     Sweep { repeats, ..Sweep::new(cells, variants, BASELINE, share) }
 }
 
-/// Makes the stores that are measured in memory, in a tmpfs or on disk, whichever `kind` says.
-/// There is one for each variant that is measured there, in the order of [`VARIANTS`].
+/// Makes the stores in memory, in a tmpfs or on disk, whichever `kind` says: one for each of
+/// [`VARIANTS`] that is measured there.
 fn stores(
     kind: &str,
     scratch: &Scratch,
@@ -97,8 +90,8 @@ fn stores(
 /// Measures the stores of one kind.
 ///
 /// # Errors
-/// If an attribute is not the last one that was set, if the counts of blocks, users and entries do
-/// not agree, or if a store on disk is inconsistent at the end.
+/// An attribute is not the last one that was set; the counts of blocks, users and entries do not
+/// agree; or a store on disk is inconsistent at the end.
 pub(super) fn run(
     run: &Run<'_>,
     sweep: &Sweep,
@@ -196,9 +189,8 @@ impl Load<'_> {
         Slice::timed(slice.ops, span, slice.cpu_ns + thread_cpu_ns() - cpu_start)
     }
 
-    /// Checks that every file has the attribute value that was set last. Also checks that the user
-    /// counts of all blocks agree with the files. Then removes the attributes. Returns the number
-    /// of blocks before the removal.
+    /// Checks that every file has its last attribute value, and that the user counts of all blocks
+    /// agree with the files. Then removes the attributes. Returns the number of blocks before that.
     fn check(&self) -> anyhow::Result<u64> {
         let store = self.store;
         let blocks = store.audit()?;

@@ -1,17 +1,17 @@
-//! Measures the space that equal attributes take on disk, by the store's statistics and by the size
-//! of its database.
+//! Measures the space of equal attributes on disk, by the store's statistics and by the size of its
+//! database.
 //!
 //! The benchmark makes a store with files, closes it, and reads the size of its database. Then it
-//! opens the store again, with sharing of equal attribute blocks or without. It sets an attribute
+//! opens the store again, with or without sharing of equal attribute blocks. It sets an attribute
 //! of each file, closes the store and reads the size again.
 //!
-//! The attribute values are given to the files in turn, so each value has equally many files. With
+//! The attribute values are given to the files in turn, so each value has equally many. With
 //! sharing there must be one block per 1024 files with the same value. The growth of the database
-//! includes the records of changed inodes.
+//! includes records of changed inodes.
 //!
-//! One cell (set of parameters) has 1000 files with 10 attribute values, the numbers for which
-//! `claims::space` states a claim. The other cell has 4000 files with one value. A block may have
-//! at most 1024 users, so that value needs several blocks.
+//! One set of parameters has 1000 files with 10 attribute values, the numbers for which
+//! `claims::space` states a claim. The other has 4000 files with one value, which needs several
+//! blocks of at most 1024 users.
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
@@ -24,14 +24,12 @@ use corewalk_store::NoSharing;
 /// Files and values.
 type Sizes = &'static [(usize, usize)];
 const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]);
-/// The measured variants. The other designs are left out, since other rows show that they take as
-/// many blocks as corewalk.
+/// The measured variants. Other rows show that the other designs take as many blocks as corewalk.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
-/// The name of the parameter that says how the bytes of a result row were counted.
+/// The name of the parameter that says how bytes were counted.
 pub(super) const COUNTED: &str = "counted";
-/// The two values of the parameter `counted`, which says how the size of the attributes on disk is
-/// measured. With `statistics` it is computed from the store's number of blocks. With `database` it
-/// is the growth of the database.
+/// The two values of `counted`. With `statistics` the size of the attributes is computed from the
+/// store's number of blocks. With `database` it is the growth of the database.
 pub(super) const BY_STATISTICS: &str = "statistics";
 pub(super) const ON_DISK: &str = "database";
 
