@@ -18,8 +18,9 @@
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
 mod programs;
+pub(crate) mod trivial;
 
-pub(crate) use programs::{bindfs, ours};
+pub(crate) use programs::{bindfs, ours, passthrough_ll, trivial};
 
 use std::fs;
 use std::io;

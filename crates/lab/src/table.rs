@@ -109,7 +109,8 @@ pub(crate) struct Words {
     pub(crate) claims: Vec<Stated>,
     /// The curves that the source publishes, if it publishes any.
     pub(crate) published: Option<Published>,
-    /// The other figures that the source publishes, line by line.
+    /// Lines that stand below the rows: other figures that the source publishes, or variants that
+    /// could not be measured.
     #[serde(borrow, default)]
     pub(crate) note: Vec<&'static str>,
 }

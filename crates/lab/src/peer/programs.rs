@@ -17,16 +17,22 @@
 //!
 //! bindfs of Debian 12 uses libfuse 2, which has no `clone_fd`.
 //!
-//! The only peer, bindfs, is installed as a package.
+//! # Where the peers come from
+//! bindfs is a package. passthrough_ll is built from the examples in the package libfuse3-dev,
+//! unless the path has it. Some peers cannot be had this way. passthrough_hp, libfuse's other
+//! example, is in no package, and FUSE over io_uring needs libfuse 3.18, where Debian 12 has 3.14.
+//! No release of the crate fuse-backend-rs serves FUSE over io_uring.
 //!
-//! Source: bindfs(1); mount.fuse3(8); `corewalk mount --help`.
+//! Source: bindfs(1); mount.fuse3(8); libfuse `example/passthrough_ll.c`; `corewalk mount --help`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
+/// The source of passthrough_ll in Debian's package libfuse3-dev.
+const PASSTHROUGH_LL: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 /// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
@@ -64,6 +70,42 @@ pub(crate) fn bindfs(threads: usize, source: &OsStr, point: &Path) -> anyhow::Re
     if threads > 1 {
         program.arg("--multithreaded");
     }
+    Ok(program)
+}
+
+/// Returns the command that mounts `source` with libfuse's low-level example, which is built in the
+/// folder `build` if it is not installed.
+///
+/// # Errors
+/// An error if it is not installed and cannot be built.
+pub(crate) fn passthrough_ll(
+    threads: usize,
+    source: &OsStr,
+    point: &Path,
+    build: &Path,
+) -> anyhow::Result<Command> {
+    let mut program = find("passthrough_ll").or_else(|_| {
+        let file = build.join("passthrough_ll");
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-I/usr/include/fuse3", PASSTHROUGH_LL, "-lfuse3", "-o"]).arg(&file);
+        let is_built = file.is_file() || cc.stderr(Stdio::null()).status()?.success();
+        ensure!(is_built, "passthrough_ll is not installed, and {PASSTHROUGH_LL} cannot be built");
+        Ok(Command::new(file))
+    })?;
+    let options = "cache=never,timeout=0,xattr,default_permissions,source=";
+    let options = [OsStr::new(options), source].join(OsStr::new(""));
+    program.args(["-f", if threads > 1 { "-oclone_fd" } else { "-s" }, "-o"]);
+    program.arg(options).arg(point);
+    Ok(program)
+}
+
+/// Returns the command that mounts the server that only answers ([`super::trivial`]).
+///
+/// # Errors
+/// An error if this program does not know its own file.
+pub(crate) fn trivial(threads: usize, point: &Path) -> anyhow::Result<Command> {
+    let mut program = Command::new(std::env::current_exe()?);
+    program.arg("trivial").arg(threads.to_string()).arg(point);
     Ok(program)
 }
 

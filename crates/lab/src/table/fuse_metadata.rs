@@ -13,7 +13,9 @@
 //! | `corewalk-fuser` | the same with `-o transport=fuser` | its own memory |
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
+//! | `trivial` | one map under one lock (`peer/trivial`), over the transport of `corewalk` | its own memory |
 //! | `bindfs` | bindfs | the host's tmpfs |
+//! | `passthrough_ll` | the low-level example of libfuse | the host's tmpfs |
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
@@ -29,8 +31,11 @@
 //!   wake-up of an idle processor would cost more than the request.
 //!
 //! # Which variants to compare
-//! - bindfs makes system calls to the host, so compare it with `corewalk-hostfs`. bindfs resolves a
-//!   path for each request and lists without attributes (no READDIRPLUS).
+//! - `trivial` does the least that a server can do. So `corewalk` over `trivial` shows what
+//!   everything above the transport costs.
+//! - bindfs and passthrough_ll make system calls to the host, so compare them with
+//!   `corewalk-hostfs`. bindfs resolves a path for each request and lists without attributes (no
+//!   READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
 //! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
@@ -55,6 +60,19 @@ const OURS: &str = "corewalk";
 /// Variants of [`OURS`] with a fixed transport, each with the mount option that sets it.
 const TRANSPORTS: [(&str, &str); 2] =
     [("corewalk-dev", "transport=dev"), ("corewalk-fuser", "transport=fuser")];
+const TRIVIAL: &str = "trivial";
+const PASSTHROUGH_LL: &str = "passthrough_ll";
+/// The servers, in the order in which they are mounted.
+const SERVERS: [&str; 8] = [
+    OURS,
+    TRANSPORTS[0].0,
+    TRANSPORTS[1].0,
+    "corewalk-hostfs",
+    STORE,
+    TRIVIAL,
+    PASSTHROUGH_LL,
+    BASELINE,
+];
 /// The file in which root allows FUSE over io_uring.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The variant without a server. It is a directory on the same disk on which [`STORE`] keeps its
@@ -68,11 +86,11 @@ const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// The first constant is the number of mounts. Each of six servers has two mounts, one for a single
-/// client and one for several clients, and two mounts have no server. For a given number of
-/// clients, 8 of these 14 mounts are used.
-const MOUNTS: usize = 14;
-const SERVING: usize = 8;
+/// The first constant is the number of mounts. Each server has two mounts, one for a single client
+/// and one for several clients, and two mounts have no server. The second constant is the number of
+/// mounts that are used for a given number of clients.
+const MOUNTS: usize = 2 * SERVERS.len() + 2;
+const SERVING: usize = SERVERS.len() + 2;
 /// The type of an ext4 in statfs(2).
 const EXT4_MAGIC: u64 = 0xef53;
 
@@ -168,7 +186,7 @@ fn mounts(
     // Without the permission `OURS` does without io_uring.
     let _ = std::fs::write(ENABLE_URING, "Y");
     let mut mounts = vec![];
-    for variant in [OURS, TRANSPORTS[0].0, TRANSPORTS[1].0, "corewalk-hostfs", STORE, BASELINE] {
+    for variant in SERVERS {
         let transport = TRANSPORTS.iter().find(|(name, _)| *name == variant);
         for (serves, threads) in [(1..=1, 1), (2..=usize::MAX, cores().max(2))] {
             let folder = format!("{variant}-{threads}");
@@ -178,8 +196,13 @@ fn mounts(
                 STORE => format!("store:{}", disk.folder(&folder)?.display()).into(),
                 _ => source.folder(&folder)?.into(),
             };
-            let find = if variant == BASELINE { peer::bindfs } else { peer::ours };
-            let mounted = find(threads, &below, &point).and_then(|mut program| {
+            let found = match variant {
+                BASELINE => peer::bindfs(threads, &below, &point),
+                PASSTHROUGH_LL => peer::passthrough_ll(threads, &below, &point, scratch.path()),
+                TRIVIAL => peer::trivial(threads, &point),
+                _ => peer::ours(threads, &below, &point),
+            };
+            let mounted = found.and_then(|mut program| {
                 program.args(transport.iter().flat_map(|(_, option)| ["-o", option]));
                 Mounted::start(variant, program, point)
             });
