@@ -6,9 +6,10 @@
 //! has one name.
 //!
 //! # The same transport
-//! `corewalk-fuse` serves no other servers than its own. So this server uses the parts below it:
-//! the rings of [`FuseRing`] and the FUSE device, as `corewalk mount tmpfs` does by default. It
-//! also asks for the same features and turns off the same requests, so it gets the same requests.
+//! The transports of `corewalk-fuse` serve no other servers than its own. So this server uses the
+//! part below them, the rings of [`FuseRing`], as `corewalk mount tmpfs` does by default. It also
+//! asks for the same features and turns off the same requests, so it gets the same requests.
+//! Without FUSE over io_uring it does not mount.
 //!
 //! Source: Linux `include/uapi/linux/fuse.h`.
 
@@ -19,11 +20,12 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use corewalk::Errno;
-use corewalk_base::fuse_device::{clone_fuse_device, possible_cpus};
+use corewalk_base::fuse_device::possible_cpus;
 use corewalk_base::fuse_ring::{FuseRing, RingRequest};
 use corewalk_base::{Mutex, primitives::thread};
+use rustix::io::read;
 use rustix::mount::{MountFlags, mount};
 
 use crate::cpus;
@@ -31,17 +33,16 @@ use crate::cpus;
 /// The mode of every directory.
 const DIRECTORY: u64 = 0o40755;
 const IN_HEADER_BYTES: usize = 40;
-const OUT_HEADER_BYTES: usize = 16;
+const OUT_HEADER_BYTES: u64 = 16;
 /// The most bytes of data of a request.
 const PAYLOAD_BYTES: usize = 1 << 20;
 /// Entries of each queue of a ring, as corewalk has them.
 const DEPTH: usize = 8;
 /// The features that corewalk chooses for a tmpfs with timeouts 0: `ASYNC_READ`, `EXPORT_SUPPORT`,
 /// `BIG_WRITES`, `DONT_MASK`, `HAS_IOCTL_DIR`, `ASYNC_DIO`, `NO_OPEN_SUPPORT`, `PARALLEL_DIROPS`,
-/// `POSIX_ACL`, `MAX_PAGES`, `CACHE_SYMLINKS`, `NO_OPENDIR_SUPPORT`, `HANDLE_KILLPRIV_V2` and
-/// `INIT_EXT`.
-const FEATURES: u64 = 0x51d6_8871;
-const OVER_IO_URING: u64 = 1 << 41;
+/// `POSIX_ACL`, `MAX_PAGES`, `CACHE_SYMLINKS`, `NO_OPENDIR_SUPPORT`, `HANDLE_KILLPRIV_V2`,
+/// `INIT_EXT`, and `OVER_IO_URING`.
+const FEATURES: u64 = 0x51d6_8871 | 1 << 41;
 /// The lower half of a word.
 const LOW: u64 = 0xffff_ffff;
 
@@ -70,56 +71,65 @@ struct Request<'a> {
 /// Mounts on `point`, and serves with `threads` threads until the mount ends.
 ///
 /// # Errors
-/// The errors of mount(2), which only root may call, and of the FUSE device.
+/// The errors of mount(2), which only root may call, of the FUSE device and of io_uring; an error if
+/// the kernel does not offer FUSE over io_uring.
 pub(crate) fn serve(threads: usize, point: &Path) -> anyhow::Result<()> {
-    let device = &File::options().read(true).write(true).open("/dev/fuse").context("/dev/fuse")?;
+    let device = File::options().read(true).write(true).open("/dev/fuse").context("/dev/fuse")?;
     let who = "rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other";
     let options = CString::new(format!("fd={},{who}", device.as_raw_fd()))?;
     mount("trivial", point, "fuse", MountFlags::NOSUID, &*options).context("mount(2)")?;
-    let cpus = possible_cpus()?;
-    let has_rings = open_connection(device, threads <= usize::from(cpus))?;
+    let count = possible_cpus()?;
+    let threads = threads.min(count.into());
+    let ring = |first| -> io::Result<_> {
+        let queues: Vec<u16> = (first..count).step_by(threads).collect();
+        Ok((FuseRing::new(device.as_fd(), &queues, DEPTH, PAYLOAD_BYTES)?, queues))
+    };
+    let rings = (0..threads as u16).map(ring).collect::<io::Result<Vec<_>>>()?;
+    open_connection(&device)?;
     let inodes = &Mutex::new(Inodes::default());
     inodes.lock().add(DIRECTORY);
     thread::scope(|scope| {
-        for first in (0..threads as u16).filter(|_| has_rings) {
-            let queues: Vec<u16> = (first..cpus).step_by(threads).collect();
-            scope.spawn(move || serve_ring(device, &queues, inodes));
+        for (ring, queues) in rings {
+            scope.spawn(move || {
+                // A thread with one queue stays on the processor of the queue.
+                queues[1..].is_empty().then(|| cpus::pin(queues[0].into()));
+                serve_ring(ring, inodes)
+            });
         }
-        // The device has the forgets even if there are rings.
-        for _ in 0..if has_rings { 1 } else { threads } {
-            scope.spawn(|| serve_device(device, inodes));
-        }
+        // The forgets, which have no answer, do not arrive in rings.
+        while read(&device, &mut [0; 8192]).is_ok() {}
     });
     Ok(())
 }
 
-/// Answers the request that opens the connection. Returns true if requests will arrive in rings.
-fn open_connection(device: &File, may_have_rings: bool) -> anyhow::Result<bool> {
+/// Answers the request that opens the connection.
+fn open_connection(device: &File) -> anyhow::Result<()> {
     let mut request = [0; 8192];
-    rustix::io::read(device, &mut request)?;
+    read(device, &mut request)?;
     let word = |at| word(&request[IN_HEADER_BYTES..], at);
-    let rings = if may_have_rings { OVER_IO_URING } else { 0 };
-    let chosen = (FEATURES | rings) & (word(8) >> 32 | word(16) << 32);
+    let offered = word(8) >> 32 | word(16) << 32;
+    ensure!(offered & FEATURES == FEATURES, "the kernel does not offer FUSE over io_uring");
     let pages = (PAYLOAD_BYTES / rustix::param::page_size()) as u64;
-    let mut answer = [0; OUT_HEADER_BYTES + 64];
-    let words = [
+    let answer = [
+        OUT_HEADER_BYTES + 64,
+        self::word(&request, 8),
         word(0),
-        word(8) & LOW | chosen << 32,
+        word(8) & LOW | FEATURES << 32,
         64 | 48 << 16 | (PAYLOAD_BYTES as u64) << 32,
         1 | pages << 32,
-        chosen >> 32,
+        FEATURES >> 32,
+        0,
+        0,
+        0,
     ];
-    put(&mut answer[OUT_HEADER_BYTES..], &words);
-    send(device, &request, Ok(64), &mut answer);
-    Ok(chosen & OVER_IO_URING != 0)
+    let mut bytes = [0; 80];
+    put(&mut bytes, &answer);
+    rustix::io::write(device, &bytes)?;
+    Ok(())
 }
 
-/// Serves the requests of the processors `queues`.
-fn serve_ring(device: &File, queues: &[u16], inodes: &Mutex<Inodes>) -> io::Result<()> {
-    if let [cpu] = *queues {
-        cpus::pin(cpu.into());
-    }
-    let mut ring = FuseRing::new(device.as_fd(), queues, DEPTH, PAYLOAD_BYTES)?;
+/// Serves the requests that arrive in a ring.
+fn serve_ring(mut ring: FuseRing, inodes: &Mutex<Inodes>) -> io::Result<()> {
     let mut rest = vec![0; PAYLOAD_BYTES];
     while ring.live() > 0 {
         ring.wait()?;
@@ -127,54 +137,15 @@ fn serve_ring(device: &File, queues: &[u16], inodes: &Mutex<Inodes>) -> io::Resu
         let RingRequest { header, op_in, payload, payload_len } = ring.request(&entry);
         // The answer is written over the names.
         rest[..payload_len].copy_from_slice(&payload[..payload_len]);
-        let request = Request::new(header, op_in, &rest[..payload_len]);
+        let (opcode, node) = (word(header, 0) >> 32, word(header, 16));
+        let request = Request { opcode, node, args: op_in, rest: &rest[..payload_len] };
         let result = inodes.lock().answer(&request, payload);
         ring.reply(entry, result);
     }
     Ok(())
 }
 
-/// Serves the requests that arrive over the device.
-fn serve_device(device: &File, inodes: &Mutex<Inodes>) -> io::Result<()> {
-    let channel = File::from(clone_fuse_device(device.as_fd())?);
-    let mut buffer = vec![0; 4096 + PAYLOAD_BYTES];
-    let mut answer = vec![0; OUT_HEADER_BYTES + PAYLOAD_BYTES];
-    loop {
-        let len = match rustix::io::read(&channel, &mut buffer) {
-            Ok(len) => len,
-            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let (header, args) = buffer[..len].split_at(IN_HEADER_BYTES);
-        // The fixed arguments of those operations that also have names.
-        let names_at = match word(header, 0) >> 32 {
-            9 | 12 => 8,
-            35 | 45 => 16,
-            _ => 0,
-        };
-        let request = Request::new(header, args, args.get(names_at..).unwrap_or_default());
-        // FORGET, INTERRUPT and BATCH_FORGET get no answer.
-        if !matches!(request.opcode, 2 | 36 | 42) {
-            let result = inodes.lock().answer(&request, &mut answer[OUT_HEADER_BYTES..]);
-            send(&channel, header, result, &mut answer);
-        }
-    }
-}
-
-/// Sends an answer to the request with the header `header`. Its body is in `answer` already.
-fn send(device: &File, header: &[u8], result: Result<usize, Errno>, answer: &mut [u8]) {
-    let len = OUT_HEADER_BYTES + result.unwrap_or(0);
-    let error = result.err().map_or(0, |error| -error.raw_os_error()) as u32;
-    put(answer, &[len as u64 | u64::from(error) << 32, word(header, 8)]);
-    // An error means that the mount has ended, which the next read reports.
-    let _ = rustix::io::write(device, &answer[..len]);
-}
-
 impl<'a> Request<'a> {
-    fn new(header: &[u8], args: &'a [u8], rest: &'a [u8]) -> Request<'a> {
-        Request { opcode: word(header, 0) >> 32, node: word(header, 16), args, rest }
-    }
-
     /// Returns the name number `n`.
     fn name(&self, n: usize) -> Result<&'a [u8], Errno> {
         self.rest.split(|byte| *byte == 0).nth(n).ok_or(Errno::IO)
