@@ -28,6 +28,7 @@ mod multiuser;
 mod names;
 mod path;
 mod path_under_rename;
+mod real_work;
 mod redo_size;
 mod rename;
 mod semop_multi;
@@ -235,6 +236,7 @@ pub(crate) fn all() -> &'static [&'static Table] {
         &lookup::TABLE,
         &path::TABLE,
         &fuse_metadata::TABLE,
+        &real_work::TABLE,
         &rename::TABLE,
         &hot_leaf::TABLE,
         &small_loads::TABLE,

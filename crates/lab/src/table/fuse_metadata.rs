@@ -19,9 +19,8 @@
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
-//! With `transport=auto` the server uses io_uring only if [`ENABLE_URING`] is `Y`, which no kernel
-//! sets by itself. So the benchmark writes `Y` to that file before it mounts, if it may, and leaves
-//! it. Without io_uring, and before Linux 6.14, `corewalk` is the same as `corewalk-dev`.
+//! Without io_uring (`peer/programs`), and before Linux 6.14, `corewalk` is the same as
+//! `corewalk-dev`, and there is no `trivial`.
 //!
 //! # Conditions of all mounts
 //! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without
@@ -48,7 +47,6 @@ use super::prelude::*;
 use crate::client::{self, Client, PHASES, is_sync};
 use crate::machine::cores;
 use crate::peer::{self, Mounted, check_interrupt};
-use rustix::fs::statfs;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -73,11 +71,6 @@ const SERVERS: [&str; 8] = [
     PASSTHROUGH_LL,
     BASELINE,
 ];
-/// The file in which root allows FUSE over io_uring.
-const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
-/// The variant without a server. It is a directory on the same disk on which [`STORE`] keeps its
-/// files.
-const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
 /// The assumed operations per second on a mount. The number of files is computed from this rate.
@@ -91,8 +84,6 @@ const FILES: [usize; 2] = [50, 20_000];
 /// mounts that are used for a given number of clients.
 const MOUNTS: usize = 2 * SERVERS.len() + 2;
 const SERVING: usize = SERVERS.len() + 2;
-/// The type of an ext4 in statfs(2).
-const EXT4_MAGIC: u64 = 0xef53;
 
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
@@ -183,8 +174,6 @@ fn mounts(
     source: &Scratch,
     disk: &Scratch,
 ) -> anyhow::Result<Vec<(Serves, Mounted)>> {
-    // Without the permission `OURS` does without io_uring.
-    let _ = std::fs::write(ENABLE_URING, "Y");
     let mut mounts = vec![];
     for variant in SERVERS {
         let transport = TRANSPORTS.iter().find(|(name, _)| *name == variant);
@@ -197,35 +186,23 @@ fn mounts(
                 _ => source.folder(&folder)?.into(),
             };
             let found = match variant {
-                BASELINE => peer::bindfs(threads, &below, &point),
+                BASELINE => peer::bindfs(Some(threads), &below, &point),
                 PASSTHROUGH_LL => peer::passthrough_ll(threads, &below, &point, scratch.path()),
                 TRIVIAL => peer::trivial(threads, &point),
-                _ => peer::ours(threads, &below, &point),
+                _ => peer::ours(Some(threads), &below, &point),
             };
-            let mounted = found.and_then(|mut program| {
+            let program = found.map(|mut program| {
                 program.args(transport.iter().flat_map(|(_, option)| ["-o", option]));
-                Mounted::start(variant, program, point)
+                program
             });
-            match mounted {
-                Ok(mounted) => mounts.push((serves, mounted)),
-                Err(error) => {
-                    ensure!(variant != OURS, "corewalk's own mount does not work here: {error:#}");
-                    eprintln!("fuse-metadata: skipped {variant}: {error:#}");
-                    break;
-                }
-            }
+            let Some(mounted) = Mounted::start_or_skip(TABLE.name, variant, program, point)? else {
+                break;
+            };
+            mounts.push((serves, mounted));
         }
     }
-    let plain = |variant, parent: &Scratch| -> anyhow::Result<_> {
-        let directory = parent.folder(variant)?;
-        Ok((1..=usize::MAX, Mounted { variant, directory, server: None }))
-    };
-    mounts.push(plain("linux", source)?);
-    if statfs(disk.path()).context("statfs")?.f_type as u64 == EXT4_MAGIC {
-        mounts.push(plain(LINUX_EXT4, disk)?);
-    } else {
-        eprintln!("fuse-metadata: skipped {LINUX_EXT4}: {} is on none", disk.path().display());
-    }
+    let without_server = Mounted::without_server(TABLE.name, source, disk)?;
+    mounts.extend(without_server.into_iter().map(|mount| (1..=usize::MAX, mount)));
     Ok(mounts)
 }
 
