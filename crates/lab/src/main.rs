@@ -142,6 +142,14 @@ enum Command {
         /// The processor it stays on.
         cpu: Option<usize>,
     },
+    /// Mounts and serves the least file system there is.
+    #[command(hide = true)]
+    Trivial {
+        /// Threads that serve requests.
+        threads: usize,
+        /// The mount point.
+        point: PathBuf,
+    },
     /// Works as a client of the IPC tables.
     #[command(hide = true)]
     IpcWorker {
@@ -223,6 +231,7 @@ fn run(args: Arguments) -> anyhow::Result<()> {
             say(&serde_json::to_string(&memory::measure(&variant, entries)?)?)
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
+        Command::Trivial { threads, point } => peer::trivial::serve(threads, &point),
         Command::IpcWorker { job } => worker::work(&job),
     }
 }

@@ -17,8 +17,9 @@
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
 mod programs;
+pub(crate) mod trivial;
 
-pub(crate) use programs::{bindfs, ours};
+pub(crate) use programs::{bindfs, ours, passthrough_ll, trivial};
 
 use std::fs;
 use std::io;
@@ -32,12 +33,15 @@ use anyhow::{Context as _, bail, ensure};
 use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
+use rustix::fs::statfs;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The place of the host's tmpfs.
 pub(crate) const TMPFS: &str = "/dev/shm";
+/// The type of an ext4 in statfs(2).
+const EXT4_MAGIC: u64 = 0xef53;
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two checks of a condition for which no call can wait.
@@ -127,6 +131,48 @@ impl Mounted {
         let is_checked = options.split(',').any(|option| option == "default_permissions");
         ensure!(is_checked, "the kernel does not check permissions there: {options}");
         Ok(mounted)
+    }
+
+    /// As [`Mounted::start`]. If that is not possible, prints the reason and returns None.
+    ///
+    /// # Errors
+    /// An error if `corewalk` itself, mounted on its default transport, is not possible.
+    pub(crate) fn start_or_skip(
+        table: &str,
+        variant: &'static str,
+        program: anyhow::Result<Command>,
+        directory: PathBuf,
+    ) -> anyhow::Result<Option<Mounted>> {
+        match program.and_then(|program| Mounted::start(variant, program, directory)) {
+            Ok(mounted) => Ok(Some(mounted)),
+            Err(error) => {
+                ensure!(variant != "corewalk", "corewalk's own mount does not work: {error:#}");
+                eprintln!("{table}: skipped {variant}: {error:#}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Returns the directories without a server: `linux` in `memory`, and `linux-ext4` in `disk` if
+    /// that is on an ext4.
+    ///
+    /// # Errors
+    /// An error if a directory cannot be made.
+    pub(crate) fn without_server(
+        table: &str,
+        memory: &Scratch,
+        disk: &Scratch,
+    ) -> anyhow::Result<Vec<Mounted>> {
+        let plain = |variant, parent: &Scratch| -> anyhow::Result<_> {
+            Ok(Mounted { variant, directory: parent.folder(variant)?, server: None })
+        };
+        let mut all = vec![plain("linux", memory)?];
+        if statfs(disk.path()).context("statfs")?.f_type as u64 == EXT4_MAGIC {
+            all.push(plain("linux-ext4", disk)?);
+        } else {
+            eprintln!("{table}: skipped linux-ext4: {} is on none", disk.path().display());
+        }
+        Ok(all)
     }
 
     /// Keeps the server on the processors in `cpus`.

@@ -40,6 +40,8 @@ impl Metric {
     pub(crate) const BYTES_PER_ENTRY: Metric = Metric("bytes_per_entry", "B", "lower");
     /// Seconds.
     pub(crate) const SECONDS: Metric = Metric("seconds", "s", "lower");
+    /// Requests to a server of a mount, per file.
+    pub(crate) const REQUESTS_PER_FILE: Metric = Metric("requests_per_file", "1", "lower");
     /// Passes that were thrown away, per million operations.
     pub(crate) const RETRIES_PER_MILLION: Metric = Metric("retries_per_million", "1", "lower");
 }
@@ -347,6 +349,7 @@ mod tests {
             Metric::NS_PER_OP,
             Metric::BYTES_PER_ENTRY,
             Metric::SECONDS,
+            Metric::REQUESTS_PER_FILE,
             Metric::RETRIES_PER_MILLION,
         ];
         for metric in all {

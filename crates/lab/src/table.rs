@@ -26,6 +26,7 @@ mod multiuser;
 mod names;
 mod path;
 mod path_under_rename;
+mod real_work;
 mod redo_size;
 mod rename;
 mod semop_multi;
@@ -106,7 +107,8 @@ pub(crate) struct Words {
     pub(crate) claims: Vec<Stated>,
     /// The curves that the source publishes, if it publishes any.
     pub(crate) published: Option<Published>,
-    /// The other figures that the source publishes, line by line.
+    /// Lines that stand below the rows: other figures that the source publishes, or variants that
+    /// could not be measured.
     #[serde(borrow, default)]
     pub(crate) note: Vec<&'static str>,
 }
@@ -230,6 +232,7 @@ pub(crate) fn all() -> &'static [&'static Table] {
         &lookup::TABLE,
         &path::TABLE,
         &fuse_metadata::TABLE,
+        &real_work::TABLE,
         &rename::TABLE,
         &hot_leaf::TABLE,
         &small_loads::TABLE,

@@ -17,28 +17,46 @@
 //!
 //! bindfs of Debian 12 uses libfuse 2, which has no `clone_fd`.
 //!
-//! The only peer, bindfs, is installed as a package.
+//! # io_uring
+//! With its default `transport=auto`, corewalk uses io_uring only if the file [`ENABLE_URING`] has
+//! a `Y`, which no kernel sets by itself. So the lab writes `Y` to that file before it mounts, if it
+//! may, and leaves it.
 //!
-//! Source: bindfs(1); mount.fuse3(8); `corewalk mount --help`.
+//! # Where the peers come from
+//! bindfs is a package. passthrough_ll is built from the examples in the package libfuse3-dev,
+//! unless the path has it. Some peers cannot be had this way. passthrough_hp, libfuse's other
+//! example, is in no package, and FUSE over io_uring needs libfuse 3.18, where Debian 12 has 3.14.
+//! The crate fuse-backend-rs has no program, and no release of it serves FUSE over io_uring.
+//!
+//! Source: bindfs(1); mount.fuse3(8); libfuse `example/passthrough_ll.c`; `corewalk mount --help`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
+/// The file in which root allows FUSE over io_uring.
+const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+/// The source of passthrough_ll in Debian's package libfuse3-dev.
+const PASSTHROUGH_LL: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 /// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
-/// Returns the command that mounts `source` (`tmpfs`, a directory of the host, or a store) with
-/// corewalk. The mount options are those of the other servers.
+/// Returns the command that mounts `source` with corewalk. `source` is `tmpfs`, a directory of the
+/// host, or a store. The mount options are the same as those of the other servers. If `threads` is
+/// None, the mount has no options, as most users mount it.
 ///
 /// The program is the one that the variable `COREWALK_BIN` names, or `corewalk` in the directory of
 /// the lab's own program.
 ///
 /// # Errors
 /// An error if that program does not exist.
-pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
+pub(crate) fn ours(
+    threads: Option<usize>,
+    source: &OsStr,
+    point: &Path,
+) -> anyhow::Result<Command> {
     let me = std::env::current_exe().context("the lab does not know its own file")?;
     let named = std::env::var_os("COREWALK_BIN").map(PathBuf::from);
     let file = named.unwrap_or_else(|| me.with_file_name("corewalk"));
@@ -47,23 +65,67 @@ pub(crate) fn ours(threads: usize, source: &OsStr, point: &Path) -> anyhow::Resu
         "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",
         file.display()
     );
-    let options = format!("{NO_TIMEOUTS},default_permissions,threads={threads}");
+    // Without the permission corewalk does without io_uring.
+    let _ = std::fs::write(ENABLE_URING, "Y");
     let mut program = Command::new(file);
-    program.arg("mount").arg(source).arg(point).args(["-o", &options]);
+    program.arg("mount").arg(source).arg(point);
+    if let Some(threads) = threads {
+        program.args(["-o", &format!("{NO_TIMEOUTS},default_permissions,threads={threads}")]);
+    }
     Ok(program)
 }
 
-/// Returns the command that mounts `source` with bindfs, which uses libfuse's high-level interface,
-/// and sets `default_permissions` by itself.
+/// Returns the command that mounts `source` with bindfs. bindfs uses the high-level interface of
+/// libfuse, and sets `default_permissions` by itself. `threads` is as in [`ours`].
 ///
 /// # Errors
 /// An error if bindfs is not installed.
-pub(crate) fn bindfs(threads: usize, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
+pub(crate) fn bindfs(
+    threads: Option<usize>,
+    source: &OsStr,
+    point: &Path,
+) -> anyhow::Result<Command> {
     let mut program = find("bindfs")?;
-    program.args(["-f", "-o", NO_TIMEOUTS]).arg(source).arg(point);
-    if threads > 1 {
-        program.arg("--multithreaded");
+    program.arg("-f").arg(source).arg(point);
+    if let Some(threads) = threads {
+        program.args(["-o", NO_TIMEOUTS]).args((threads > 1).then_some("--multithreaded"));
     }
+    Ok(program)
+}
+
+/// Returns the command that mounts `source` with libfuse's low-level example, which is built in the
+/// folder `build` if it is not installed.
+///
+/// # Errors
+/// An error if it is not installed and cannot be built.
+pub(crate) fn passthrough_ll(
+    threads: usize,
+    source: &OsStr,
+    point: &Path,
+    build: &Path,
+) -> anyhow::Result<Command> {
+    let mut program = find("passthrough_ll").or_else(|_| {
+        let file = build.join("passthrough_ll");
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-I/usr/include/fuse3", PASSTHROUGH_LL, "-lfuse3", "-o"]).arg(&file);
+        let is_built = file.is_file() || cc.stderr(Stdio::null()).status()?.success();
+        ensure!(is_built, "passthrough_ll is not installed, and {PASSTHROUGH_LL} cannot be built");
+        Ok(Command::new(file))
+    })?;
+    let options = "cache=never,timeout=0,xattr,default_permissions,source=";
+    let options = [OsStr::new(options), source].join(OsStr::new(""));
+    program.args(["-f", if threads > 1 { "-oclone_fd" } else { "-s" }, "-o"]);
+    program.arg(options).arg(point);
+    Ok(program)
+}
+
+/// Returns the command that mounts the server that only answers ([`super::trivial`]).
+///
+/// # Errors
+/// An error if this program does not know its own file.
+pub(crate) fn trivial(threads: usize, point: &Path) -> anyhow::Result<Command> {
+    let mut program = Command::new(std::env::current_exe()?);
+    program.arg("trivial").arg(threads.to_string()).arg(point);
     Ok(program)
 }
 

@@ -13,13 +13,14 @@
 //! | `corewalk-fuser` | the same with `-o transport=fuser` | its own memory |
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
+//! | `trivial` | one map under one lock (`peer/trivial`), over the transport of `corewalk` | its own memory |
 //! | `bindfs` | bindfs | the host's tmpfs |
+//! | `passthrough_ll` | the low-level example of libfuse | the host's tmpfs |
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
-//! With `transport=auto` the server uses io_uring only if [`ENABLE_URING`] is `Y`, which no kernel
-//! sets by itself. So the benchmark writes `Y` to that file before it mounts, if it may. Without
-//! io_uring, and before Linux 6.14, `corewalk` is the same as `corewalk-dev`.
+//! Without io_uring (`peer/programs`), and before Linux 6.14, `corewalk` is the same as
+//! `corewalk-dev`, and there is no `trivial`.
 //!
 //! # Conditions of all mounts
 //! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without
@@ -29,8 +30,11 @@
 //!   idle processor would cost more than the request.
 //!
 //! # Which variants to compare
-//! - bindfs makes system calls to the host, so compare it with `corewalk-hostfs`. bindfs resolves a
-//!   path for each request and lists without attributes (no READDIRPLUS).
+//! - `trivial` does the least that a server can do. So `corewalk` over `trivial` shows what
+//!   everything above the transport costs.
+//! - bindfs and passthrough_ll make system calls to the host, so compare them with
+//!   `corewalk-hostfs`. bindfs resolves a path for each request and lists without attributes (no
+//!   READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
 //! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
@@ -43,7 +47,6 @@ use super::prelude::*;
 use crate::client::{self, Client, PHASES, is_sync};
 use crate::machine::cores;
 use crate::peer::{self, Mounted, check_interrupt};
-use rustix::fs::statfs;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -55,10 +58,19 @@ const OURS: &str = "corewalk";
 /// Variants of [`OURS`] with a fixed transport, each with the mount option that sets it.
 const TRANSPORTS: [(&str, &str); 2] =
     [("corewalk-dev", "transport=dev"), ("corewalk-fuser", "transport=fuser")];
-/// The file in which root allows FUSE over io_uring.
-const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
-/// The variant without a server: a directory on the same disk as [`STORE`].
-const LINUX_EXT4: &str = "linux-ext4";
+const TRIVIAL: &str = "trivial";
+const PASSTHROUGH_LL: &str = "passthrough_ll";
+/// The servers, in the order in which they are mounted.
+const SERVERS: [&str; 8] = [
+    OURS,
+    TRANSPORTS[0].0,
+    TRANSPORTS[1].0,
+    "corewalk-hostfs",
+    STORE,
+    TRIVIAL,
+    PASSTHROUGH_LL,
+    BASELINE,
+];
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
 /// The assumed operations per second on a mount, from which the number of files is computed.
@@ -67,12 +79,11 @@ const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 const SHARE: f64 = 0.6;
 /// The least and the most files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// Each of six servers has two mounts, one for a single client and one for several clients, and two
-/// mounts have no server. For a given number of clients, 8 of these 14 mounts are used.
-const MOUNTS: usize = 14;
-const SERVING: usize = 8;
-/// The type of an ext4 in statfs(2).
-const EXT4_MAGIC: u64 = 0xef53;
+/// The first constant is the number of mounts. Each server has two mounts, one for a single client
+/// and one for several clients, and two mounts have no server. The second constant is the number of
+/// mounts that are used for a given number of clients.
+const MOUNTS: usize = 2 * SERVERS.len() + 2;
+const SERVING: usize = SERVERS.len() + 2;
 
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
@@ -163,10 +174,8 @@ fn mounts(
     source: &Scratch,
     disk: &Scratch,
 ) -> anyhow::Result<Vec<(Serves, Mounted)>> {
-    // Without the permission `OURS` does without io_uring.
-    let _ = std::fs::write(ENABLE_URING, "Y");
     let mut mounts = vec![];
-    for variant in [OURS, TRANSPORTS[0].0, TRANSPORTS[1].0, "corewalk-hostfs", STORE, BASELINE] {
+    for variant in SERVERS {
         let transport = TRANSPORTS.iter().find(|(name, _)| *name == variant);
         for (serves, threads) in [(1..=1, 1), (2..=usize::MAX, cores().max(2))] {
             let folder = format!("{variant}-{threads}");
@@ -176,31 +185,24 @@ fn mounts(
                 STORE => format!("store:{}", disk.folder(&folder)?.display()).into(),
                 _ => source.folder(&folder)?.into(),
             };
-            let find = if variant == BASELINE { peer::bindfs } else { peer::ours };
-            let mounted = find(threads, &below, &point).and_then(|mut program| {
+            let found = match variant {
+                BASELINE => peer::bindfs(Some(threads), &below, &point),
+                PASSTHROUGH_LL => peer::passthrough_ll(threads, &below, &point, scratch.path()),
+                TRIVIAL => peer::trivial(threads, &point),
+                _ => peer::ours(Some(threads), &below, &point),
+            };
+            let program = found.map(|mut program| {
                 program.args(transport.iter().flat_map(|(_, option)| ["-o", option]));
-                Mounted::start(variant, program, point)
+                program
             });
-            match mounted {
-                Ok(mounted) => mounts.push((serves, mounted)),
-                Err(error) => {
-                    ensure!(variant != OURS, "corewalk's own mount does not work here: {error:#}");
-                    eprintln!("fuse-metadata: skipped {variant}: {error:#}");
-                    break;
-                }
-            }
+            let Some(mounted) = Mounted::start_or_skip(TABLE.name, variant, program, point)? else {
+                break;
+            };
+            mounts.push((serves, mounted));
         }
     }
-    let plain = |variant, parent: &Scratch| -> anyhow::Result<_> {
-        let directory = parent.folder(variant)?;
-        Ok((1..=usize::MAX, Mounted { variant, directory, server: None }))
-    };
-    mounts.push(plain("linux", source)?);
-    if statfs(disk.path()).context("statfs")?.f_type as u64 == EXT4_MAGIC {
-        mounts.push(plain(LINUX_EXT4, disk)?);
-    } else {
-        eprintln!("fuse-metadata: skipped {LINUX_EXT4}: {} is on none", disk.path().display());
-    }
+    let without_server = Mounted::without_server(TABLE.name, source, disk)?;
+    mounts.extend(without_server.into_iter().map(|mount| (1..=usize::MAX, mount)));
     Ok(mounts)
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Stated {
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Of {
+    /// The median of a row.
+    Median(Cited),
     /// The ratio of a row to its baseline.
     Ratio(Cited),
     /// The ratio of the baseline to the row.
@@ -97,6 +99,7 @@ impl Stated {
                 }
                 ratio(of)
             }
+            Of::Median(of) => cited(of).map(|of| of.median),
             Of::Inverse(of) => ratio(of).map(|ratio| 1.0 / ratio),
             Of::Medians(of, over) => {
                 cited(of).zip(cited(over)).map(|(of, over)| of.median / over.median)

@@ -72,15 +72,30 @@ fn quick_lookup_follows_the_schema_and_has_memory_rows() {
     }
 }
 
-#[test]
-fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
+/// Makes a quick run of a table that mounts, and checks that it leaves nothing mounted. Returns
+/// None if this machine cannot mount.
+fn quick_on_mounts(name: &str) -> Option<Value> {
     let beside = PathBuf::from(env!("CARGO_BIN_EXE_corewalk-lab")).with_file_name("corewalk");
     let has_program = std::env::var_os("COREWALK_BIN").is_some() || beside.is_file();
     if !has_program || std::fs::File::open("/dev/fuse").is_err() {
         skip(Need::Fuse, "a mount needs /dev/fuse and the corewalk program (COREWALK_BIN)");
-        return;
+        return None;
     }
-    let table = quick(&["fuse-metadata"]);
+    let table = quick(&[name]);
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
+    // Another test may have mounts meanwhile. The pid of its process is in their paths.
+    let is_left = |line: &&str| {
+        let name = line.find("corewalk-lab-").map(|at| &line[at..]);
+        name.is_some_and(|name| !tables::is_running(name))
+    };
+    let left: Vec<_> = mounts.lines().filter(is_left).collect();
+    assert!(left.is_empty(), "{left:?}");
+    Some(table)
+}
+
+#[test]
+fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
+    let Some(table) = quick_on_mounts("fuse-metadata") else { return };
     for op in ["create", "stat", "readdir+stat", "setxattr", "rename", "unlink"] {
         for variant in ["corewalk", "linux"] {
             let speed = rows(&table, variant, "ops_per_s");
@@ -88,9 +103,21 @@ fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
             assert!(row.is_some_and(|row| row["median"].as_f64() > Some(0.0)), "{variant} {op}");
         }
     }
-    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
-    let left: Vec<_> = mounts.lines().filter(|line| line.contains("/corewalk-lab-")).collect();
-    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn quick_real_work_has_every_step_and_leaves_nothing_mounted() {
+    let Some(table) = quick_on_mounts("real-work") else { return };
+    for variant in ["corewalk", "corewalk-store", "corewalk-hostfs", "linux"] {
+        let steps = rows(&table, variant, "seconds");
+        let is_good = |row: &&&Value| row["median"].as_f64() > Some(0.0) && row["rounds"] == 5;
+        assert_eq!((steps.len(), steps.iter().filter(is_good).count()), (8, 8), "{variant}");
+    }
+    // The kernel counts requests for root only.
+    let counted = rows(&table, "corewalk", "requests_per_file");
+    assert!(counted.is_empty() || counted.len() == 8, "{counted:?}");
+    let untar = counted.iter().find(|row| row["params"]["step"] == "untar");
+    assert!(untar.is_none_or(|row| row["median"].as_f64() > Some(4.0)), "{untar:?}");
 }
 
 #[test]

@@ -13,9 +13,9 @@ use serde_json::Value;
 use crate::{lab, quick, rows, text};
 
 /// The tables that need /dev/fuse. Other tests run them.
-const ELSEWHERE: [&str; 1] = ["fuse-metadata"];
-/// The tables that measure file systems. For each of them, the test looks for a result row with
-/// these parameters.
+const ELSEWHERE: [&str; 2] = ["fuse-metadata", "real-work"];
+/// The benchmark tables that measure file systems. Each comes with parameters that the test looks
+/// for: at least one result row of the table must have them.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
     ("rename", &[("directories", "own-pair")]),
     ("create-one-dir", &[("directories", "one")]),
@@ -33,7 +33,7 @@ fn left_on_the_host() -> usize {
 }
 
 /// Returns true if the process whose pid is in the folder name `name` is running.
-fn is_running(name: &str) -> bool {
+pub(crate) fn is_running(name: &str) -> bool {
     let number = name.split('-').nth(2).unwrap_or_default();
     std::path::Path::new("/proc").join(number).exists()
 }
