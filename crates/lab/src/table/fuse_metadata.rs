@@ -13,7 +13,7 @@
 //! | `corewalk-fuser` | the same with `-o transport=fuser` | its own memory |
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
-//! | `trivial` | one map under one lock (`peer/trivial`), over the transport of `corewalk` | its own memory |
+//! | `trivial` | a map under a lock (`peer/trivial`), transport of `corewalk` | its own memory |
 //! | `bindfs` | bindfs | the host's tmpfs |
 //! | `passthrough_ll` | the low-level example of libfuse | the host's tmpfs |
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
@@ -37,9 +37,8 @@
 //!   READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
-//! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
-//! cannot show that lookups are fast. It shows that a mount loses nothing. Each client checks its
-//! answers (`client`). All mounts are removed at the end, also after an error or a signal.
+//! Each client checks its answers (`client`). All mounts are removed at the end, also after an
+//! error or a signal.
 //!
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
