@@ -125,8 +125,8 @@ impl Vfs {
     /// the back end has removed or replaced `victim`, or has refused to, for example because it is
     /// not empty.
     ///
-    /// The result of a removal tells the caller whether `victim` is empty, and so tells of renames.
-    /// The wait makes sure that the cache shows them.
+    /// From the result of a removal the caller learns whether `victim` was empty. If a rename has
+    /// emptied it, the cache must show that rename before the caller gets the result.
     ///
     /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
     /// are released. So the caller does not wait for itself.

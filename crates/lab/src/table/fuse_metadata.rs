@@ -37,9 +37,6 @@
 //!   READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
-//! Each client checks its answers (`client`). All mounts are removed at the end, also after an
-//! error or a signal.
-//!
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
 use super::prelude::*;
