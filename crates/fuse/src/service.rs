@@ -81,6 +81,9 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
     /// Returns the length in bytes of the longest data of a request or an answer.
     fn payload_bytes(&self) -> usize;
 
+    /// Returns the features of the connection, which decide how messages are read.
+    fn features(&self) -> Features;
+
     /// Serves a request. The body of the answer is written into `buffer`.
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
 

@@ -255,7 +255,7 @@ impl fmt::Debug for LockWaits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Message, Opcode};
+    use crate::wire::{Features, Message, Opcode};
 
     /// Requests take turns, however long the calls take. A signalled request comes first.
     #[test]
@@ -270,7 +270,7 @@ mod tests {
             let signal =
                 Signal { pid: 0, has_come: AtomicBool::new(false), shared: Arc::clone(&shared) };
             let bytes = crate::wire::tests::message(Opcode::SETLKW, 0, &[0; 48]);
-            let message = Message::parse(&bytes).expect("a whole message").to_owned();
+            let message = Message::parse(&bytes, Features(0)).expect("a whole message").to_owned();
             let due = now + Duration::from_millis(ms);
             let (reply, signal) = (Box::new(|_: Result<&[u8], Errno>| ()), Arc::new(signal));
             Wait { message, reply, signal, due, pause: PAUSES[0] }

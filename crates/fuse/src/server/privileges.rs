@@ -8,6 +8,10 @@
 //!   not say so. For them, and for the groups, the server reads `/proc`, but only if the file has
 //!   one of the bits.
 //!
+//! A new ACL also clears set-group-ID, unless the caller is in the group of the file or has
+//! `CAP_FSETID`. With `FUSE_SETXATTR_EXT` the request says which. Then the server reads no `/proc`,
+//! which would not show the capabilities of a caller in another user namespace.
+//!
 //! The back end clears the bits in the step that changes the file, under the attribute lock of the
 //! inode. A file without privileges costs no call: its mode is cached, and so is the fact that it
 //! has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)). The kernel
@@ -41,17 +45,19 @@ use crate::wire::Features;
 /// The extended attribute of file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Tells what a request says about the set-user-ID and set-group-ID bits of the file it changes.
+/// Tells what a request says about the set-user-ID and set-group-ID bits of the file it changes. A
+/// request that sets an ACL says it only about set-group-ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetId {
     /// The request says nothing.
     #[default]
     Unsaid,
-    /// The caller has `CAP_FSETID`, so the bits stay.
+    /// The caller has `CAP_FSETID`, so the bits stay. A caller that sets an ACL may also be in the
+    /// group of the file.
     Keep,
     /// The caller does not have `CAP_FSETID`, so the bits go. A lone set-group-ID bit stays if the
-    /// caller is in the group of the file.
+    /// caller is in the group of the file, and the request sets no ACL.
     Clear,
 }
 
@@ -73,6 +79,11 @@ impl Server {
     /// Returns true if requests say whether the server has to clear set-user-ID and set-group-ID.
     pub(crate) fn has_kill_flags(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2)
+    }
+
+    /// Returns true if a request that sets an ACL says whether set-group-ID stays.
+    pub(crate) fn has_acl_flags(&self) -> bool {
+        self.has(Features::SETXATTR_EXT)
     }
 
     /// Returns true if the kernel leaves set-user-ID and set-group-ID to the server.

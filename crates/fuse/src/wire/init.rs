@@ -69,6 +69,7 @@ impl Features {
         CACHE_SYMLINKS = 23;
         NO_OPENDIR_SUPPORT = 24;
         HANDLE_KILLPRIV_V2 = 28;
+        SETXATTR_EXT = 29;
         INIT_EXT = 30;
         PASSTHROUGH = 37;
         OVER_IO_URING = 41;
@@ -122,11 +123,19 @@ impl Features {
     }
 
     /// Returns those of the offered features that `server` needs over the transports of this crate.
-    /// fuser has neither locks of the back end nor passthrough.
+    /// fuser has neither locks of the back end nor passthrough, and it cannot read a long setxattr
+    /// request.
     pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
+        let options = server.options();
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
-        Features(Features::choose(server, offered).0 | (locks | passthrough) & offered.0)
+        // Only a kernel that checks ACLs judges whether set-group-ID stays. It judges by its cached
+        // group of the file, which other programs may have changed.
+        let judges =
+            options.permissions == Permissions::Kernel && options.ownership == Ownership::Exclusive;
+        let setxattr = if judges { Features::SETXATTR_EXT } else { 0 };
+        let wanted = locks | passthrough | setxattr;
+        Features(Features::choose(server, offered).0 | wanted & offered.0)
     }
 
     /// Returns those of the offered features that an asynchronous server needs. Two features are
@@ -266,7 +275,8 @@ mod tests {
             args.extend(u32::to_ne_bytes(word));
         }
         args.extend([0; 44]);
-        Init::parse(Message::parse(&message(Opcode::INIT, 0, &args)).unwrap().args())
+        let bytes = message(Opcode::INIT, 0, &args);
+        Init::parse(Message::parse(&bytes, Features(0)).unwrap().args())
     }
 
     #[test]
