@@ -125,7 +125,7 @@ impl Dispatcher {
     pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
         let payload_bytes = init.payload_bytes(server.options());
         let features = Features::choose_own(&server, init.offered);
-        server.set_features(features);
+        server.set_features(init.offered, features);
         let requests = Requests {
             timeouts: Timeouts::of(server.options()),
             opens_are_free: Features::opens_are_free(&server, init.offered),

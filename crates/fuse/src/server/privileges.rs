@@ -39,7 +39,7 @@ use corewalk_base::waits_in_chown;
 
 use super::{Change, Server};
 use crate::credentials::{resolve, resolve_exactly};
-use crate::options::Permissions;
+use crate::options::{Ownership, Permissions};
 use crate::wire::Features;
 
 /// The extended attribute of file capabilities.
@@ -70,10 +70,22 @@ impl Change {
 }
 
 impl Server {
-    /// Notes the features of the connection.
-    pub(crate) fn set_features(&self, features: Features) {
+    /// Notes the features that the kernel has offered on the connection, and those that the server
+    /// has chosen.
+    pub(crate) fn set_features(&self, offered: Features, chosen: Features) {
         // Ignore an error: the first connection counts. Only tests open a second one.
-        let _ = self.features.set(features);
+        let _ = self.features.set((offered, chosen));
+    }
+
+    /// Returns true if the kernel has cleared set-group-ID of a new file if the caller may not set
+    /// it. Linux does so since 6.0. This feature shows a kernel of 6.3 or newer. The kernel judges
+    /// by its cached attributes of the directory, which other programs may have changed.
+    pub(super) fn has_stripped_new_modes(&self) -> bool {
+        self.options.ownership == Ownership::Exclusive
+            && self
+                .features
+                .get()
+                .is_some_and(|(offered, _)| offered.0 & Features::CREATE_SUPP_GROUP != 0)
     }
 
     /// Returns true if requests say whether the server has to clear set-user-ID and set-group-ID.
@@ -93,7 +105,7 @@ impl Server {
 
     /// Returns true if the connection has one of `features`.
     fn has(&self, features: u64) -> bool {
-        self.features.get().is_some_and(|chosen| chosen.0 & features != 0)
+        self.features.get().is_some_and(|(_, chosen)| chosen.0 & features != 0)
     }
 
     /// Removes the capabilities of a file that a request changes. Without the flags in requests,
@@ -257,7 +269,8 @@ mod tests {
             }
         });
         let server = Server::new(Arc::new(fs), Options::exclusive()).expect("start the server");
-        server.set_features(Features(Features::HANDLE_KILLPRIV_V2));
+        let features = Features(Features::HANDLE_KILLPRIV_V2);
+        server.set_features(features, features);
         (server, asked)
     }
 

@@ -5,6 +5,10 @@
 //! - File locks, unless the back end manages them. Without this feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
+//! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file then says whether the caller is in the
+//!   group of the directory. But a kernel that offers this feature has already cleared set-group-ID
+//!   of the new file if the caller may not set it, and that is all the server would do with the
+//!   answer. If the server checks permissions, it needs all groups of the caller.
 //!
 //! # The privileges of a changed file
 //! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
@@ -71,6 +75,7 @@ impl Features {
         HANDLE_KILLPRIV_V2 = 28;
         SETXATTR_EXT = 29;
         INIT_EXT = 30;
+        CREATE_SUPP_GROUP = 34;
         PASSTHROUGH = 37;
         OVER_IO_URING = 41;
     }

@@ -9,7 +9,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::require::{has_program, has_root};
 use corewalk_testkit::user::{UserNamespace, run_as};
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, StatxFlags, XattrFlags, copy_file_range, fallocate, statx,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, XattrFlags, copy_file_range,
+    fallocate, mknodat, statx,
 };
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -342,6 +343,64 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
             _ => assert_eq!(found, expected),
         }
     }
+}
+
+/// A function that makes a file at a path.
+type Make = fn(&Path) -> io::Result<()>;
+
+/// The ways to make a file with set-group-ID, or a directory.
+const MAKES: [(&str, Make); 4] = [
+    ("open", |path| make_with(0o2755, path)),
+    ("open without execution by the group", |path| make_with(0o2745, path)),
+    ("mkfifo", |path| Ok(mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o6711), 0)?)),
+    ("mkdir", |path| fs::create_dir(path)),
+];
+
+fn make_with(mode: u32, path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map(drop)
+}
+
+/// A perl program that makes the file `ARGV[0]` with set-group-ID.
+const MAKE: &str = "use Fcntl; sysopen(F, $ARGV[0], O_CREAT | O_WRONLY, 02755) or die $!";
+
+/// A new file in a directory with set-group-ID gets the bit only from a caller in the group of the
+/// directory, or with `CAP_FSETID`. The last two callers are in other user namespaces. The first of
+/// them has `CAP_FSETID` over the directory, and the other one does not.
+#[test]
+fn new_files_get_set_group_id_as_on_the_host() {
+    if !has_root() || !has_program("perl") {
+        return;
+    }
+    let Some(wide) = UserNamespace::new(0, OWNER, GROUP) else { return };
+    let Some(narrow) = UserNamespace::new(0, OWNER, 1) else { return };
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let host = HostTmpfs::new();
+    let collect = |at: &Path| {
+        let (dir, mut lines) = (at.join("dir"), vec![]);
+        fs::create_dir(&dir).expect("make the directory");
+        for dir_mode in [0o2777, 0o777] {
+            prepare(&dir, dir_mode, false);
+            let path = dir.join("f");
+            for (caller, (what, make)) in
+                CALLERS.into_iter().flat_map(|caller| MAKES.map(|make| (caller, make)))
+            {
+                let made = change_as(caller, || make(&path)).map_err(|error| error.raw_os_error());
+                lines.push(format!("{dir_mode:o} {caller:?} {what}: {made:?} {}", state(&path)));
+                fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).expect("remove it");
+            }
+            for namespace in [&wide, &narrow] {
+                let mut perl = namespace.command(0, "perl");
+                let made = perl.args(["-e", MAKE]).arg(&path).status().expect("run perl");
+                lines.push(format!("{dir_mode:o} namespace: {made} {}", state(&path)));
+                fs::remove_file(&path).expect("remove it");
+            }
+        }
+        lines
+    };
+    let expected = collect(host.0.path());
+    let is_kept = |text: &str| expected.iter().any(|line| line.ends_with(text));
+    assert!(is_kept("0 2755 1000 4242") && is_kept("0 755 1000 4242"), "control: {expected:#?}");
+    assert_eq!(collect(site.root()), expected);
 }
 
 /// A write to a file without privileges must be one request. Without `FUSE_HANDLE_KILLPRIV_V2`, the
