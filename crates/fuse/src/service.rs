@@ -55,6 +55,10 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
     /// `ESTALE` if the cache does not have the directory; `ENOTDIR`.
     fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno>;
 
+    /// Drops all names and attributes from the cache. Calls `directory` with the node number of
+    /// each cached directory.
+    fn invalidate_all(&self, directory: &mut dyn FnMut(u64));
+
     /// Drops the attributes of the inode with the node number `node` from the cache.
     ///
     /// # Errors
