@@ -103,11 +103,12 @@ impl Watch {
             let event = reader.next()?;
             let what = event.events();
             if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-                // The queue of inotify(7) has overflowed, so events were lost. Watch all
-                // directories again. Make the kernel drop each name in the root and all below it.
+                // Events were lost. Linux before 6.16 drops each name in the root by itself.
                 self.add(Path::new(""));
-                for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {
-                    tell(kernel.invalidate_entry_at(Path::new(&entry.file_name())));
+                if kernel.expire_all_names().is_err() {
+                    for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {
+                        tell(kernel.invalidate_entry_at(Path::new(&entry.file_name())));
+                    }
                 }
                 continue;
             }
@@ -136,8 +137,7 @@ fn main() -> anyhow::Result<()> {
     let words: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [from, point] = &words[..] else { anyhow::bail!("usage: watch DIRECTORY MOUNTPOINT") };
     let signals = EndSignals::watch()?;
-    // Watch before the mount exists. Otherwise a change soon after the kernel has cached an answer
-    // could be missed.
+    // Watch before the mount exists. Otherwise the first changes could be missed.
     let watch = Watch::new(from.clone())?;
     let fs = Arc::new(ByPath::new(Shown(from.clone())));
     let mount = Mount::new(fs, point, Options::exclusive(), &MountOptions::default())?;

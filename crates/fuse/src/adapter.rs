@@ -124,7 +124,7 @@ impl Adapter {
         // its file systems.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
-        self.server.set_features(chosen);
+        self.server.set_features(offered, chosen);
         let added = config.add_capabilities(InitFlags::from_bits_retain(chosen.0));
         debug_assert!(added.is_ok(), "only offered features are chosen");
         for result in [

@@ -85,6 +85,7 @@ pub(crate) struct Dispatcher {
     /// last reference would wait for itself.
     requests: Arc<Requests>,
     payload_bytes: usize,
+    features: Features,
     offload: Offload,
     lock_waits: LockWaits,
 }
@@ -121,7 +122,8 @@ impl Dispatcher {
     /// Returns a dispatcher for a connection that `init` has opened.
     pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
         let payload_bytes = init.payload_bytes(server.options());
-        server.set_features(Features::choose(&server, init.offered));
+        let features = Features::choose_own(&server, init.offered);
+        server.set_features(init.offered, features);
         let requests = Requests {
             timeouts: Timeouts::of(server.options()),
             opens_are_free: Features::opens_are_free(&server, init.offered),
@@ -135,6 +137,7 @@ impl Dispatcher {
             lock_waits: LockWaits::new(Arc::clone(&requests.interrupts)),
             requests: Arc::new(requests),
             payload_bytes,
+            features,
             offload: Offload::default(),
         }
     }
@@ -143,6 +146,10 @@ impl Dispatcher {
 impl Dispatch for Dispatcher {
     fn payload_bytes(&self) -> usize {
         self.payload_bytes
+    }
+
+    fn features(&self) -> Features {
+        self.features
     }
 
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {

@@ -103,6 +103,28 @@ impl KernelCache {
         Err(Errno::INVAL)
     }
 
+    /// Drops all cached names, those of missing files too, and all cached listings. The next use of
+    /// a name asks the back end, and brings new attributes. Call this method when anything may have
+    /// changed, for example after notifications of the back end were lost.
+    ///
+    /// The kernel keeps the pages of files that are open. [`KernelCache::invalidate_inode`] drops
+    /// them.
+    ///
+    /// # Errors
+    /// `EINVAL` if the kernel is older than 6.16. Then only corewalk's cache has dropped its names,
+    /// and the caller has to drop the kernel's names one by one.
+    #[doc(alias = "FUSE_NOTIFY_INC_EPOCH")]
+    pub fn expire_all_names(&self) -> Result<(), Errno> {
+        let mut directories = Vec::new();
+        self.server.invalidate_all(&mut |node| directories.push(node));
+        self.device.notify_inc_epoch()?;
+        // A listing is cached with its directory, and not with the names. So it needs a
+        // notification of its own.
+        directories
+            .into_iter()
+            .try_for_each(|node| self.device.notify_inval_inode(node, Pages::Drop))
+    }
+
     /// Drops the cached attributes and pages of the file at `path`, because its content or its
     /// attributes have changed. If there is no file at `path`, drops the cached answer for the
     /// name.

@@ -106,8 +106,8 @@ pub struct Server {
     lock_owners: LockOwners,
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
-    /// The features of the connection.
-    features: OnceLock<Features>,
+    /// The features that the kernel has offered, and those that the server has chosen.
+    features: OnceLock<(Features, Features)>,
     /// The name of the transport of the mount. If the preferred transport is not used, the text
     /// also says why.
     transport: OnceLock<Box<str>>,

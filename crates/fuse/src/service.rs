@@ -54,6 +54,10 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
     /// `ESTALE` if the cache does not have the directory; `ENOTDIR`.
     fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno>;
 
+    /// Drops all names and attributes from the cache. Calls `directory` with the node number of
+    /// each cached directory.
+    fn invalidate_all(&self, directory: &mut dyn FnMut(u64));
+
     /// Drops the attributes of the inode with the node number `node` from the cache.
     ///
     /// # Errors
@@ -80,7 +84,10 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
     /// Returns the length in bytes of the longest data of a request or an answer.
     fn payload_bytes(&self) -> usize;
 
-    /// Serves a request. Writes the body of the answer into `buffer`.
+    /// Returns the features of the connection, which decide how messages are read.
+    fn features(&self) -> Features;
+
+    /// Serves a request. The body of the answer is written into `buffer`.
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
 
     /// Begins to serve a request for which `serve` has returned [`Outcome::Later`], and returns

@@ -256,7 +256,7 @@ fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
     let mut request = vec![0; INIT_BYTES];
     loop {
         let len = device.read(&mut request)?;
-        let message = Message::parse(&request[..len]).map_err(|_| Errno::PROTO)?;
+        let message = Message::parse(&request[..len], Features(0)).map_err(|_| Errno::PROTO)?;
         let unique = message.header.unique;
         let init = match message.header.opcode {
             Opcode::INIT => Init::parse(message.args()),

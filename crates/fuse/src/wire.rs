@@ -88,17 +88,19 @@ impl Header {
 }
 
 impl<'a> Message<'a> {
-    /// Splits a message that a FUSE device has delivered.
+    /// Splits a message that a FUSE device has delivered. The features of the connection decide how
+    /// long the fixed arguments are.
     ///
     /// # Errors
     /// If the message is shorter than its operation requires, the error is the number of the
     /// request, and the transport answers `EIO`. If the message is shorter than a header, the error
     /// is `None`, and the message cannot be answered.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Option<u64>> {
+    pub(crate) fn parse(bytes: &'a [u8], features: Features) -> Result<Message<'a>, Option<u64>> {
         let (header, args) = bytes.split_at_checked(IN_HEADER_BYTES).ok_or(None)?;
         let header = Header::parse(header).map_err(|_| None)?;
-        let (fixed, rest) =
-            args.split_at_checked(header.opcode.fixed_bytes()).ok_or(Some(header.unique))?;
+        let (fixed, rest) = args
+            .split_at_checked(header.opcode.fixed_bytes(features))
+            .ok_or(Some(header.unique))?;
         Message::from_parts(header, fixed, rest)
     }
 
@@ -111,9 +113,10 @@ impl<'a> Message<'a> {
         header: &[u8],
         fixed: &'a [u8],
         rest: &'a [u8],
+        features: Features,
     ) -> Result<Message<'a>, Option<u64>> {
         let header = Header::parse(header).map_err(|_| None)?;
-        let fixed = fixed.get(..header.opcode.fixed_bytes()).ok_or(Some(header.unique))?;
+        let fixed = fixed.get(..header.opcode.fixed_bytes(features)).ok_or(Some(header.unique))?;
         Message::from_parts(header, fixed, rest)
     }
 
@@ -195,6 +198,9 @@ impl<'a> Args<'a> {
 pub(crate) mod tests {
     use super::*;
 
+    const NONE: Features = Features(0);
+
+    /// Returns a message with the header of a request, and with `args`.
     pub(crate) fn message(opcode: Opcode, extensions: u16, args: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let len = (IN_HEADER_BYTES + args.len()) as u32;
@@ -212,7 +218,7 @@ pub(crate) mod tests {
         args.extend([3_u32, 1].iter().flat_map(|word| word.to_ne_bytes()));
         args.extend(b"user.x\0abc");
         let bytes = message(Opcode::SETXATTR, 0, &args);
-        let message = Message::parse(&bytes).unwrap();
+        let message = Message::parse(&bytes, NONE).unwrap();
         assert_eq!((message.header.unique, message.header.node), (7, 1));
         assert_eq!(message.header.caller, Caller { uid: 1000, gid: 1001, pid: 42 });
         let mut args = message.args();
@@ -220,17 +226,38 @@ pub(crate) mod tests {
         assert_eq!((args.name(), args.data(3)), (Ok(&b"user.x"[..]), Ok(&b"abc"[..])));
         assert_eq!((args.name(), args.data(1)), (Err(MALFORMED), Err(MALFORMED)));
         let padded = [&bytes[40..48], &[9; 120]].concat();
-        let parts = Message::parse_parts(&bytes[..40], &padded, b"n\0")
+        let parts = Message::parse_parts(&bytes[..40], &padded, b"n\0", NONE)
             .map(|message| (message.args().u32(), message.args().name()));
         assert_eq!(parts, Ok((Ok(3), Ok(&b"n"[..]))));
+    }
+
+    /// With `FUSE_SETXATTR_EXT` the fixed arguments have four words. Both transports must agree
+    /// where the name begins.
+    #[test]
+    fn long_setxattr_has_further_flags() {
+        let args: Vec<u8> = [3_u32, 0, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let bytes = message(Opcode::SETXATTR, 0, &[&args, &b"n\0abc"[..]].concat());
+        let with = Features(Features::SETXATTR_EXT);
+        let whole = Message::parse(&bytes, with).unwrap();
+        let padded = [&args[..], &[9; 112]].concat();
+        assert_eq!(Message::parse_parts(&bytes[..40], &padded, b"n\0abc", with), Ok(whole));
+        let mut read = whole.args();
+        assert_eq!([read.u32(), read.u32(), read.u32(), read.u32()], [Ok(3), Ok(0), Ok(1), Ok(0)]);
+        assert_eq!(
+            (read.u32(), read.name(), read.data(3)),
+            (Err(MALFORMED), Ok(&b"n"[..]), Ok(&b"abc"[..]))
+        );
+        let short = IN_HEADER_BYTES + 15;
+        assert_eq!(Message::parse(&bytes[..short], with), Err(Some(7)));
+        assert!(Message::parse(&bytes[..short], NONE).is_ok());
     }
 
     #[test]
     fn extensions_are_no_part_of_the_data() {
         let bytes = message(Opcode::LOOKUP, 1, b"name\0EXTENDED");
-        assert_eq!(Message::parse(&bytes).unwrap().args().rest, b"name\0");
+        assert_eq!(Message::parse(&bytes, NONE).unwrap().args().rest, b"name\0");
         let too_long = message(Opcode::LOOKUP, 2, b"name\0");
-        assert_eq!(Message::parse(&too_long), Err(Some(7)));
+        assert_eq!(Message::parse(&too_long, NONE), Err(Some(7)));
     }
 
     #[test]
@@ -238,9 +265,9 @@ pub(crate) mod tests {
         let bytes = message(Opcode::CREATE, 0, &[0; 16]);
         for len in 0..bytes.len() {
             let expected = if len < IN_HEADER_BYTES { None } else { Some(7) };
-            assert_eq!(Message::parse(&bytes[..len]), Err(expected));
+            assert_eq!(Message::parse(&bytes[..len], NONE), Err(expected));
         }
-        assert!(Message::parse(&bytes).is_ok());
+        assert!(Message::parse(&bytes, NONE).is_ok());
     }
 
     #[test]

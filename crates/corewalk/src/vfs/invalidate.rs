@@ -2,7 +2,9 @@
 
 use super::{InodeRef, Vfs};
 use crate::Errno;
+use crate::attr::FileKind;
 use crate::name::Name;
+use crate::slot::DentrySlot;
 
 impl Vfs {
     /// Invalidates a name: drops its cached dentry. The answer of a running lookup will not be
@@ -50,5 +52,68 @@ impl Vfs {
         let dir = self.dir(dir.slot)?;
         self.dcache.invalidate_directory(dir.now.slot);
         Ok(())
+    }
+
+    /// Invalidates all names, and the permission records of all inodes that have a name. Call it
+    /// when anything in the back end may have changed, for example after its notifications were
+    /// lost. The call takes time for each cached name, but never waits.
+    ///
+    /// Before the names and attributes of an inode are invalidated, `before` gets its number and
+    /// kind. It gets only inodes of the file system at the namespace's root, and an inode with
+    /// several names several times.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FileKind, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// # let (file, _) = vfs.make(&cred, &root, name, Make::new(0o100_644, 1000, 1000))?;
+    /// let misses = vfs.stats().misses;
+    /// let mut directories = vec![];
+    /// vfs.invalidate_all(&mut |ino, kind| {
+    ///     if kind == FileKind::Directory {
+    ///         directories.push(ino);
+    ///     }
+    /// });
+    /// assert_eq!(directories, [root.ino()]);
+    /// vfs.lookup(&cred, &root, name)?;
+    /// assert_eq!(vfs.stats().misses, misses + 1);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn invalidate_all(&self, before: &mut dyn FnMut(u64, FileKind)) {
+        let dcache = &self.dcache;
+        // A directory that gets a later slot has no names yet. So all its names are from answers
+        // of the back end after the begin of this call.
+        for slot in (1..dcache.dentries.slots_touched()).map(DentrySlot::new) {
+            let Some(inode) = self.inode_of(slot) else { continue };
+            let is_of_root = dcache.inodes.superblock(inode.slot) == 0;
+            if is_of_root {
+                before(inode.ino(), inode.kind());
+            }
+            dcache.invalidate_directory(slot);
+            self.invalidate_attributes(&inode);
+        }
+    }
+
+    /// Returns the inode of the dentry in `slot`, if there is one.
+    fn inode_of(&self, slot: DentrySlot) -> Option<InodeRef<'_>> {
+        let dcache = &self.dcache;
+        loop {
+            let seen = dcache.dentries.snapshot(slot);
+            let inode = seen.body.inode();
+            if inode.is_none() {
+                return None;
+            }
+            if dcache.get_inode(slot, seen.seq, inode) {
+                return Some(InodeRef { vfs: self, slot: inode });
+            }
+            if dcache.dentries.is_unchanged(slot, seen.seq) {
+                // The dentry is about to be freed, and its inode is free already.
+                return None;
+            }
+        }
     }
 }

@@ -108,6 +108,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
                 while !done.load(Ordering::Relaxed) {
                     vfs.prune();
                     vfs.invalidate_dir(&vfs.root()).unwrap();
+                    vfs.invalidate_all(&mut |_, _| ());
                     // Wait between invalidations, so that walks can succeed in rcu-walk.
                     let asked = vfs.stats().misses;
                     // ORDERING: Relaxed. As above.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, Errno, FsStruct, Make, PathKind, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+    Cred, Errno, FileKind, FsStruct, Make, PathKind, Removal, RenameMode, Vfs, VfsOptions,
+    WalkFlags,
 };
 
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
@@ -222,6 +223,12 @@ fn names_in_an_invalidated_directory_are_looked_up_again() {
     assert_eq!(vfs.stats().misses, before + 1, "only e is looked up again, f is still cached");
     vfs.invalidate(&walk(&vfs, "d").unwrap(), name("e")).unwrap();
     assert_eq!(walk(&vfs, "d/e/f").unwrap().ino(), f);
+    let before = vfs.stats().misses;
+    let mut seen = vec![];
+    vfs.invalidate_all(&mut |ino, kind| seen.push((ino, kind)));
+    assert_eq!(walk(&vfs, "d/e/f").unwrap().ino(), f);
+    assert_eq!(vfs.stats().misses, before + 3, "each name is looked up again");
+    assert!(seen.contains(&(f, FileKind::Regular)) && seen.len() == 4, "{seen:?}");
 }
 
 #[test]

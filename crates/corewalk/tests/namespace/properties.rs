@@ -35,6 +35,7 @@ enum Noise {
     None,
     Prune,
     InvalidateRoot,
+    InvalidateAll,
 }
 
 proptest! {
@@ -47,6 +48,7 @@ proptest! {
         steps in prop::collection::vec(
             (operation(), prop_oneof![
                 8 => Just(Noise::None), 1 => Just(Noise::Prune), 1 => Just(Noise::InvalidateRoot),
+                1 => Just(Noise::InvalidateAll),
             ]),
             1..80,
         )
@@ -59,6 +61,7 @@ proptest! {
                 Noise::None => {}
                 Noise::Prune => { vfs.prune(); }
                 Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
+                Noise::InvalidateAll => vfs.invalidate_all(&mut |_, _| ()),
             }
             // The model identifies files by tags, so give each new file a new one.
             let op = match *op {

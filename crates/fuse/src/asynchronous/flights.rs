@@ -117,6 +117,13 @@ impl<K: Hash + Eq, V> Flights<K, V> {
         }
     }
 
+    /// Makes all running calls to the back end invalid.
+    pub(super) fn invalidate_all(&self) {
+        for shard in &self.shards {
+            shard.lock().values_mut().for_each(|entry| entry.invalidated = entry.calls);
+        }
+    }
+
     fn shard(&self, key: &K) -> &Mutex<HashMap<K, Entry<V>, RandomState>> {
         &self.shards[self.hasher.hash_one(key) as usize % SHARDS]
     }

@@ -11,7 +11,7 @@ use super::answer::Answer;
 use super::server::AsyncServer;
 use super::under_way::Request;
 use crate::options::Ownership;
-use crate::service::{Dispatch, Outcome, Reply};
+use crate::service::{Dispatch, Outcome, Reply, Service as _};
 use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
 /// The first error number that the kernel does not accept in an answer.
@@ -25,6 +25,7 @@ const FOPEN_CACHE_DIR: u32 = 1 << 3;
 pub(super) struct AsyncDispatcher<F: AsyncFileSystem> {
     server: Arc<AsyncServer<F>>,
     payload_bytes: usize,
+    features: Features,
     /// True if the kernel need not send opens.
     opens_are_free: bool,
 }
@@ -53,7 +54,8 @@ impl<F: AsyncFileSystem> AsyncDispatcher<F> {
         let opens_are_free = server.is_exclusive()
             && !server.has_open_state()
             && init.offered.0 & Features::NO_OPEN_SUPPORT != 0;
-        AsyncDispatcher { server, payload_bytes, opens_are_free }
+        let features = server.features(init.offered);
+        AsyncDispatcher { server, payload_bytes, features, opens_are_free }
     }
 
     /// Answers a request without the back end.
@@ -98,6 +100,10 @@ impl<F: AsyncFileSystem> AsyncDispatcher<F> {
 impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
     fn payload_bytes(&self) -> usize {
         self.payload_bytes
+    }
+
+    fn features(&self) -> Features {
+        self.features
     }
 
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {

@@ -389,6 +389,21 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         numbers
     }
 
+    fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
+        // First the calls under way: their answers enter the table no more. Then the names, so
+        // that an answer that has just entered goes too.
+        self.flights.invalidate_all();
+        self.table.cache().invalidate_all(&mut |number, kind| {
+            if let Ok(node) = self.node(number) {
+                node.inode().invalidate_attributes();
+                node.invalidate_name(|| ());
+            }
+            if kind == FileKind::Directory {
+                directory(number);
+            }
+        });
+    }
+
     fn invalidate_attributes(&self, node: u64) -> Result<(), Errno> {
         self.node(node)?.inode().invalidate_attributes();
         Ok(())

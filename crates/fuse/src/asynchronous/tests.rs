@@ -14,7 +14,7 @@ use super::requests::AsyncDispatcher;
 use super::*;
 use crate::options::{Options, ReaddirPlus};
 use crate::service::{Dispatch as _, Outcome};
-use crate::wire::{Init, Message, Opcode};
+use crate::wire::{Features, Init, Message, Opcode};
 
 /// How long a test waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -186,7 +186,8 @@ impl Rig {
         let words = [7, 45, 4096, u32::MAX, 0];
         let args: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let bytes = message(Opcode::INIT, 0, 2, 0, &args);
-        let init = Init::parse(Message::parse(&bytes).unwrap().args()).expect("a known version");
+        let init = Init::parse(Message::parse(&bytes, Features(0)).unwrap().args())
+            .expect("a known version");
         let dispatcher = AsyncDispatcher::new(Arc::clone(&server), &init);
         Rig { fs, server, dispatcher, _runtime: runtime }
     }
@@ -195,7 +196,7 @@ impl Rig {
     fn send(&self, bytes: &[u8]) -> Receiver<Result<Vec<u8>, Errno>> {
         let (sender, answer) = channel();
         let mut buffer = vec![0; 64 << 10];
-        let message = Message::parse(bytes).expect("the message is whole");
+        let message = Message::parse(bytes, Features(0)).expect("the message is whole");
         match self.dispatcher.serve(&message, &mut buffer) {
             Outcome::Answer(result) => {
                 sender.send(result.map(|len| buffer[..len].to_vec())).expect("the test waits");

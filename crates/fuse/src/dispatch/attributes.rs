@@ -4,11 +4,15 @@ use corewalk::attr::SetTime;
 use corewalk::{Errno, SetAttr, Timespec};
 
 use super::Requests;
-use crate::server::{Change, XattrAnswer};
+use crate::server::{Change, SetId, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
 /// The handle in a getattr request is valid (`FUSE_GETATTR_FH`).
 pub(crate) const GETATTR_HANDLE: u32 = 1;
+
+/// The flag of a setxattr request that sets an ACL: clear set-group-ID
+/// (`FUSE_SETXATTR_ACL_KILL_SGID`).
+const ACL_KILL_SET_GROUP_ID: u32 = 1;
 
 /// Tells which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).
 struct Valid(u32);
@@ -87,8 +91,13 @@ impl Requests {
         let header = message.header;
         let mut args = message.args();
         let (size, flags) = (args.u32()?, args.u32()?);
+        let set_id = match self.server.has_acl_flags() {
+            false => SetId::Unsaid,
+            true if args.u32()? & ACL_KILL_SET_GROUP_ID != 0 => SetId::Clear,
+            true => SetId::Keep,
+        };
         let (name, value) = (args.name()?, args.data(size)?);
-        self.server.setxattr(header.caller, header.node, name, value, flags)
+        self.server.setxattr_as(header.caller, header.node, name, value, flags, set_id)
     }
 
     pub(super) fn removexattr(&self, message: &Message<'_>) -> Result<(), Errno> {

@@ -73,10 +73,11 @@ fn serve(
 fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let dispatcher = small();
     let mut buffer = vec![0; dispatcher.payload_bytes()];
-    let whole = Message::parse(input);
+    let features = dispatcher.features();
+    let whole = Message::parse(input, features);
     let (header, args) = input.split_at(input.len().min(40));
     if let Err(unique) = whole {
-        let parts = Message::parse_parts(header, args, &[]);
+        let parts = Message::parse_parts(header, args, &[], features);
         assert!(unique.is_some() || parts.is_err(), "the header is too short");
         return Err(if unique.is_some() { "no arguments" } else { "no header" });
     }
@@ -90,16 +91,16 @@ fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
         let mut body = Body::new(&mut buffer);
         assert_eq!(init.reply(dispatcher.requests.server.options(), chosen, &mut body), Ok(()));
     }
-    let (fixed, rest) = args.split_at(opcode.fixed_bytes());
+    let (fixed, rest) = args.split_at(opcode.fixed_bytes(features));
     let mut op_in = [0xff; OP_IN_BYTES];
     op_in[..fixed.len()].copy_from_slice(fixed);
-    let parts = Message::parse_parts(header, &op_in, rest);
+    let parts = Message::parse_parts(header, &op_in, rest, features);
     assert_eq!(parts, Ok(message));
     let _ = serve(&dispatcher, message, &mut buffer);
     // Split the message in the middle, where the kernel never splits it. The dispatcher must not
     // panic even then.
     let (fixed, rest) = args.split_at(args.len() / 2);
-    if let Ok(message) = Message::parse_parts(header, fixed, rest) {
+    if let Ok(message) = Message::parse_parts(header, fixed, rest, features) {
         let _ = serve(&dispatcher, message, &mut buffer[..100]);
     }
     assert_eq!(dispatcher.requests.server.counters().panics, 0);

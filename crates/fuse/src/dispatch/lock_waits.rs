@@ -257,7 +257,7 @@ impl fmt::Debug for LockWaits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Message, Opcode};
+    use crate::wire::{Features, Message, Opcode};
 
     #[test]
     fn request_that_is_due_for_the_longest_time_is_next() {
@@ -271,7 +271,7 @@ mod tests {
             let signal =
                 Signal { pid: 0, has_come: AtomicBool::new(false), shared: Arc::clone(&shared) };
             let bytes = crate::wire::tests::message(Opcode::SETLKW, 0, &[0; 48]);
-            let message = Message::parse(&bytes).expect("a whole message").to_owned();
+            let message = Message::parse(&bytes, Features(0)).expect("a whole message").to_owned();
             let due = now + Duration::from_millis(ms);
             let (reply, signal) = (Box::new(|_: Result<&[u8], Errno>| ()), Arc::new(signal));
             Wait { message, reply, signal, due, pause: PAUSES[0] }

@@ -37,7 +37,7 @@ pub(super) fn dispatcher(fs: Arc<dyn FileSystem>) -> Arc<Dispatcher> {
         args.extend(u32::to_ne_bytes(word));
     }
     let bytes = message(Opcode::INIT, 0, &args);
-    let message = Message::parse(&bytes).expect("the message is whole");
+    let message = Message::parse(&bytes, Features(0)).expect("the message is whole");
     let init = Init::parse(message.args()).expect("the version is supported");
     Arc::new(Dispatcher::new(server, &init))
 }
@@ -45,7 +45,7 @@ pub(super) fn dispatcher(fs: Arc<dyn FileSystem>) -> Arc<Dispatcher> {
 /// Serves a message. Returns the body of the answer.
 fn serve(dispatcher: &Dispatcher, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut buffer = vec![0; dispatcher.payload_bytes()];
-    let message = Message::parse(bytes).expect("the message is whole");
+    let message = Message::parse(bytes, dispatcher.features()).expect("the message is whole");
     match dispatcher.serve(&message, &mut buffer) {
         Outcome::Answer(result) => result.map(|len| buffer[..len].to_vec()),
         outcome => panic!("{outcome:?} instead of an answer"),
@@ -58,7 +58,7 @@ fn serve_later(
     bytes: &[u8],
 ) -> impl FnOnce() -> Result<Vec<u8>, Errno> + use<> {
     let (send, answer) = channel();
-    let message = Message::parse(bytes).expect("the message is whole");
+    let message = Message::parse(bytes, dispatcher.features()).expect("the message is whole");
     let reply = move |result: Result<&[u8], Errno>| {
         send.send(result.map(<[u8]>::to_vec)).expect("the test waits for the answer");
     };
@@ -67,7 +67,7 @@ fn serve_later(
 }
 
 fn is_later(dispatcher: &Dispatcher, bytes: &[u8]) -> bool {
-    let message = Message::parse(bytes).expect("the message is whole");
+    let message = Message::parse(bytes, dispatcher.features()).expect("the message is whole");
     dispatcher.serve(&message, &mut [0; 256]) == Outcome::Later
 }
 
@@ -94,7 +94,7 @@ fn write_succeeds_after_a_forget_has_freed_space() {
     assert_eq!(serve(&dispatcher, &message(Opcode::UNLINK, ROOT, b"old\0")), Ok(Vec::new()));
     assert!(is_later(&dispatcher, &request), "the kernel still holds the removed file");
     let forget = message(Opcode::FORGET, old, &1_u64.to_ne_bytes());
-    let forget = Message::parse(&forget).expect("the message is whole");
+    let forget = Message::parse(&forget, dispatcher.features()).expect("the message is whole");
     assert_eq!(dispatcher.serve(&forget, &mut []), Outcome::Silent);
     let answer = serve_later(&dispatcher, &request)().expect("there is space");
     assert_eq!(answer, 4096_u64.to_le_bytes());

@@ -38,6 +38,7 @@ const NOTIFY_POLL: u32 = 1;
 /// The numbers of the notifications (`enum fuse_notify_code`).
 const NOTIFY_INVAL_INODE: u32 = 2;
 const NOTIFY_INVAL_ENTRY: u32 = 3;
+const NOTIFY_INC_EPOCH: u32 = 8;
 const NOTIFY_PRUNE: u32 = 9;
 /// Maximum number of nodes in one `FUSE_NOTIFY_PRUNE`. The kernel would handle a longer
 /// notification in portions of this size anyway.
@@ -157,6 +158,15 @@ impl Device {
         body.extend(name);
         body.push(0);
         unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &body))
+    }
+
+    /// Tells the kernel to look up each name again before it uses it. Any thread may call this
+    /// method, because the kernel takes no lock.
+    ///
+    /// # Errors
+    /// `EINVAL` if the kernel is older than 6.16. `ENODEV` or `ENOTCONN` if the mount has ended.
+    pub(crate) fn notify_inc_epoch(&self) -> Result<(), Errno> {
+        self.notify(NOTIFY_INC_EPOCH, &[])
     }
 
     /// Tells the kernel to drop the nodes `nodes` from its cache, except nodes in use. A thread

@@ -248,7 +248,7 @@ impl Server {
     /// group. Kernels before 6.0 leave this to the server.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
-        match new.mode & marked == marked {
+        match new.mode & marked == marked && !self.has_stripped_new_modes() {
             true => self.cred_in_groups(caller),
             false => self.cred(caller),
         }

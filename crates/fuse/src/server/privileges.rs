@@ -10,6 +10,9 @@
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
 //!
+//! - With `FUSE_SETXATTR_EXT` a request that sets an ACL says whether set-group-ID is cleared:
+//!   unless the caller is in the group of the file or has `CAP_FSETID`. `/proc` would not show the
+//!   capabilities of a caller in another user namespace.
 //! - The back end clears the bits in the step that changes the file, under the attribute lock of
 //!   the inode.
 //! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
@@ -38,23 +41,25 @@ use corewalk_base::waits_in_chown;
 
 use super::{Change, Server};
 use crate::credentials::{resolve, resolve_exactly};
-use crate::options::Permissions;
+use crate::options::{Ownership, Permissions};
 use crate::wire::Features;
 
 /// The extended attribute of file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The part of a request that decides about the set-user-ID and set-group-ID bits of the file.
+/// The statement of a request about the set-user-ID and set-group-ID bits of the file it changes. A
+/// request that sets an ACL says it only about set-group-ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetId {
     /// The request says nothing.
     #[default]
     Unsaid,
-    /// The caller has `CAP_FSETID`, so the bits stay.
+    /// The caller has `CAP_FSETID`, so the bits stay. A caller that sets an ACL may also be in the
+    /// group of the file.
     Keep,
     /// The caller does not have `CAP_FSETID`, so the bits go. A lone set-group-ID bit stays if the
-    /// caller is in the group of the file.
+    /// caller is in the group of the file, and the request sets no ACL.
     Clear,
 }
 
@@ -67,16 +72,32 @@ impl Change {
 }
 
 impl Server {
-    /// Notes the features of the connection.
-    pub(crate) fn set_features(&self, features: Features) {
-        // Ignore an error: the features of the first connection count, and only tests open a second
-        // one.
-        let _ = self.features.set(features);
+    /// Notes the features that the kernel has offered on the connection, and those that the server
+    /// has chosen.
+    pub(crate) fn set_features(&self, offered: Features, chosen: Features) {
+        // Ignore an error: the first connection counts. Only tests open a second one.
+        let _ = self.features.set((offered, chosen));
+    }
+
+    /// Returns true if the kernel has cleared set-group-ID of a new file if the caller may not set
+    /// it. Linux does so since 6.0. This feature shows a kernel of 6.3 or newer. The kernel judges
+    /// by its cached attributes of the directory, which other programs may have changed.
+    pub(super) fn has_stripped_new_modes(&self) -> bool {
+        self.options.ownership == Ownership::Exclusive
+            && self
+                .features
+                .get()
+                .is_some_and(|(offered, _)| offered.0 & Features::CREATE_SUPP_GROUP != 0)
     }
 
     /// Returns true if requests say whether the server must clear set-user-ID and set-group-ID.
     pub(crate) fn has_kill_flags(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2)
+    }
+
+    /// Returns true if a request that sets an ACL says whether set-group-ID stays.
+    pub(crate) fn has_acl_flags(&self) -> bool {
+        self.has(Features::SETXATTR_EXT)
     }
 
     /// Returns true if the kernel leaves set-user-ID and set-group-ID to the server.
@@ -86,7 +107,7 @@ impl Server {
 
     /// Returns true if the connection has one of `features`.
     fn has(&self, features: u64) -> bool {
-        self.features.get().is_some_and(|chosen| chosen.0 & features != 0)
+        self.features.get().is_some_and(|(_, chosen)| chosen.0 & features != 0)
     }
 
     /// Removes the capabilities of a file before a request changes the file. Does nothing if the
@@ -247,7 +268,8 @@ mod tests {
             }
         });
         let server = Server::new(Arc::new(fs), Options::exclusive()).expect("start the server");
-        server.set_features(Features(Features::HANDLE_KILLPRIV_V2));
+        let features = Features(Features::HANDLE_KILLPRIV_V2);
+        server.set_features(features, features);
         (server, asked)
     }
 

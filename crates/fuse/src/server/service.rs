@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corewalk::{Cred, Errno, Name, Vfs};
+use corewalk::{Cred, Errno, FileKind, Name, Vfs};
 
 use super::Server;
 use crate::adapter::Adapter;
@@ -52,6 +52,14 @@ impl Service for Server {
 
     fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
         self.vfs.invalidate(&self.vfs.inode(self.translate(parent))?, name)
+    }
+
+    fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
+        self.vfs.invalidate_all(&mut |ino, kind| {
+            if kind == FileKind::Directory {
+                directory(self.translate(ino));
+            }
+        });
     }
 
     fn invalidate_attributes(&self, node: u64) -> Result<(), Errno> {

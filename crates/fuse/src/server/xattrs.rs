@@ -8,7 +8,7 @@
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caller, Caps, Cred, Errno, XattrMode};
 
-use super::{ROOT_NODE, Server};
+use super::{ROOT_NODE, Server, SetId};
 use crate::credentials::resolve;
 use crate::options::Permissions;
 
@@ -65,6 +65,20 @@ impl Server {
         value: &[u8],
         flags: u32,
     ) -> Result<(), Errno> {
+        self.setxattr_as(caller, node, name, value, flags, SetId::Unsaid)
+    }
+
+    /// Sets an extended attribute as [`Server::setxattr`] does. `set_id` says whether set-group-ID
+    /// stays if the attribute is an ACL.
+    pub(crate) fn setxattr_as(
+        &self,
+        caller: Caller,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        set_id: SetId,
+    ) -> Result<(), Errno> {
         let inode = match name == XATTR_ACCESS {
             true => self.inode_refreshed(node)?,
             false => self.inode(node)?,
@@ -88,7 +102,7 @@ impl Server {
             return Ok(());
         }
         let cred = match name == XATTR_ACCESS {
-            true => self.cred_in_groups(caller),
+            true => self.acl_cred(caller, set_id),
             false => self.xattr_cred(caller, name),
         };
         self.vfs.setxattr(&cred, &inode, name, value, mode)
@@ -127,6 +141,18 @@ impl Server {
             return Ok(());
         }
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
+    }
+
+    /// Returns the credentials for a new ACL. If the request says whether set-group-ID stays, the
+    /// kernel has judged by the caller's groups and capabilities. Otherwise the server looks them
+    /// up.
+    fn acl_cred(&self, caller: Caller, set_id: SetId) -> Cred {
+        let cred = match set_id {
+            SetId::Unsaid => return self.cred_in_groups(caller),
+            SetId::Keep | SetId::Clear => self.cred(caller),
+        };
+        let caps = if set_id == SetId::Clear { cred.caps - Caps::FSETID } else { cred.caps };
+        cred.with_caps(caps)
     }
 
     /// Returns the credentials for a change of the attribute `name`.

@@ -14,19 +14,21 @@ use corewalk::Errno;
 
 use super::MESSAGE_BYTES;
 use crate::service::{Dispatch, Outcome};
-use crate::wire::{Message, OUT_HEADER_BYTES, out_header};
+use crate::wire::{Features, Message, OUT_HEADER_BYTES, out_header};
 
 /// A thread that reads requests from a channel and serves them.
 #[derive(Debug)]
 pub(super) struct Thread {
     dispatcher: Arc<dyn Dispatch>,
+    features: Features,
     channel: Arc<File>,
 }
 
 impl Thread {
     /// Returns a thread that does not run yet.
     pub(super) fn new(dispatcher: Arc<dyn Dispatch>, channel: File) -> Thread {
-        Thread { dispatcher, channel: Arc::new(channel) }
+        let features = dispatcher.features();
+        Thread { dispatcher, features, channel: Arc::new(channel) }
     }
 
     /// Returns the dispatcher that serves the requests.
@@ -58,7 +60,7 @@ impl Thread {
     /// Serves one request. Writes the body of the answer into `answer`, after the space for the
     /// header.
     fn serve(&self, request: &[u8], answer: &mut [u8]) {
-        let message = match Message::parse(request) {
+        let message = match Message::parse(request, self.features) {
             Ok(message) => message,
             Err(unique) => {
                 log::error!("the kernel has sent a malformed request");

@@ -47,9 +47,10 @@ const STREAMS: u64 = 3;
 const REQUESTS: u64 = 2000;
 /// The handle that every open file gets from the back end `tmpfs_with_handles`.
 const HANDLE: u64 = 7;
-/// The features that the kernel offers. Left out are `FUSE_INIT_RESERVED`, io_uring, and a feature
+/// The features that the kernel offers: all but `FUSE_INIT_RESERVED`, io_uring, and the features
 /// that the adapter for fuser never chooses.
-const OFFERED: u64 = !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2);
+const OFFERED: u64 =
+    !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2 | Features::SETXATTR_EXT);
 /// The features that let a server do without opens.
 const FREE_OPENS: u64 = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
 /// The operations that must succeed at least once.

@@ -39,7 +39,7 @@ use rustix::thread::CpuSet;
 use super::device;
 use crate::mount::Device;
 use crate::service::{Dispatch, Outcome};
-use crate::wire::Message;
+use crate::wire::{Features, Message};
 
 /// The number of entries of a queue that one thread serves.
 const DEPTH: usize = 8;
@@ -62,6 +62,7 @@ pub(super) struct Queues {
 pub(super) struct Thread {
     queues: Queues,
     dispatcher: Arc<dyn Dispatch>,
+    features: Features,
     /// The answers of offload threads.
     finished: Arc<Finished>,
     /// Serves the FUSE device on this thread after the ring has ended, or if the ring is not used.
@@ -127,7 +128,8 @@ impl Thread {
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());
-        Thread { queues, dispatcher, finished: Arc::new(finished), successor }
+        let features = dispatcher.features();
+        Thread { queues, dispatcher, features, finished: Arc::new(finished), successor }
     }
 
     /// Registers the entries of the ring with the kernel, which puts requests into them. The thread
@@ -186,7 +188,7 @@ impl Thread {
         // answer. The dispatcher reads the request while it writes the body. So if the request has
         // names or data, the dispatcher writes the body into `scratch`.
         let (outcome, owned) = if payload_len == 0 {
-            match Message::parse_parts(header, op_in, &[]) {
+            match Message::parse_parts(header, op_in, &[], self.features) {
                 Ok(message) => {
                     let outcome = self.dispatcher.serve(&message, payload);
                     (outcome, (outcome == Outcome::Later).then(|| message.to_owned()))
@@ -194,7 +196,7 @@ impl Thread {
                 Err(_) => (malformed(), None),
             }
         } else {
-            match Message::parse_parts(header, op_in, &payload[..payload_len]) {
+            match Message::parse_parts(header, op_in, &payload[..payload_len], self.features) {
                 Ok(message) => {
                     let outcome = self.dispatcher.serve(&message, scratch);
                     let owned = (outcome == Outcome::Later).then(|| message.to_owned());

@@ -5,6 +5,10 @@
 //! - File locks, unless the back end manages them. Without this feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
+//! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file then says whether the caller is in the
+//!   group of the directory. But a kernel that offers this feature has already cleared set-group-ID
+//!   of the new file if the caller may not set it, and that is all the server would do with the
+//!   answer. If the server checks permissions, it needs all groups of the caller.
 //!
 //! # The privileges of a changed file
 //! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
@@ -70,7 +74,9 @@ impl Features {
         CACHE_SYMLINKS = 23;
         NO_OPENDIR_SUPPORT = 24;
         HANDLE_KILLPRIV_V2 = 28;
+        SETXATTR_EXT = 29;
         INIT_EXT = 30;
+        CREATE_SUPP_GROUP = 34;
         PASSTHROUGH = 37;
         OVER_IO_URING = 41;
     }
@@ -124,11 +130,19 @@ impl Features {
     }
 
     /// Returns those of the offered features that `server` needs over the transports of this crate.
-    /// They may include locks and passthrough, which fuser does not support.
+    /// fuser has neither locks of the back end nor passthrough, and it cannot read a long setxattr
+    /// request.
     pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
+        let options = server.options();
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
-        Features(Features::choose(server, offered).0 | (locks | passthrough) & offered.0)
+        // Only a kernel that checks ACLs judges whether set-group-ID stays. It judges by its cached
+        // group of the file, which other programs may have changed.
+        let judges =
+            options.permissions == Permissions::Kernel && options.ownership == Ownership::Exclusive;
+        let setxattr = if judges { Features::SETXATTR_EXT } else { 0 };
+        let wanted = locks | passthrough | setxattr;
+        Features(Features::choose(server, offered).0 | wanted & offered.0)
     }
 
     /// Returns the offered features that an asynchronous server needs. It leaves out
@@ -268,7 +282,8 @@ mod tests {
             args.extend(u32::to_ne_bytes(word));
         }
         args.extend([0; 44]);
-        Init::parse(Message::parse(&message(Opcode::INIT, 0, &args)).unwrap().args())
+        let bytes = message(Opcode::INIT, 0, &args);
+        Init::parse(Message::parse(&bytes, Features(0)).unwrap().args())
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,7 +14,10 @@ use corewalk::{Attr, Errno, Name, errno_of};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{AsyncFileSystem, AsyncNode, MountOptions, Options, OwnedDirEntry, Transport};
+use corewalk_fuse::{
+    AsyncFileSystem, AsyncNode, KernelCache, MountOptions, Options, OwnedDirEntry, Transport,
+};
+use corewalk_testkit::require::{Need, skip};
 
 use crate::site::{AsyncSite, async_mount_options};
 
@@ -474,15 +477,24 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
 /// not be cached afterwards. Here the change is made behind the mount, during the lookup.
 #[test]
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
-    let (asked, is_asked) = channel();
-    let asked = Mutex::new(Some(asked));
+    answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
+    answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
+        // The server drops its own names, but Linux before 6.16 keeps those of the kernel.
+        Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
+        expired => expired,
+    });
+}
+
+fn answer_from_before_is_not_cached(invalidate: fn(&KernelCache) -> Result<(), Errno>) {
+    let (sender, is_asked) = channel();
+    let asked = Arc::new(Mutex::new(None));
     let calls = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&calls);
+    let (counted, waits) = (Arc::clone(&calls), Arc::clone(&asked));
     let delay = move |call, name: &[u8]| match (call, name) {
         ("lookup", b"f") => {
             // ORDERING: Relaxed. The calls for one name never overlap.
             counted.fetch_add(1, Ordering::Relaxed);
-            match asked.lock().take() {
+            match Option::<Sender<()>>::take(&mut waits.lock()) {
                 Some(asked) => {
                     asked.send(()).expect("the test waits");
                     Duration::from_millis(200)
@@ -493,20 +505,55 @@ fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
         _ => Duration::ZERO,
     };
     let Some(site) = Site::of(Options::exclusive(), 2, delay) else { return };
+    fs::write(site.path("f"), "text").expect("make the file");
+    let kernel = site.mount().kernel_cache().clone();
+    kernel.invalidate_entry_at(Path::new("f")).expect("notify the kernel");
+    *asked.lock() = Some(sender);
+    // ORDERING: Relaxed. No call runs.
+    let before = calls.load(Ordering::Relaxed);
     let path = site.path("f");
     let first = thread::spawn(move || path.exists());
     is_asked.recv_timeout(PATIENCE).expect("the lookup runs");
-    let kernel = site.mount().kernel_cache().clone();
-    // Notify on a second thread: the kernel handles the notification only after the lookup has
-    // ended.
-    let notifying = thread::spawn(move || kernel.invalidate_entry_at(Path::new("f")));
-    assert!(!first.join().unwrap());
+    // The kernel waits for the lookup, so do not wait for the notification.
+    let notifying = thread::spawn(move || invalidate(&kernel));
+    assert!(first.join().unwrap());
     notifying.join().unwrap().expect("notify the kernel");
-    // ORDERING: Relaxed. The threads have ended.
-    let before = calls.load(Ordering::Relaxed);
-    assert!(!site.path("f").exists());
+    assert!(site.path("f").exists());
     // ORDERING: Relaxed. As above.
-    assert!(calls.load(Ordering::Relaxed) > before, "the back end is asked again");
+    assert!(calls.load(Ordering::Relaxed) >= before + 2, "the back end is asked again");
+}
+
+/// Checks that after [`KernelCache::expire_all_names`] the back end is asked again, for each name
+/// of a path and for a listing.
+#[test]
+fn async_back_end_is_asked_for_all_expired_names() {
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&calls);
+    let delay = move |call, _: &[u8]| {
+        // ORDERING: Relaxed. The test reads the count when no call runs.
+        counted.fetch_add(u64::from(matches!(call, "lookup" | "readdir")), Ordering::Relaxed);
+        Duration::ZERO
+    };
+    let Some(site) = Site::of(Options::exclusive(), 2, delay) else { return };
+    fs::create_dir(site.path("d")).expect("make the folder");
+    fs::write(site.path("d/f"), "text").expect("write the file");
+    let use_all = || {
+        fs::metadata(site.path("d/f")).expect("the file exists");
+        assert!(!site.path("d/none").exists());
+        assert_eq!(fs::read_dir(site.path("d")).expect("list the folder").count(), 1);
+        // ORDERING: Relaxed. As above.
+        calls.swap(0, Ordering::Relaxed)
+    };
+    use_all();
+    assert_eq!(use_all(), 0, "control: the kernel answers from its cache");
+    match site.mount().kernel_cache().expire_all_names() {
+        Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
+        expired => expired.expect("notify the kernel"),
+    }
+    // The lookups of `d`, `f` and `none`, a page, and the end of the listing.
+    let asked = use_all();
+    assert!((4..=5).contains(&asked), "{asked} calls");
+    assert_eq!(use_all(), 0);
 }
 
 /// Maximum numbers of back-end calls: two for a stat at depth 2 without caches, one per name and

@@ -314,3 +314,42 @@ fn watch_shows_changes_on_the_host_at_once() {
     eventually("a file that has moved", &|| site.path("moved").exists());
     eventually("a name that is gone", &|| !site.path("dir/file").exists());
 }
+
+/// Checks that the example `watch` notices that events of inotify(7) were lost. It then lets the
+/// kernel ask for all names again, those of missing files too.
+#[test]
+fn watch_shows_changes_whose_events_were_lost() {
+    let host = Host::new();
+    let at = |name: &str| host.path().join(name);
+    fs::create_dir(at("dir")).expect("make the folder");
+    for name in ["dir/file", "dir/gone", "gone", "kept"] {
+        fs::write(at(name), "old").expect("write the file");
+    }
+    let watching = watching::Watch::new(host.path().to_owned()).expect("watch the folder");
+    let shown = ByPath::new(watching::Shown(host.path().to_owned()));
+    let Some(site) = Site::new(Arc::new(shown), Options::exclusive()) else { return };
+    let exists = |name: &str| site.path(name).exists();
+    let all = ["dir/file", "dir/gone", "gone", "kept", "new", "dir/new"];
+    let before = [true, true, true, true, false, false];
+    assert_eq!(all.map(exists), before);
+    assert_eq!(names(site.root()), ["dir", "gone", "kept"]);
+    // Fill the queue, so that the events of the changes are lost.
+    let max = read(Path::new("/proc/sys/fs/inotify/max_queued_events"));
+    for _ in 0..=max.trim().parse::<u32>().expect("a number") / 2 {
+        fs::write(at("dir/filler"), "").expect("write the file");
+        fs::remove_file(at("dir/filler")).expect("remove the file");
+    }
+    fs::rename(at("dir/file"), at("new")).expect("rename the file");
+    fs::rename(at("gone"), at("dir/new")).expect("rename the file");
+    fs::remove_file(at("dir/gone")).expect("remove the file");
+    assert_eq!(all.map(exists), before, "control: the kernel answers from its cache");
+    let kernel = site.mount().kernel_cache().clone();
+    thread::spawn(move || watching.report_to(&kernel));
+    let begin = Instant::now();
+    while all.map(exists) != [false, false, false, true, true, true] {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", all.map(exists));
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(names(site.root()), ["dir", "kept", "new"]);
+    assert_eq!(names(&site.path("dir")), ["new"]);
+}

@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::sync::Arc;
 
 use corewalk::attr::mode::S_IFLNK;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node};
+use corewalk::{Errno, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 use corewalk_fuse::Options;
+use corewalk_testkit::require::{Need, skip};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::hooked::Hooked;
@@ -173,6 +174,67 @@ fn invalidation_shows_changes_by_other_programs() {
     assert_eq!(fs::metadata(site.path("theirs")).expect("read the attributes").len(), 0);
     site.mount().kernel_cache().invalidate_inode(made.ino).expect("notify the kernel");
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");
+}
+
+/// Checks that after [`KernelCache::expire_all_names`] each name is asked for again: in the root
+/// and below, of files that exist and that do not, in a listing, and in a directory that is in use.
+///
+/// [`KernelCache::expire_all_names`]: corewalk_fuse::KernelCache::expire_all_names
+#[test]
+fn expiry_of_all_names_shows_changes_by_other_programs() {
+    let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    let Some(site) = Site::new(Arc::clone(&tmpfs) as _, Options::exclusive()) else { return };
+    fs::create_dir_all(site.path("a/b")).expect("make the folders");
+    fs::write(site.path("a/b/old"), "old").expect("write the file");
+    let held = fs::File::open(site.path("a/b")).expect("open the folder");
+    let names = |dir: &std::path::Path| {
+        let entries = fs::read_dir(dir).expect("list the folder");
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.expect("read an entry").file_name()).collect();
+        names.sort();
+        names
+    };
+    let inside = format!("/proc/self/fd/{}", held.as_fd().as_raw_fd());
+    let inside = std::path::Path::new(&inside);
+    // The names, an attribute of the file, and the listings.
+    let seen = || {
+        let len = |name: &str| fs::metadata(site.path(name)).ok().map(|found| found.len());
+        let here = ["old", "new"].map(|name| fs::metadata(inside.join(name)).is_ok());
+        let lens = [len("a/b/old"), len("a/b/new"), len("top")];
+        (lens, here, names(site.root()), names(&site.path("a/b")), names(inside))
+    };
+    // The first listing fills the kernel's cache. It is filled again if the kernel then learns the
+    // time of the last change of the directory.
+    let before = [seen(), seen(), seen()][2].clone();
+    assert_eq!((before.0, before.1), ([Some(3), None, None], [true, false]));
+
+    let dir = |ino| Node::detached(ino, FileKind::Directory);
+    let name = |name: &'static str| Name::new(name.as_bytes()).expect("the name is valid");
+    let root = tmpfs.root().expect("read the root's attributes").ino;
+    let a = tmpfs.lookup(dir(root), name("a")).expect("look the folder up").ino;
+    let b = tmpfs.lookup(dir(a), name("b")).expect("look the folder up").ino;
+    let rename = |from: &'static str, at, to: &'static str| {
+        tmpfs.rename((dir(b), name(from)), (dir(at), name(to)), RenameMode::Replace)
+    };
+    rename("old", root, "top").expect("rename behind the cache");
+    tmpfs.make(dir(b), name("new"), &Make::new(0o100_644, 0, 0)).expect("make the file");
+    assert_eq!(seen(), before, "control: the kernel answers from its cache");
+
+    match site.mount().kernel_cache().expire_all_names() {
+        Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
+        expired => expired.expect("notify the kernel"),
+    }
+    let after = seen();
+    assert_eq!((after.0, after.1), ([None, Some(0), Some(3)], [false, true]));
+    assert_eq!((after.2, after.3), (vec!["a".into(), "top".into()], vec!["new".into()]));
+    assert_eq!(after.4, ["new"]);
+    let path = fs::read_link(inside).expect("the folder has a path");
+    assert_eq!(path, site.path("a/b"), "a directory in use stays where it is");
+    // Without a change, names are answered from the cache again.
+    let requests = site.counters().requests;
+    assert_eq!(seen().0, after.0);
+    let asked = site.counters().requests - requests;
+    assert!(asked <= 20, "{asked} requests");
 }
 
 /// Checks that open(2) with `O_CREAT` opens the target of a symbolic link that another program has

@@ -9,7 +9,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,10 +19,11 @@ use corewalk_base::Region;
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_fuse::{Options, Transport, WriteCache};
 use corewalk_testkit::reexec::{self, Reexec};
-use corewalk_testkit::require::has_root;
-use corewalk_testkit::user::run_as;
+use corewalk_testkit::require::{has_program, has_root};
+use corewalk_testkit::user::{UserNamespace, run_as};
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, StatxFlags, XattrFlags, copy_file_range, fallocate, statx,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, XattrFlags, copy_file_range,
+    fallocate, mknodat, statx,
 };
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -42,6 +43,17 @@ const MOUNT: &str = "COREWALK_PRIVILEGES_MOUNT";
 const HOST: &str = "COREWALK_PRIVILEGES_HOST";
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const VALUE: [u8; 20] = [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// A value of `system.posix_acl_access`: version 2, and the entries `u::rwx`, `u:7:r`, `g::rx`,
+/// `m::rx`, `o::x`. Its mode is 751.
+#[rustfmt::skip]
+const ACL: [u8; 44] = [
+    2, 0, 0, 0,
+    1, 0, 7, 0, 0xff, 0xff, 0xff, 0xff,
+    2, 0, 4, 0, 7, 0, 0, 0,
+    4, 0, 5, 0, 0xff, 0xff, 0xff, 0xff,
+    16, 0, 5, 0, 0xff, 0xff, 0xff, 0xff,
+    32, 0, 1, 0, 0xff, 0xff, 0xff, 0xff,
+];
 /// The modes of the files.
 const MODES: [u32; 7] = [0o6755, 0o2745, 0o4644, 0o644, 0o6777, 0o2767, 0o666];
 /// The modes of the directories.
@@ -75,7 +87,7 @@ const CALLERS: [Caller; 7] = [
 /// has opened for reading and writing. So a caller without a right to open the file can write.
 type Change = fn(&Path, &File) -> io::Result<()>;
 
-const CHANGES: [(&str, Change); 18] = [
+const CHANGES: [(&str, Change); 19] = [
     ("write", |_, mut file| file.write_all(b"xy")),
     ("pwrite", |_, file| file.write_all_at(b"xy", 5)),
     ("pwrite of a page", |_, file| file.write_all_at(&[7; 8192], 0)),
@@ -107,15 +119,19 @@ const CHANGES: [(&str, Change); 18] = [
     ("chown to the same owner", |path, _| chown(path, Some(OWNER), Some(GROUP))),
     ("chown without an owner", |path, _| chown(path, None, None)),
     ("chmod", |path, _| fs::set_permissions(path, Permissions::from_mode(0o6711))),
+    ("set an ACL", |path, _| {
+        Ok(rustix::fs::setxattr(path, "system.posix_acl_access", &ACL, XattrFlags::empty())?)
+    }),
 ];
 
 /// The changes of a directory.
-const DIR_CHANGES: [&str; 5] = [
+const DIR_CHANGES: [&str; 6] = [
     "chown to another user",
     "chown to another group",
     "chown to the same owner",
     "chown without an owner",
     "chmod",
+    "set an ACL",
 ];
 
 /// A tmpfs of the host, mounted on a new directory.
@@ -290,6 +306,98 @@ fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
 fn privileges_are_cleared_as_on_the_host_if_other_programs_change_files() {
     let name = "privileges_are_cleared_as_on_the_host_if_other_programs_change_files";
     assert_as_host(name, tmpfs(), Options::shared(), |_, _, _| false);
+}
+
+/// A caller in another user namespace may have `CAP_FSETID` over a file. `/proc` does not show that
+/// to the server, so only the kernel's flag tells whether set-group-ID stays.
+#[test]
+fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
+    if !has_root() || !has_program("setfacl") {
+        return;
+    }
+    // User 0 is the owner of the file. The file's group is in the first namespace only.
+    let Some(wide) = UserNamespace::new(0, OWNER, GROUP) else { return };
+    let Some(narrow) = UserNamespace::new(0, OWNER, 1) else { return };
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let host = HostTmpfs::new();
+    let set = |at: &Path, namespace: &UserNamespace| {
+        let path = at.join("f");
+        File::create(&path).expect("make the file");
+        prepare(&path, 0o2755, false);
+        let mut setfacl = namespace.command(0, "setfacl");
+        let done = setfacl.args(["-m", "u:0:rx"]).arg(&path).status().expect("run setfacl");
+        let state = state(&path);
+        fs::remove_file(&path).expect("remove the file");
+        (done.success(), state)
+    };
+    for (namespace, mode) in [(&wide, "2755"), (&narrow, "755")] {
+        let expected = set(host.0.path(), namespace);
+        assert_eq!(expected, (true, format!("{mode} {OWNER} {GROUP}")), "control: on the host");
+        let found = set(site.root(), namespace);
+        // fuser does not pass on the kernel's flag, and the server clears the bit.
+        match transport() {
+            Transport::Fuser => assert_eq!(found.1, format!("755 {OWNER} {GROUP}")),
+            _ => assert_eq!(found, expected),
+        }
+    }
+}
+
+/// A function that makes a file at a path.
+type Make = fn(&Path) -> io::Result<()>;
+
+/// The ways to make a file with set-group-ID, or a directory.
+const MAKES: [(&str, Make); 4] = [
+    ("open", |path| make_with(0o2755, path)),
+    ("open without execution by the group", |path| make_with(0o2745, path)),
+    ("mkfifo", |path| Ok(mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o6711), 0)?)),
+    ("mkdir", |path| fs::create_dir(path)),
+];
+
+fn make_with(mode: u32, path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map(drop)
+}
+
+/// A perl program that makes the file `ARGV[0]` with set-group-ID.
+const MAKE: &str = "use Fcntl; sysopen(F, $ARGV[0], O_CREAT | O_WRONLY, 02755) or die $!";
+
+/// A new file in a directory with set-group-ID gets the bit only from a caller in the group of the
+/// directory, or with `CAP_FSETID`. The last two callers are in other user namespaces. The first of
+/// them has `CAP_FSETID` over the directory, and the other one does not.
+#[test]
+fn new_files_get_set_group_id_as_on_the_host() {
+    if !has_root() || !has_program("perl") {
+        return;
+    }
+    let Some(wide) = UserNamespace::new(0, OWNER, GROUP) else { return };
+    let Some(narrow) = UserNamespace::new(0, OWNER, 1) else { return };
+    let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
+    let host = HostTmpfs::new();
+    let collect = |at: &Path| {
+        let (dir, mut lines) = (at.join("dir"), vec![]);
+        fs::create_dir(&dir).expect("make the directory");
+        for dir_mode in [0o2777, 0o777] {
+            prepare(&dir, dir_mode, false);
+            let path = dir.join("f");
+            for (caller, (what, make)) in
+                CALLERS.into_iter().flat_map(|caller| MAKES.map(|make| (caller, make)))
+            {
+                let made = change_as(caller, || make(&path)).map_err(|error| error.raw_os_error());
+                lines.push(format!("{dir_mode:o} {caller:?} {what}: {made:?} {}", state(&path)));
+                fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).expect("remove it");
+            }
+            for namespace in [&wide, &narrow] {
+                let mut perl = namespace.command(0, "perl");
+                let made = perl.args(["-e", MAKE]).arg(&path).status().expect("run perl");
+                lines.push(format!("{dir_mode:o} namespace: {made} {}", state(&path)));
+                fs::remove_file(&path).expect("remove it");
+            }
+        }
+        lines
+    };
+    let expected = collect(host.0.path());
+    let is_kept = |text: &str| expected.iter().any(|line| line.ends_with(text));
+    assert!(is_kept("0 2755 1000 4242") && is_kept("0 755 1000 4242"), "control: {expected:#?}");
+    assert_eq!(collect(site.root()), expected);
 }
 
 /// A write to a file without privileges must be one request. Without `FUSE_HANDLE_KILLPRIV_V2`, the

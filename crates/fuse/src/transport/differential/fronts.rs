@@ -196,7 +196,7 @@ pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[
 
 /// Returns a dispatcher for a connection with the request `init`, and the answer to `init`.
 fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
-    let message = Message::parse(init).expect("the message is whole");
+    let message = Message::parse(init, Features(0)).expect("the message is whole");
     let init = Init::parse(message.args()).expect("the version is supported");
     let mut answer = vec![0; OUT_HEADER_BYTES + INIT_REPLY_BYTES];
     let mut body = Body::new(&mut answer[OUT_HEADER_BYTES..]);
@@ -225,9 +225,10 @@ fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
         let mut op_in = [0xa5; OP_IN_BYTES];
         op_in[..fixed.len()].copy_from_slice(fixed);
         let buffer = if rest.is_empty() { &mut payload } else { &mut scratch };
-        let message = Message::parse_parts(header, &op_in, rest).expect("the message is whole");
+        let message = Message::parse_parts(header, &op_in, rest, dispatcher.features())
+            .expect("the message is whole");
         let unique = message.header.unique;
-        let fixed_bytes = message.header.opcode.fixed_bytes();
+        let fixed_bytes = message.header.opcode.fixed_bytes(dispatcher.features());
         assert!([0, fixed.len()].contains(&fixed_bytes), "{message:?}: fixed arguments");
         match dispatcher.serve(&message, buffer) {
             Outcome::Answer(result) => {
