@@ -1,0 +1,4 @@
+//! A file system for many machines: metadata in PostgreSQL, file data in objects.
+#![forbid(unsafe_code)]
+
+pub mod objects;
