@@ -14,6 +14,7 @@
 --   -4  other sessions have not been seen since the database started; try again later (K.10)
 --   -5  the home of an inode changed before its lock was taken; repeat the call
 --   -6  the answer is right, but must not be cached, since a change waits (K.2)
+--   -7  the session is dead for so long that its row is gone
 
 CREATE TYPE cw_row AS (
     code int, cookie bigint,
@@ -51,7 +52,7 @@ BEGIN
     RETURN v;
 END $$;
 
--- Adds up what the slots of a session counted, and removes the rows of the session.
+-- Removes a session for good. Adds up what its slots counted.
 CREATE FUNCTION cw_end_session(p_session bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE usage SET
@@ -60,93 +61,135 @@ BEGIN
     DELETE FROM slot WHERE session = p_session;
     DELETE FROM lease WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
-    DELETE FROM intent_ack WHERE session = p_session;
     INSERT INTO dead_object SELECT object, clock_timestamp() FROM pending_object
         WHERE session = p_session ON CONFLICT DO NOTHING;
     DELETE FROM pending_object WHERE session = p_session;
     DELETE FROM session WHERE id = p_session;
 END $$;
 
--- Opens a session. Removes sessions that are dead; their orphans stay, for `cw_reap`. Refuses if
--- another session lives, and then returns its host, process and start.
+-- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
+-- that is under way, and the verdict holds (K.8).
+CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
+    UPDATE session SET dead = true
+        WHERE id = ANY(p_sessions) AND NOT dead AND until <= clock_timestamp()
+$$;
+
+-- Opens a session. Removes sessions that died ten minutes ago; their orphans stay, for `cw_reap`.
+-- Refuses if another session lives, and then returns its host, process and start.
 CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8)
-RETURNS TABLE (id bigint, ino bigint, data text, host text, pid int, since text, wait float8)
+RETURNS TABLE (id bigint, ino bigint, data text, fs text, host text, pid int, since text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz;
 BEGIN
     PERFORM pg_advisory_xact_lock(-2);
     v_boot := cw_boot();
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
     v_now := clock_timestamp();
-    SELECT s.* INTO v FROM session s WHERE s.until > v_now LIMIT 1;
+    SELECT s.* INTO v FROM session s WHERE NOT s.dead LIMIT 1;
     IF FOUND THEN
-        RETURN QUERY SELECT 0::bigint, 0::bigint, ''::text, v.host, v.pid,
-            to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ'), extract(epoch FROM v.until - v_now)::float8;
+        RETURN QUERY SELECT 0::bigint, 0::bigint, ''::text, ''::text, v.host, v.pid,
+            to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
         RETURN;
     END IF;
-    PERFORM cw_end_session(s.id) FROM session s;
+    PERFORM cw_end_session(s.id) FROM session s WHERE s.until < v_now - interval '10 minutes';
     v_id := nextval('session_seq');
     INSERT INTO session VALUES
         (v_id, p_host, p_pid, v_now, v_now + make_interval(secs => p_lease), v_boot);
-    RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, ''::text, 0, ''::text, 0::float8
+    RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, f.id::text, ''::text, 0, ''::text
         FROM format f;
 END $$;
 
--- Renews a session. Returns the pending intents that concern its leases and that it has not
--- acknowledged (K.12), and whether the database has started again (-3).
-CREATE FUNCTION cw_renew(p_session bigint, p_lease float8)
-RETURNS TABLE (code int, intents bigint[]) LANGUAGE plpgsql AS $$
+-- Renews a session that registered with this start of the database, or that has dropped its caches
+-- since it saw the start `p_boot`. Returns the start, and the intents of others that concern
+-- leases of the session (K.12). Returns -3 if the session must drop its caches first (K.10).
+CREATE FUNCTION cw_renew(p_session bigint, p_lease float8, p_boot text)
+RETURNS TABLE (code int, boot text, intents bigint[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE v_boot uuid; v_old uuid;
 BEGIN
     v_boot := cw_boot();
-    SELECT s.boot INTO v_old FROM session s
-        WHERE s.id = p_session AND s.until > clock_timestamp() FOR UPDATE;
+    PERFORM cw_judge(ARRAY[p_session]);
+    SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead FOR UPDATE;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT -2, '{}'::bigint[];
+        RETURN QUERY SELECT -2, ''::text, '{}'::bigint[];
+        RETURN;
+    END IF;
+    IF v_old <> v_boot AND p_boot <> v_boot::text THEN
+        RETURN QUERY SELECT -3, v_boot::text, '{}'::bigint[];
         RETURN;
     END IF;
     UPDATE session SET until = clock_timestamp() + make_interval(secs => p_lease), boot = v_boot
         WHERE id = p_session;
-    RETURN QUERY SELECT CASE WHEN v_old = v_boot THEN 0 ELSE -3 END, coalesce(array_agg(i.id), '{}')
-        FROM intent i
+    RETURN QUERY SELECT 0, v_boot::text, coalesce(array_agg(i.id), '{}') FROM intent i
         WHERE i.session <> p_session
-            AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs))
-            AND NOT EXISTS (SELECT FROM intent_ack a
-                WHERE a.intent = i.id AND a.session = p_session);
+            AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs));
 END $$;
 
 CREATE FUNCTION cw_inos() RETURNS bigint LANGUAGE sql AS $$ SELECT nextval('ino_seq') $$;
+
+-- Takes the lock of a request slot. Returns 0 to go on, 1 if this slot has made the change already,
+-- or a code. The slot comes before the check of the session. So a session that is dead learns
+-- whether its change was made, and -2 means that it never will be (K.8, K.9).
+CREATE FUNCTION cw_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE v_seq bigint; v_boot uuid; v_is_over bool;
+BEGIN
+    SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
+    IF NOT FOUND THEN
+        INSERT INTO slot VALUES (p_session, p_slot, 0, 0, '{}', 0, 0) ON CONFLICT DO NOTHING;
+        SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
+    END IF;
+    IF v_seq = p_seq THEN RETURN 1; END IF;
+    -- A connection that was given up has delivered an old request after a newer one.
+    IF v_seq > p_seq THEN RETURN 5; END IF;
+    SELECT boot, dead OR until <= clock_timestamp() INTO v_boot, v_is_over
+        FROM session WHERE id = p_session;
+    IF NOT FOUND THEN RETURN -7; END IF;
+    IF v_is_over THEN
+        PERFORM cw_judge(ARRAY[p_session]);
+        RETURN -2;
+    END IF;
+    PERFORM FROM boot WHERE id = v_boot;
+    IF NOT FOUND THEN RETURN -3; END IF;
+    RETURN 0;
+END $$;
 
 -- Takes the locks of a change, in ascending order, and checks that it may be made. Returns 0 to go
 -- on, 1 for a change that this slot has made already (K.9), or a negative code.
 CREATE FUNCTION cw_begin(
     p_session bigint, p_slot int, p_seq bigint, p_intent bigint, p_dirs bigint[]
 ) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE d bigint; v_boot uuid; v_seq bigint;
+DECLARE d bigint; v_code int; v_others bigint[];
 BEGIN
+    v_code := cw_slot(p_session, p_slot, p_seq);
+    IF v_code <> 0 THEN RETURN v_code; END IF;
     IF array_length(p_dirs, 1) > 1 THEN
         p_dirs := (SELECT array_agg(x ORDER BY x) FROM unnest(p_dirs) x);
     END IF;
     FOREACH d IN ARRAY p_dirs LOOP
         PERFORM pg_advisory_xact_lock(d);
     END LOOP;
-    SELECT boot INTO v_boot FROM session WHERE id = p_session AND until > clock_timestamp();
-    IF NOT FOUND THEN RETURN -2; END IF;
-    PERFORM FROM boot WHERE id = v_boot;
-    IF NOT FOUND THEN RETURN -3; END IF;
-    SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot;
-    IF v_seq = p_seq THEN RETURN 1; END IF;
-    PERFORM FROM session s WHERE s.id <> p_session AND s.until > clock_timestamp()
-        AND s.boot <> v_boot;
-    IF FOUND THEN RETURN -4; END IF;
-    PERFORM FROM lease l JOIN session s ON s.id = l.session
-        WHERE l.dir = ANY(p_dirs) AND l.session <> p_session AND s.until > clock_timestamp()
-            AND NOT EXISTS (SELECT FROM intent_ack a
-                WHERE a.intent = p_intent AND a.session = l.session);
-    IF FOUND THEN RETURN -1; END IF;
+    -- The wait for the locks may have been long.
+    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
+    IF NOT FOUND THEN
+        PERFORM cw_judge(ARRAY[p_session]);
+        RETURN -2;
+    END IF;
+    PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
+    IF FOUND THEN
+        PERFORM cw_judge(array_agg(s.id)) FROM session s WHERE s.id <> p_session;
+        PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
+        IF FOUND THEN RETURN -4; END IF;
+    END IF;
+    SELECT array_agg(session) INTO v_others FROM lease
+        WHERE dir = ANY(p_dirs) AND session <> p_session;
+    IF v_others IS NOT NULL THEN
+        PERFORM cw_judge(v_others);
+        PERFORM FROM session WHERE id = ANY(v_others) AND NOT dead;
+        IF FOUND THEN RETURN -1; END IF;
+    END IF;
     IF p_intent <> 0 THEN
-        DELETE FROM intent_ack WHERE intent = p_intent;
         DELETE FROM intent WHERE id = p_intent;
     END IF;
     RETURN 0;
@@ -181,19 +224,19 @@ CREATE FUNCTION cw_done(
     p_inodes bigint, p_bytes bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO slot AS s VALUES (p_session, p_slot, p_seq, p_cookie, p_inos, p_inodes, p_bytes)
-        ON CONFLICT (session, slot) DO UPDATE SET seq = p_seq, cookie = p_cookie, inos = p_inos,
-            inodes = s.inodes + p_inodes, bytes = s.bytes + p_bytes;
+    UPDATE slot SET seq = p_seq, cookie = p_cookie, inos = p_inos,
+        inodes = inodes + p_inodes, bytes = bytes + p_bytes
+        WHERE session = p_session AND slot = p_slot;
     RETURN QUERY SELECT * FROM cw_nodes(p_cookie, p_inos);
 END $$;
 
 -- Grants a lease on the home of `p_ino`, or on the directory `p_dir`, and returns the names after
--- `p_after` with their attributes (K.2). The first row is the directory itself, without a name. If
+-- `p_after` with their attributes (K.2). While another change waits, it grants nothing. The first row is the directory itself, without a name. If
 -- `p_dir` is 0, the second row is the inode `p_ino`, without a name. At most `p_limit` names.
 CREATE FUNCTION cw_fill(
     p_session bigint, p_dir bigint, p_ino bigint, p_after bigint, p_limit int
 ) RETURNS SETOF cw_entry LANGUAGE plpgsql AS $$
-DECLARE v_dir bigint := p_dir; v_code int := 0;
+DECLARE v_dir bigint := p_dir; v_code int := 0; v_boot uuid;
 BEGIN
     IF v_dir = 0 THEN
         SELECT CASE WHEN mode & 61440 = 16384 THEN ino ELSE home END INTO v_dir
@@ -201,14 +244,24 @@ BEGIN
         IF NOT FOUND THEN RETURN; END IF;
     END IF;
     PERFORM pg_advisory_xact_lock_shared(v_dir);
-    PERFORM FROM session WHERE id = p_session AND until > clock_timestamp();
+    SELECT boot INTO v_boot FROM session
+        WHERE id = p_session AND NOT dead AND until > clock_timestamp();
     IF NOT FOUND THEN
         RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(-2, 0) r;
         RETURN;
     END IF;
-    INSERT INTO lease VALUES (v_dir, p_session) ON CONFLICT DO NOTHING;
-    PERFORM FROM intent WHERE dirs @> ARRAY[v_dir];
-    IF FOUND THEN v_code := -6; END IF;
+    PERFORM FROM boot WHERE id = v_boot;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(-3, 0) r;
+        RETURN;
+    END IF;
+    PERFORM FROM intent i JOIN session s ON s.id = i.session
+        WHERE i.dirs @> ARRAY[v_dir] AND NOT s.dead AND s.until > clock_timestamp();
+    IF FOUND THEN
+        v_code := -6;
+    ELSE
+        INSERT INTO lease VALUES (v_dir, p_session) ON CONFLICT DO NOTHING;
+    END IF;
     RETURN QUERY SELECT NULL::bytea, v_code, r.cookie, r.ino, r.home, r.mode, r.uid, r.gid, r.nlink,
             r.size, r.rdev, r.atime, r.mtime, r.ctime, r.btime, r.version, r.flags
         FROM cw_nodes(0, ARRAY[v_dir]) r;
@@ -520,10 +573,10 @@ BEGIN
         END IF;
     END IF;
     UPDATE node SET
-        mode = CASE WHEN p_mode IS NULL THEN mode ELSE mode & 61440 | p_mode & 4095 END,
+        mode = CASE WHEN p_mode IS NULL THEN mode ELSE (mode & 61440) | (p_mode & 4095) END,
         uid = coalesce(p_uid, uid), gid = coalesce(p_gid, gid), size = coalesce(p_size, size),
         atime = coalesce(p_atime, atime), mtime = coalesce(p_mtime, mtime), ctime = p_ctime,
-        version = version + 1, flags = flags & ~v_clear | v_set
+        version = version + 1, flags = (flags & ~v_clear) | v_set
         WHERE ino = p_ino;
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0,
         coalesce(p_size - v_size, 0));
@@ -567,7 +620,7 @@ END $$;
 -- Records objects before they are written.
 CREATE FUNCTION cw_pending(p_session bigint, p_objects text[]) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM session WHERE id = p_session AND until > clock_timestamp();
+    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
     IF NOT FOUND THEN RETURN -2; END IF;
     INSERT INTO pending_object SELECT o, p_session FROM unnest(p_objects) o ON CONFLICT DO NOTHING;
     RETURN 0;
@@ -634,17 +687,16 @@ BEGIN
         v_count := v_count + 1;
     END IF;
     UPDATE node SET ctime = p_now, version = version + 1,
-        flags = flags & ~1 | (v_count > 0)::int WHERE ino = p_ino;
+        flags = (flags & ~1) | (v_count > 0)::int WHERE ino = p_ino;
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0, 0);
 END $$;
 
--- Removes orphans of a session for good. Returns the number of removed inodes.
+-- Removes orphans for good. Returns a code.
 CREATE FUNCTION cw_purge(p_session bigint, p_slot int, p_seq bigint, p_inos bigint[])
-RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE v_inodes bigint; v_bytes bigint;
+RETURNS int LANGUAGE plpgsql AS $$
+DECLARE v_inodes bigint; v_bytes bigint; v_code int := cw_slot(p_session, p_slot, p_seq);
 BEGIN
-    PERFORM FROM slot WHERE session = p_session AND slot = p_slot AND seq = p_seq;
-    IF FOUND THEN RETURN 0; END IF;
+    IF v_code <> 0 THEN RETURN v_code; END IF;
     p_inos := (SELECT coalesce(array_agg(ino), '{}') FROM
         (SELECT ino FROM orphan WHERE ino = ANY(p_inos) FOR UPDATE) o);
     SELECT count(*), coalesce(sum(size), 0) INTO v_inodes, v_bytes FROM node
@@ -657,7 +709,7 @@ BEGIN
     DELETE FROM node WHERE ino = ANY(p_inos) AND nlink = 0;
     DELETE FROM orphan WHERE ino = ANY(p_inos);
     PERFORM FROM cw_done(p_session, p_slot, p_seq, 0, '{}', -v_inodes, -v_bytes);
-    RETURN v_inodes;
+    RETURN 0;
 END $$;
 
 -- Returns orphans whose session has ended.

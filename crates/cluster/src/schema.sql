@@ -71,14 +71,16 @@ CREATE TABLE slice (
     PRIMARY KEY (ino, chunk, seq)
 );
 
--- A mount. `boot` is the start of the database that the session has seen last.
+-- A mount. `boot` is the start of the database that the session has registered with. A session that
+-- was found dead stays dead, and its row stays for some minutes, with its slots.
 CREATE TABLE session (
     id bigint PRIMARY KEY,
     host text NOT NULL,
     pid int NOT NULL,
     since timestamptz NOT NULL,
     until timestamptz NOT NULL,
-    boot uuid NOT NULL
+    boot uuid NOT NULL,
+    dead bool NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
 -- The last change of a request slot, and what the changes of the slot added to the totals of the
@@ -106,18 +108,14 @@ CREATE UNLOGGED TABLE lease (
     PRIMARY KEY (dir, session)
 );
 
+-- A change that waits until other sessions have let go of their leases. Its number comes from a
+-- logged sequence, so it never repeats (K.10).
 CREATE UNLOGGED TABLE intent (
     id bigint PRIMARY KEY,
     session bigint NOT NULL,
     dirs bigint[] NOT NULL
 );
 CREATE INDEX intent_dirs ON intent USING gin (dirs);
-
-CREATE UNLOGGED TABLE intent_ack (
-    intent bigint NOT NULL,
-    session bigint NOT NULL,
-    PRIMARY KEY (intent, session)
-);
 
 -- One row: this start of the database. After a crash the table is empty, and the next session
 -- writes a new row (K.10).
