@@ -2,3 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod objects;
+mod options;
+pub use options::*;

@@ -19,6 +19,7 @@
 //! | [`fork`] | child processes must start fast, because the test kills many |
 //! | [`require`] | a test needs root, `/dev/fuse`, a package or a feature of the kernel |
 //! | [`reexec`] | a test needs one processor, a low limit, or a process that dies |
+//! | [`s3`] | a test needs a server of the S3 protocol |
 //! | [`user`] | calls are made as another user |
 //!
 //! # Rules
@@ -45,6 +46,7 @@ mod real;
 pub mod reexec;
 pub mod require;
 pub mod rng;
+pub mod s3;
 pub mod seal;
 pub mod sysv;
 #[cfg(all(target_os = "linux", not(miri)))]
