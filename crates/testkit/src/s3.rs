@@ -2,14 +2,15 @@
 //!
 //! Source: `go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`, its `--help`.
 
+use std::env;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
+use crate::real::thread;
 use crate::require::{Need, skip};
 
 /// How long the server may take to accept connections. It takes 1.5 s on an idle machine.
