@@ -27,8 +27,8 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts a server with the empty bucket `bucket`. If versitygw is not installed, calls [`skip`]
-    /// and returns `None`.
+    /// Starts a server with the empty bucket `bucket`. If versitygw is not installed, calls
+    /// [`skip`] and returns `None`.
     ///
     /// # Panics
     ///
