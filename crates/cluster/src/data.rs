@@ -64,7 +64,7 @@ const PENDING: &str = "SELECT cw_pending($1, $2)";
 /// The contents of the files of a mount.
 pub(crate) struct Data {
     meta: Arc<Meta>,
-    objects: Arc<dyn Objects>,
+    objects: Objects,
     cache: ObjectsCache,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
@@ -89,7 +89,8 @@ pub(crate) struct File {
 /// The contents of a file, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    is_loaded: bool,
+    /// The session that has loaded the contents, or 0. Contents of an earlier session may be old.
+    loaded_by: i64,
     size: u64,
     inline: Bytes,
     slices: Pieces,
@@ -111,7 +112,7 @@ pub(crate) struct InUse<'a> {
 
 impl Data {
     /// Returns the contents of the files of `meta`, whose objects are in `objects`.
-    pub(crate) fn new(meta: Arc<Meta>, objects: Arc<dyn Objects>) -> Data {
+    pub(crate) fn new(meta: Arc<Meta>, objects: Objects) -> Data {
         Data {
             meta,
             cache: ObjectsCache::new(objects.clone(), CACHE_BYTES),
@@ -206,7 +207,7 @@ impl Data {
             match fetched {
                 // Another mount may have replaced the object. Its slices are read again, once.
                 Err(Errno::NOENT) if !is_retry && content.dirty.is_empty() => {
-                    (content.is_loaded, is_retry) = (false, true);
+                    (content.loaded_by, is_retry) = (0, true);
                     continue;
                 }
                 Err(Errno::NOENT) => return Err(Errno::IO),
@@ -379,14 +380,15 @@ impl Data {
     /// Locks the contents of a file, and loads them if they are not known.
     fn loaded<'f>(&self, file: &'f File) -> Result<MutexGuard<'f, Content>, Errno> {
         let mut content = file.content.lock();
-        if content.is_loaded {
+        let session = self.meta.session.id();
+        if content.loaded_by == session || content.loaded_by != 0 && content.is_changed {
             return Ok(content);
         }
         // A new file is known to be empty without asking.
         let known = self.meta.cache.inode(file.ino);
         let is_live = !self.meta.session.left().is_zero();
         if is_live && known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1) {
-            content.is_loaded = true;
+            content.loaded_by = session;
             return Ok(content);
         }
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
@@ -401,7 +403,7 @@ impl Data {
             let source = object.map_or(Source::Zeros, |key| Source::Object(key.into(), 0, len));
             content.slices.add(pos..pos + len, source);
         }
-        content.is_loaded = true;
+        content.loaded_by = session;
         Ok(content)
     }
 

@@ -386,7 +386,10 @@ impl Cache {
                 let cover = inode.cover();
                 // The caller may not have known the home of the inode when the change began.
                 let epoch = state.next_epoch();
-                state.directory(cover).epoch = epoch;
+                match state.dirs.get_mut(&cover) {
+                    Some(directory) => directory.epoch = epoch,
+                    None => state.removed_epoch = epoch,
+                }
                 if state.dirs.get(&cover).is_some_and(|directory| directory.is_leased) {
                     state.insert(cover, *inode);
                 } else if let Some(cached) = state.inodes.get_mut(&inode.attr.ino) {
@@ -395,7 +398,7 @@ impl Cache {
                 }
             }
         }
-        state.end_changing(&change.dirs);
+        state.end_changing(change);
         self.shrink(&mut state);
     }
 
@@ -414,7 +417,7 @@ impl Cache {
                 directory.names.unknown.remove(*name);
             }
         }
-        state.end_changing(&change.dirs);
+        state.end_changing(change);
     }
 
     /// Returns true if this session caches names of a directory.
@@ -447,9 +450,11 @@ impl Cache {
         state.insert(dir, inode);
     }
 
-    /// Forgets a directory that was removed.
-    pub(crate) fn remove_directory(&self, dir: u64) {
-        self.state.lock().remove_dir(dir);
+    /// Forgets an inode that is gone, and the names in it if it was a directory.
+    pub(crate) fn remove(&self, ino: u64) {
+        let mut state = self.state.lock();
+        state.remove_dir(ino);
+        state.remove_inode(ino);
     }
 
     /// Returns the number of names and inodes.
@@ -558,12 +563,23 @@ impl State {
             && self.dirs.get(&cover).is_some_and(|directory| directory.is_leased)
     }
 
-    fn end_changing(&mut self, dirs: &[u64]) {
-        for dir in dirs {
+    fn end_changing(&mut self, change: &Change<'_>) {
+        for dir in &change.dirs {
             let epoch = self.next_epoch();
             if let Some(directory) = self.dirs.get_mut(dir) {
                 directory.changing = directory.changing.saturating_sub(1);
                 directory.epoch = epoch;
+            }
+        }
+        // A directory without a lease knows nothing, and needs no record.
+        for (dir, name) in &change.names {
+            if let Some(directory) = self.dirs.get_mut(dir).filter(|it| !it.is_leased) {
+                directory.names.unknown.remove(*name);
+            }
+        }
+        for dir in &change.dirs {
+            if self.dirs.get(dir).is_some_and(|it| !it.is_leased && it.inos.is_empty()) {
+                self.remove_dir(*dir);
             }
         }
     }
@@ -678,7 +694,8 @@ impl State {
         for ino in inos {
             self.count -= usize::from(self.inodes.remove(&ino).is_some());
         }
-        if let Some(directory) = self.dirs.get(&dir).filter(|directory| directory.is_idle()) {
+        let idle = |it: &&Directory| it.is_idle() && it.names.unknown.is_empty();
+        if let Some(directory) = self.dirs.get(&dir).filter(idle) {
             self.removed_epoch = self.removed_epoch.max(directory.epoch);
             self.dirs.remove(&dir);
         }

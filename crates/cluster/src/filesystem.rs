@@ -30,7 +30,7 @@ use crate::data::Data;
 use crate::directory::{Cache, Listed};
 use crate::meta::{Known, Meta};
 use crate::node::Inode;
-use crate::objects::{DirectoryObjects, Objects};
+use crate::objects::Objects;
 use crate::options::{ClusterOptions, Place, Url};
 use crate::session::{Caches, Holder, Refusal, Session, keep_alive};
 
@@ -70,7 +70,7 @@ const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 pub struct ClusterFs {
     pub(crate) meta: Arc<Meta>,
     pub(crate) data: Data,
-    objects: Arc<dyn Objects>,
+    objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
     /// The last field, so that everything that uses the runtime is dropped before it.
@@ -102,7 +102,7 @@ pub enum OpenError {
     UnknownData(String),
     /// The file system has another version of the tables than this program.
     Version(i32),
-    /// The objects cannot be listed.
+    /// The place of the objects cannot be opened or listed.
     Objects(std::io::Error),
     /// The runtime cannot be started.
     Runtime(std::io::Error),
@@ -137,12 +137,15 @@ impl ClusterFs {
             }
             (place, _) => place,
         };
-        let place = place.inspect_err(|_| {
+        let objects = place.and_then(|place| {
+            let place = place.of_file_system(&stored.id);
+            Objects::open(&place, &options.settings).map_err(OpenError::Objects)
+        });
+        let objects = objects.inspect_err(|_| {
             // The session has just been made. If it cannot be ended, it dies by itself.
             let _ = session.end();
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
-        let objects = open_objects(&place, &stored.id);
         let meta = Arc::new(Meta { session, cache });
         let fs = ClusterFs {
             data: Data::new(meta.clone(), objects.clone()),
@@ -252,13 +255,6 @@ pub(crate) fn new_runtime() -> std::io::Result<Runtime> {
         .build()
 }
 
-/// Opens the objects of the file system `id` at `place`. Several file systems may have one place.
-pub(crate) fn open_objects(place: &Place, id: &str) -> Arc<dyn Objects> {
-    match place {
-        Place::Directory(path) => Arc::new(DirectoryObjects::new(path.join(id))),
-    }
-}
-
 impl FileSystem for ClusterFs {
     fn root(&self) -> Result<Attr, Errno> {
         Ok(self.attr(self.meta.inode(ROOT)?, true))
@@ -295,7 +291,7 @@ impl FileSystem for ClusterFs {
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
-        self.remove_name(dir.ino(), name, node)
+        self.remove_name(dir.ino(), name, node.ino())
     }
 
     fn rename(
@@ -475,6 +471,7 @@ impl FileSystem for ClusterFs {
             nameless.forgotten.len() >= PURGE_COUNT
         };
         self.data.discard(ino);
+        self.meta.cache.remove(ino);
         if is_full && let Err(errno) = self.purge() {
             log::warn!("files without a name stay until the next mount: {errno}");
         }
@@ -538,7 +535,7 @@ impl std::fmt::Display for OpenError {
             OpenError::Version(version) => {
                 write!(f, "it has version {version}, which this program does not support")
             }
-            OpenError::Objects(error) => write!(f, "its objects cannot be listed: {error}"),
+            OpenError::Objects(error) => write!(f, "its objects cannot be used: {error}"),
             OpenError::Runtime(error) => write!(f, "cannot start threads: {error}"),
         }
     }

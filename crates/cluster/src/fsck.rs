@@ -9,8 +9,9 @@ use std::fmt;
 
 use tokio_postgres::{NoTls, Row, Transaction};
 
-use crate::filesystem::{OpenError, new_runtime, open_objects};
+use crate::filesystem::{OpenError, new_runtime};
 use crate::mkfs::VERSION;
+use crate::objects::Objects;
 use crate::options::{Place, Url};
 
 /// An error of a file system.
@@ -119,16 +120,17 @@ const UNOWNED: &str = "SELECT DISTINCT ino FROM (SELECT ino FROM slice UNION ALL
 const STORED: &str = "SELECT inodes, bytes FROM cw_statfs()";
 const SLICES: &str = "SELECT ino, object, len FROM slice WHERE object IS NOT NULL";
 
-/// Checks the file system at `url`.
+/// Checks the file system at `url`. `settings` are those of the object store
+/// ([`ClusterOptions::settings`](crate::ClusterOptions::settings)).
 ///
 /// # Errors
 /// The reason why it cannot be checked.
-pub fn fsck(url: &Url) -> Result<Report, OpenError> {
+pub fn fsck(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
     let runtime = new_runtime().map_err(OpenError::Runtime)?;
-    runtime.block_on(check(url))
+    runtime.block_on(check(url, settings))
 }
 
-async fn check(url: &Url) -> Result<Report, OpenError> {
+async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
     let failed = OpenError::Database;
     let (mut client, connection) = url.config.connect(NoTls).await.map_err(failed)?;
     tokio::spawn(connection);
@@ -150,7 +152,9 @@ async fn check(url: &Url) -> Result<Report, OpenError> {
     let mut report = Report::default();
     check_tables(&snapshot, &mut report).await.map_err(failed)?;
     let slices = snapshot.query(SLICES, &[]).await.map_err(failed)?;
-    let listed = open_objects(&place, &id).list("").await.map_err(OpenError::Objects)?;
+    let objects =
+        Objects::open(&place.of_file_system(&id), settings).map_err(OpenError::Objects)?;
+    let listed = objects.list("").await.map_err(OpenError::Objects)?;
     check_objects(&slices, listed, &mut report);
     Ok(report)
 }

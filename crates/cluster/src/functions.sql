@@ -74,6 +74,17 @@ CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
         WHERE id = ANY(p_sessions) AND NOT dead AND until <= clock_timestamp()
 $$;
 
+-- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
+-- way, and the session would live on (K.8).
+CREATE FUNCTION cw_is_over(p_session bigint) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
+    IF FOUND THEN RETURN false; END IF;
+    PERFORM cw_judge(ARRAY[p_session]);
+    PERFORM FROM session WHERE id = p_session AND NOT dead;
+    RETURN NOT FOUND;
+END $$;
+
 -- Opens a session. Removes sessions that died ten minutes ago; their orphans stay, for `cw_reap`.
 -- Refuses if another session lives, and then returns its host, process and start.
 CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8)
@@ -133,7 +144,7 @@ CREATE FUNCTION cw_inos() RETURNS bigint LANGUAGE sql AS $$ SELECT nextval('ino_
 -- whether its change was made, and -2 means that it never will be (K.8, K.9).
 CREATE FUNCTION cw_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
 LANGUAGE plpgsql AS $$
-DECLARE v_seq bigint; v_boot uuid; v_is_over bool;
+DECLARE v_seq bigint; v_boot uuid;
 BEGIN
     SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
     IF NOT FOUND THEN
@@ -143,13 +154,9 @@ BEGIN
     IF v_seq = p_seq THEN RETURN 1; END IF;
     -- A connection that was given up has delivered an old request after a newer one.
     IF v_seq > p_seq THEN RETURN 5; END IF;
-    SELECT boot, dead OR until <= clock_timestamp() INTO v_boot, v_is_over
-        FROM session WHERE id = p_session;
+    SELECT boot INTO v_boot FROM session WHERE id = p_session;
     IF NOT FOUND THEN RETURN -7; END IF;
-    IF v_is_over THEN
-        PERFORM cw_judge(ARRAY[p_session]);
-        RETURN -2;
-    END IF;
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
     PERFORM FROM boot WHERE id = v_boot;
     IF NOT FOUND THEN RETURN -3; END IF;
     RETURN 0;
@@ -171,11 +178,7 @@ BEGIN
         PERFORM pg_advisory_xact_lock(d);
     END LOOP;
     -- The wait for the locks may have been long.
-    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
-    IF NOT FOUND THEN
-        PERFORM cw_judge(ARRAY[p_session]);
-        RETURN -2;
-    END IF;
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
     PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
     IF FOUND THEN
         PERFORM cw_judge(array_agg(s.id)) FROM session s WHERE s.id <> p_session;
@@ -207,7 +210,10 @@ BEGIN
         RETURN QUERY SELECT n.* FROM slot s, cw_code(0, s.cookie) n
             WHERE s.session = p_session AND s.slot = p_slot;
     ELSIF p_code = -1 THEN
-        IF p_intent = 0 THEN
+        -- A repeated change whose directories are others than before gets a new intent.
+        PERFORM FROM intent WHERE id = p_intent AND dirs = p_dirs;
+        IF NOT FOUND THEN
+            DELETE FROM intent WHERE id = p_intent;
             p_intent := nextval('intent_seq');
             INSERT INTO intent VALUES (p_intent, p_session, p_dirs);
             PERFORM pg_notify('corewalk', p_intent::text);
@@ -236,7 +242,7 @@ END $$;
 CREATE FUNCTION cw_fill(
     p_session bigint, p_dir bigint, p_ino bigint, p_after bigint, p_limit int
 ) RETURNS SETOF cw_entry LANGUAGE plpgsql AS $$
-DECLARE v_dir bigint := p_dir; v_code int := 0; v_boot uuid;
+DECLARE v_dir bigint := p_dir; v_code int := 0;
 BEGIN
     IF v_dir = 0 THEN
         SELECT CASE WHEN mode & 61440 = 16384 THEN ino ELSE home END INTO v_dir
@@ -244,22 +250,23 @@ BEGIN
         IF NOT FOUND THEN RETURN; END IF;
     END IF;
     PERFORM pg_advisory_xact_lock_shared(v_dir);
-    SELECT boot INTO v_boot FROM session
-        WHERE id = p_session AND NOT dead AND until > clock_timestamp();
-    IF NOT FOUND THEN
+    IF cw_is_over(p_session) THEN
         RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(-2, 0) r;
         RETURN;
     END IF;
-    PERFORM FROM boot WHERE id = v_boot;
+    PERFORM FROM session s JOIN boot b ON b.id = s.boot WHERE s.id = p_session;
     IF NOT FOUND THEN
         RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(-3, 0) r;
         RETURN;
     END IF;
-    PERFORM FROM intent i JOIN session s ON s.id = i.session
-        WHERE i.dirs @> ARRAY[v_dir] AND NOT s.dead AND s.until > clock_timestamp();
+    PERFORM FROM intent WHERE dirs @> ARRAY[v_dir];
     IF FOUND THEN
-        v_code := -6;
-    ELSE
+        -- The intent of a dead session goes, so that a late acknowledgement finds nothing.
+        DELETE FROM intent WHERE dirs @> ARRAY[v_dir] AND cw_is_over(session);
+        PERFORM FROM intent WHERE dirs @> ARRAY[v_dir];
+        IF FOUND THEN v_code := -6; END IF;
+    END IF;
+    IF v_code = 0 THEN
         INSERT INTO lease VALUES (v_dir, p_session) ON CONFLICT DO NOTHING;
     END IF;
     RETURN QUERY SELECT NULL::bytea, v_code, r.cookie, r.ino, r.home, r.mode, r.uid, r.gid, r.nlink,
@@ -620,8 +627,7 @@ END $$;
 -- Records objects before they are written.
 CREATE FUNCTION cw_pending(p_session bigint, p_objects text[]) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
-    IF NOT FOUND THEN RETURN -2; END IF;
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
     INSERT INTO pending_object SELECT o, p_session FROM unnest(p_objects) o ON CONFLICT DO NOTHING;
     RETURN 0;
 END $$;

@@ -18,6 +18,8 @@ use tokio_postgres::Config;
 pub const SCHEME: &str = "pg://";
 /// The start of a place for data that is a directory.
 const FILE: &str = "file:";
+/// The start of a place for data that is a bucket of S3.
+const S3: &str = "s3://";
 
 /// The address of a cluster file system.
 ///
@@ -41,6 +43,13 @@ pub struct Url {
 pub enum Place {
     /// A directory of the host, `file:DIR`, with an absolute path.
     Directory(PathBuf),
+    /// The objects of an S3 bucket whose keys begin with a prefix, `s3://BUCKET/PREFIX`.
+    S3 {
+        /// The name of the bucket.
+        bucket: String,
+        /// The start of the keys; may be empty.
+        prefix: String,
+    },
 }
 
 /// The reason why a URL is refused.
@@ -53,7 +62,7 @@ pub enum UrlError {
     Password,
     /// It names no database.
     Database,
-    /// `data=` is not `file:DIR` with an absolute path.
+    /// `data=` is neither `file:DIR` with an absolute path nor `s3://BUCKET/PREFIX`.
     Data,
     /// The PostgreSQL client refuses the rest.
     Client(tokio_postgres::Error),
@@ -101,9 +110,31 @@ impl Url {
 impl Place {
     /// Parses the value of `data=`.
     pub(crate) fn parse(text: &str) -> Result<Place, UrlError> {
-        match text.strip_prefix(FILE) {
-            Some(path) if path.starts_with('/') => Ok(Place::Directory(path.into())),
-            _ => Err(UrlError::Data),
+        if let Some(path) = text.strip_prefix(FILE) {
+            let is_absolute = path.starts_with('/');
+            return if is_absolute {
+                Ok(Place::Directory(path.into()))
+            } else {
+                Err(UrlError::Data)
+            };
+        }
+        let place = text.strip_prefix(S3).ok_or(UrlError::Data)?;
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        let [bucket, prefix] = [bucket, prefix.trim_matches('/')].map(str::to_owned);
+        if bucket.is_empty() { Err(UrlError::Data) } else { Ok(Place::S3 { bucket, prefix }) }
+    }
+}
+
+impl Place {
+    /// Returns the place of the objects of the file system `id`. Several file systems may share a
+    /// place, and their keys would be the same.
+    pub(crate) fn of_file_system(&self, id: &str) -> Place {
+        match self {
+            Place::Directory(path) => Place::Directory(path.join(id)),
+            Place::S3 { bucket, prefix } => {
+                let prefix = format!("{prefix}/{id}").trim_start_matches('/').to_owned();
+                Place::S3 { bucket: bucket.clone(), prefix }
+            }
         }
     }
 }
@@ -112,6 +143,7 @@ impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Place::Directory(path) => write!(f, "{FILE}{}", path.display()),
+            Place::S3 { bucket, prefix } => write!(f, "{S3}{bucket}/{prefix}"),
         }
     }
 }
@@ -125,8 +157,8 @@ impl std::fmt::Display for UrlError {
             }
             UrlError::Database => f.write_str("the URL names no database"),
             UrlError::Data => f.write_str(
-                "data= is the place of file contents, file:DIR with an absolute path; \
-                 no other place is supported yet",
+                "data= is the place of file contents: file:DIR with an absolute path, or \
+                 s3://BUCKET/PREFIX",
             ),
             UrlError::Client(error) => error.fmt(f),
         }
@@ -156,6 +188,9 @@ pub struct ClusterOptions {
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
+    /// The settings of the object store, each with the name of its environment variable in other
+    /// programs, such as `AWS_ACCESS_KEY_ID`.
+    pub settings: Vec<(String, String)>,
 }
 
 impl ClusterOptions {
@@ -164,6 +199,7 @@ impl ClusterOptions {
         with_lease: lease = Duration;
         with_connections: connections = usize;
         with_cache_bytes: cache_bytes = usize;
+        with_settings: settings = Vec<(String, String)>;
     }
 }
 
@@ -174,6 +210,7 @@ impl Default for ClusterOptions {
             lease: Duration::from_secs(30),
             connections: 4,
             cache_bytes: 256 << 20,
+            settings: Vec::new(),
         }
     }
 }
@@ -192,11 +229,23 @@ mod tests {
     }
 
     #[test]
+    fn place_in_s3_has_bucket_and_prefix() {
+        let s3 =
+            |bucket: &str, prefix: &str| Place::S3 { bucket: bucket.into(), prefix: prefix.into() };
+        assert_eq!(Place::parse("s3://b").unwrap(), s3("b", ""));
+        assert_eq!(Place::parse("s3://b/c/d/").unwrap(), s3("b", "c/d"));
+        assert_eq!(s3("b", "c").to_string(), "s3://b/c");
+        assert_eq!(s3("b", "").of_file_system("id"), s3("b", "id"));
+        assert_eq!(s3("b", "c").of_file_system("id"), s3("b", "c/id"));
+    }
+
+    #[test]
     fn bad_url_is_refused() {
         assert!(matches!(Url::parse("postgres://u@h/d"), Err(UrlError::Scheme)));
         assert!(matches!(Url::parse("pg://u:p@h/d"), Err(UrlError::Password)));
         assert!(matches!(Url::parse("pg://u@h"), Err(UrlError::Database)));
-        assert!(matches!(Url::parse("pg://u@h/d?data=s3://b"), Err(UrlError::Data)));
+        assert!(matches!(Url::parse("pg://u@h/d?data=s3:///b"), Err(UrlError::Data)));
+        assert!(matches!(Url::parse("pg://u@h/d?data=gs://b"), Err(UrlError::Data)));
         assert!(matches!(Url::parse("pg://u@h/d?data=file:x"), Err(UrlError::Data)));
         assert!(matches!(Url::parse("pg://u@h/d?what=1"), Err(UrlError::Client(_))));
     }

@@ -38,6 +38,9 @@ const INO_RANGE: u64 = 4096;
 /// How long a change that must wait sleeps before it is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// How often a new session is tried if the database does not answer.
+const REOPEN_TRIES: u32 = 20;
+
 /// Codes of results that are no errno. `functions.sql` lists them.
 mod code {
     pub(super) const CONTENDED: i32 = -1;
@@ -274,7 +277,14 @@ impl Session {
         }
         self.current.write().deadline = Duration::ZERO;
         self.drop_caches();
-        let opened = self.database.block_on(open_new(&self.database, self.lease));
+        let mut opened = Err(Refusal::NoFormat);
+        for _ in 0..REOPEN_TRIES {
+            opened = self.database.block_on(open_new(&self.database, self.lease));
+            if !matches!(opened, Err(Refusal::Database(_))) {
+                break;
+            }
+            thread::sleep(PAUSE);
+        }
         let (current, first, _) = opened.map_err(|refusal| {
             log::error!("the session has ended, and a new one is refused: {refusal}");
             Errno::IO

@@ -13,7 +13,9 @@
 //! An option is refused if the mount's source (a directory of the host, a store or a tmpfs) cannot
 //! obey it. `noacl` is always refused. A directory of the host does not take `dirsync`,
 //! `strictatime`, and the options for tmpfs and stores (`size=`, `mode=` and others). Only a store
-//! takes `commit=` and `no_create`.
+//! takes `commit=` and `no_create`. A cluster file system takes none of these options. It refuses
+//! timeouts too, because its leases decide how long the kernel may cache. Reads never update its
+//! access times.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use std::time::Duration;
 
 use corewalk::tmpfs::TmpfsOptions;
 use corewalk::{Atime, AtimePolicy};
+use corewalk_cluster::{ClusterOptions, Unreachable};
 use corewalk_fuse::{
     AllowedUsers, MountFlags, MountOptions, Options, ReaddirPlus, Transport, WriteCache,
 };
@@ -38,7 +41,7 @@ const SIZE_PERCENT: u64 = 50;
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
 /// The default of `threads=` for a store that is mounted with `dirsync`, so that changes wait for
-/// the disk. The first number is the threads per processor. The second is the minimum number of
+/// the disk, and for a cluster file system, whose calls wait for the database. The first number is the threads per processor. The second is the minimum number of
 /// threads.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
@@ -50,6 +53,7 @@ pub(crate) struct Plan {
     pub(crate) tmpfs: TmpfsOptions,
     pub(crate) store: StoreOptions,
     pub(crate) host: HostFsOptions,
+    pub(crate) cluster: ClusterOptions,
 }
 
 /// Options whose effect depends on other options. So they are applied only after all options are
@@ -64,12 +68,32 @@ struct Pending {
     not_for_host: Vec<&'static str>,
     /// The last given option that only a mount of a host directory takes.
     for_host: Option<&'static str>,
+    /// Those of the given options that are in [`NOT_FOR_CLUSTER`].
+    not_for_cluster: Vec<&'static str>,
+    /// The last given option that only a cluster file system takes.
+    for_cluster: Option<&'static str>,
+    /// `soft` or `hard`, the later one.
+    is_soft: bool,
+    /// The value of `timeout`.
+    soft_timeout: Option<Duration>,
 }
 
 /// Options that are refused for a mount of a host directory. The options `no_mbcache` and `create`
 /// are accepted for such a mount, but have no effect.
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
+/// Options that are refused for a cluster file system, beside those for other sources only. It
+/// writes a file when it is closed, so it cannot obey `sync`.
+const NOT_FOR_CLUSTER: [&str; 6] =
+    ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
+/// Options that only a cluster file system takes. Two are from nfs(5).
+const CLUSTER_ONLY: [&str; 4] = ["hard", "soft", TIMEOUT, CONNECTIONS];
+/// How long a call waits for the database with `soft`.
+const TIMEOUT: &str = "timeout";
+/// The default of `timeout=`.
+const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
+const CONNECTIONS: &str = "connections";
+const CONNECTIONS_MAX: u64 = 64;
 /// The option of nfs(5) that only a mount of a host directory takes. No other program can lock the
 /// files of a tmpfs or a store.
 const LOCAL_LOCK: &str = "local_lock";
@@ -126,6 +150,10 @@ impl Plan {
         server.negative_timeout = negative.unwrap_or(server.negative_timeout);
         server.check().map_err(|conflict| Failure::Usage(conflict.to_string()))?;
         plan.check_supported(source, &pending)?;
+        if pending.is_soft {
+            let limit = pending.soft_timeout.unwrap_or(SOFT_TIMEOUT);
+            plan.cluster.unreachable = Unreachable::FailAfter(limit);
+        }
         plan.pass_flags_to_back_ends();
         plan.mount.threads = pending.threads.unwrap_or_else(|| plan.default_threads(source));
         plan.host.reserved = reserved(&plan.mount);
@@ -137,7 +165,10 @@ impl Plan {
         let processors = corewalk_base::primitives::thread::available_parallelism();
         let processors = processors.map_or(1, usize::from);
         match source {
-            Source::Store(_) if self.store.is_dirsync && !self.store.is_read_only => {
+            Source::Store(_) if !self.store.is_dirsync || self.store.is_read_only => {
+                processors.max(2)
+            }
+            Source::Store(_) | Source::Cluster(_) => {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
@@ -147,7 +178,7 @@ impl Plan {
             //
             // A single thread would save a fifth of the processor time for one client. But on a
             // machine with other load, two busy clients would wait up to four times as long.
-            Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
+            Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
 
@@ -189,7 +220,14 @@ impl Plan {
                 (name.or(only_for_host), "tmpfs")
             }
             Source::Store(_) => (only_for_host, "a store"),
+            Source::Cluster(_) => {
+                let name = not_for_host.first().or(only_for_host);
+                (name.or(pending.not_for_cluster.first()), "a cluster file system")
+            }
         };
+        let only_for_cluster =
+            pending.for_cluster.as_ref().filter(|_| !matches!(source, Source::Cluster(_)));
+        let name = name.or(only_for_cluster);
         match name {
             Some(name) => {
                 Err(Failure::Usage(format!("option '{name}' is not supported for {whose}")))
@@ -217,13 +255,17 @@ impl Plan {
         let store =
             StoreOptions::default().with_root_uid(tmpfs.root_uid).with_root_gid(tmpfs.root_gid);
         let host = HostFsOptions::default();
-        Plan { mount, server: source.server_options(), tmpfs, store, host }
+        let cluster = ClusterOptions::default();
+        Plan { mount, server: source.server_options(), tmpfs, store, host, cluster }
     }
 
     /// Parses one option.
     fn take(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
         let name = word.split_once('=').map_or(word, |(name, _)| name);
         pending.not_for_host.extend(NOT_FOR_HOST.into_iter().find(|option| *option == name));
+        pending.not_for_cluster.extend(NOT_FOR_CLUSTER.into_iter().find(|option| *option == name));
+        let for_cluster = CLUSTER_ONLY.into_iter().find(|option| *option == name);
+        pending.for_cluster = for_cluster.or(pending.for_cluster);
         match word.split_once('=') {
             None => self.take_flag(word, pending),
             Some((name, value)) => self.take_valued(name, value, pending).unwrap_or_else(|| {
@@ -293,6 +335,8 @@ impl Plan {
                 pending.for_host = Some("passthrough");
                 self.server.passthrough = true;
             }
+            "hard" => pending.is_soft = false,
+            "soft" => pending.is_soft = true,
             "no_passthrough" => self.server.passthrough = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
@@ -331,6 +375,11 @@ impl Plan {
             "threads" => {
                 let threads = number(value).filter(|count| (1..=THREADS_MAX).contains(count))?;
                 pending.threads = Some(threads as usize);
+            }
+            TIMEOUT => pending.soft_timeout = Some(seconds(value)?),
+            CONNECTIONS => {
+                let count = number(value).filter(|count| (1..=CONNECTIONS_MAX).contains(count))?;
+                self.cluster.connections = count as usize;
             }
             "cache" => self.server.vfs.cache_bytes = size(value)?,
             "readdirplus" => {
@@ -410,12 +459,13 @@ fn allowed(name: &str) -> Option<&'static str> {
              such as 50%"
         }
         "nr_inodes" => "a count, such as 1000, 64k or 1m",
-        "entry_timeout" | "attr_timeout" | "negative_timeout" | COMMIT => {
+        "entry_timeout" | "attr_timeout" | "negative_timeout" | COMMIT | TIMEOUT => {
             "a number of seconds, such as 5 or 0.5"
         }
         "mode" => "octal digits, such as 0755",
         "uid" | "gid" => "a number",
         "threads" => "a count from 1 to 1024",
+        CONNECTIONS => "a count from 1 to 64",
         "transport" => "auto, uring, dev or fuser",
         "readdirplus" => "yes, no or auto",
         LOCAL_LOCK => "all or none",

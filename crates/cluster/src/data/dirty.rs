@@ -102,12 +102,12 @@ impl Dirty {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corewalk_testkit::rng::Rng;
+    use corewalk_testkit::rng::{Rng, Seed};
 
     /// Compares random writes around the border of a block with an array.
     #[test]
     fn random_writes_are_read_back() {
-        let mut rng = Rng::new(3);
+        let mut rng = Rng::new(Seed::parse("0x3").unwrap());
         let base = OBJECT_BYTES - 50;
         for _ in 0..300 {
             let (mut dirty, mut model) = (Dirty::default(), [0_u8; 120]);

@@ -25,7 +25,7 @@ type Cell = Arc<OnceCell<Bytes>>;
 /// The objects in memory.
 #[derive(Clone)]
 pub(crate) struct ObjectsCache {
-    objects: Arc<dyn Objects>,
+    objects: Objects,
     state: Arc<Mutex<State>>,
     limit: usize,
 }
@@ -40,7 +40,7 @@ struct State {
 
 impl ObjectsCache {
     /// Returns an empty cache for `limit` bytes.
-    pub(crate) fn new(objects: Arc<dyn Objects>, limit: usize) -> ObjectsCache {
+    pub(crate) fn new(objects: Objects, limit: usize) -> ObjectsCache {
         ObjectsCache { objects, state: Arc::default(), limit }
     }
 

@@ -89,7 +89,7 @@ impl Pieces {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corewalk_testkit::rng::Rng;
+    use corewalk_testkit::rng::{Rng, Seed};
 
     #[test]
     fn newer_piece_hides_older_ones() {
@@ -115,7 +115,7 @@ mod tests {
     /// Compares random pieces with an array of bytes.
     #[test]
     fn random_pieces_are_where_they_were_put() {
-        let mut rng = Rng::new(7);
+        let mut rng = Rng::new(Seed::parse("0x7").unwrap());
         for _ in 0..200 {
             let (mut pieces, mut model) = (Pieces::default(), [None; 64]);
             for key in 0..12_u64 {

@@ -2,7 +2,7 @@
 
 use corewalk::acl::Acl;
 use corewalk::attr::mode::{S_IFLNK, S_IFMT, S_IFREG};
-use corewalk::{Attr, Errno, FileKind, Make, Name, Node, RenameMode, Timespec};
+use corewalk::{Attr, Errno, Make, Name, RenameMode, Timespec};
 
 use super::ClusterFs;
 use crate::directory::{Change, Entry};
@@ -88,13 +88,8 @@ impl ClusterFs {
     }
 
     /// Removes a name.
-    pub(crate) fn remove_name(
-        &self,
-        dir: u64,
-        name: Name<'_>,
-        node: Node<'_>,
-    ) -> Result<(), Errno> {
-        let (ino, bytes) = (node.ino(), name.as_bytes());
+    pub(crate) fn remove_name(&self, dir: u64, name: Name<'_>, ino: u64) -> Result<(), Errno> {
+        let bytes = name.as_bytes();
         let change = Change {
             dirs: [vec![dir], self.meta.cover(ino)].concat(),
             names: vec![(dir, bytes)],
@@ -107,7 +102,7 @@ impl ClusterFs {
             |_| vec![(dir, bytes, None)],
         )?;
         if changed.find(ino).is_none_or(|inode| inode.attr.nlink == 0) {
-            self.note_nameless(ino, node.kind());
+            self.nameless.lock().used.insert(ino);
         }
         Ok(())
     }
@@ -156,17 +151,9 @@ impl ClusterFs {
         if let Some(two) = two.filter(|_| mode == RenameMode::Replace && !is_same)
             && changed.find(two.attr.ino).is_none_or(|inode| inode.attr.nlink == 0)
         {
-            self.note_nameless(two.attr.ino, two.attr.kind());
+            self.nameless.lock().used.insert(two.attr.ino);
         }
         Ok(())
-    }
-
-    /// Notes that an inode has lost its last name.
-    fn note_nameless(&self, ino: u64, kind: FileKind) {
-        self.nameless.lock().used.insert(ino);
-        if kind == FileKind::Directory {
-            self.meta.cache.remove_directory(ino);
-        }
     }
 }
 
