@@ -12,6 +12,7 @@
 //! | `xattr` | extended attributes and ACLs, compared with ext4 call by call |
 //! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
 //! | `programs` | programs that use System V IPC; no mount |
+//! | `cluster` | a cluster file system with its database |
 //! | `crash` | a server that is killed, a server that hangs |
 //! | `ipc_postgres` | postgres with shared memory in user space; no mount |
 //!
@@ -32,6 +33,7 @@
 //! Source: the upstream documentation of each suite; `unshare(1)`; the kernel's
 //! `Documentation/filesystems/fuse.rst`, "Aborting a filesystem connection".
 
+mod cluster;
 mod crash;
 mod ipc_postgres;
 mod mount;
@@ -75,6 +77,7 @@ pub(crate) const CI: [&[&str]; 2] = [
         "pjdfstest-writeback",
         "pjdfstest-host",
         "pjdfstest-store",
+        "pjdfstest-cluster",
         "pjdfstest-by-path",
         "pjdfstest-async",
         "fsx",
@@ -82,6 +85,7 @@ pub(crate) const CI: [&[&str]; 2] = [
         "fsx-writeback",
         "fsx-host",
         "fsx-store",
+        "fsx-cluster",
         "fsx-async",
         "sqlite",
         "git",
@@ -103,6 +107,14 @@ const INSTALL_TRIES: u32 = 3;
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
+/// The program of PostgreSQL that a cluster file system needs in a suite, with the name of its
+/// package.
+const CLUSTER_NEEDS: &[(&str, &str)] = &[("pgbench", "postgresql")];
+
+/// The needs of pjdfstest on a cluster file system.
+const PJDFSTEST_CLUSTER_NEEDS: &[(&str, &str)] =
+    &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev"), ("pgbench", "postgresql")];
+
 /// The program that creates the ext4 file system for comparison, with the name of its package.
 const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 
@@ -116,7 +128,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 28] = [
+const SUITES: [Suite; 30] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -141,6 +153,18 @@ const SUITES: [Suite; 28] = [
         needs: PJDFSTEST_NEEDS,
         limit: minutes(15),
         run: posix::pjdfstest_store,
+    },
+    Suite {
+        name: "pjdfstest-cluster",
+        needs: PJDFSTEST_CLUSTER_NEEDS,
+        limit: minutes(15),
+        run: posix::pjdfstest_cluster,
+    },
+    Suite {
+        name: "fsx-cluster",
+        needs: CLUSTER_NEEDS,
+        limit: minutes(15),
+        run: posix::fsx_cluster,
     },
     Suite {
         name: "pjdfstest-by-path",

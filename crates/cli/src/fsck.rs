@@ -1,19 +1,21 @@
-//! `corewalk fsck`: checks a store that is not mounted.
+//! `corewalk fsck`: checks a store that is not mounted, or a cluster file system.
 //!
 //! The exit statuses are those of fsck(8), even for an invalid command line. In fsck(8), the
 //! statuses 1 and 2 of the other subcommands mean "errors corrected" and "the system should be
 //! rebooted".
 //!
 //! If a process has the store open, the check waits up to 5 seconds, as a mount does: a server
-//! whose mount was just unmounted ends soon.
+//! whose mount was just unmounted ends soon. A cluster file system may be mounted during the check,
+//! which reads one snapshot of the database.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::Write as _;
 
 use corewalk_store::Report;
 
 use crate::failure::Failure;
-use crate::source::{Source, open_when_free};
+use crate::source::{Source, object_settings, open_when_free, parse_url};
 
 /// Exit status if the store has errors. They were not corrected.
 const ERRORS_LEFT: u8 = 4;
@@ -25,41 +27,54 @@ pub(crate) const USAGE: u8 = 16;
 /// The command line.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
-The check changes nothing and needs no permission to write. The store must not be mounted: the
-check waits up to 5 seconds for another process to close it.
+The check changes nothing and needs no permission to write. A store must not be mounted: the check
+waits up to 5 seconds for another process to close it. A cluster file system may be mounted.
 
 It prints one line for each error, and then the totals.
 
 Exit status, as in fsck(8):
      0  no errors
-     4  the store has errors, which were not corrected
+     4  there are errors, which were not corrected
      8  the check failed, or its result could not be printed
     16  the command line is invalid")]
 pub(crate) struct Arguments {
-    /// The store to check: store:DIR, where DIR is the directory of the store.
+    /// The store to check, store:DIR, where DIR is its directory; or the cluster file system,
+    /// pg://USER@HOST:PORT/DATABASE.
     source: OsString,
     /// Print one JSON object: the list of errors and the totals.
     #[arg(long)]
     json: bool,
 }
 
-/// Checks the store and prints the errors and the totals.
+/// Checks the file system and prints the errors and the totals.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let path = match Source::parse(&arguments.source) {
-        Ok(Source::Store(path)) => path,
+    let (text, is_clean) = match Source::parse(&arguments.source) {
+        Ok(Source::Store(path)) => {
+            let report =
+                open_when_free(path, || corewalk_store::fsck(path)).map_err(operational)?;
+            let text = if arguments.json { json(&report) } else { lines(&report) };
+            (text, report.findings.is_empty())
+        }
+        Ok(Source::Cluster(url)) => {
+            let checked = corewalk_cluster::fsck(&parse_url(url)?, &object_settings());
+            let report = checked.map_err(|error| operational(Failure::of(url, error)))?;
+            let text = if arguments.json { cluster_json(&report) } else { cluster_lines(&report) };
+            (text, report.findings.is_empty())
+        }
+        Err(Failure::Usage(line)) if line.starts_with(corewalk_cluster::SCHEME) => {
+            return Err(Failure::Command(USAGE, line));
+        }
         _ => {
             let source = arguments.source.display();
             let line = format!("'{source}' is not a store; name a store as store:DIR");
             return Err(Failure::Command(USAGE, line));
         }
     };
-    let report = open_when_free(path, || corewalk_store::fsck(path)).map_err(operational)?;
-    let text = if arguments.json { json(&report) } else { lines(&report) };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|error| operational(Failure::of("standard output", error)))?;
-    if report.findings.is_empty() { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
+    if is_clean { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
 }
 
 fn operational(failure: Failure) -> Failure {
@@ -69,8 +84,39 @@ fn operational(failure: Failure) -> Failure {
     }
 }
 
+/// Returns findings, one a line.
+fn listed(findings: &[impl Display]) -> String {
+    findings.iter().map(|finding| format!("{finding}\n")).collect()
+}
+
+fn cluster_lines(report: &corewalk_cluster::Report) -> String {
+    format!(
+        "{}{} errors, {} inodes, {} orphans, {} bytes, {} objects, {} unused objects\n",
+        listed(&report.findings),
+        report.findings.len(),
+        report.inodes,
+        report.orphans,
+        report.bytes,
+        report.objects,
+        report.unused_objects
+    )
+}
+
+fn cluster_json(report: &corewalk_cluster::Report) -> String {
+    let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    let object = serde_json::json!({
+        "errors": findings,
+        "inodes": report.inodes,
+        "orphans": report.orphans,
+        "bytes": report.bytes,
+        "objects": report.objects,
+        "unused_objects": report.unused_objects,
+    });
+    format!("{object}\n")
+}
+
 fn lines(report: &Report) -> String {
-    let found: String = report.findings.iter().map(|finding| format!("{finding}\n")).collect();
+    let found = listed(&report.findings);
     let Report { inodes, orphans, blocks, xattr_blocks, xattr_users, .. } = report;
     let count = report.findings.len();
     format!(

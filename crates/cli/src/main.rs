@@ -3,7 +3,8 @@
 //! | command | does |
 //! |---|---|
 //! | `corewalk mount SOURCE MOUNTPOINT` | mounts a file system and serves it through FUSE |
-//! | `corewalk fsck store:DIR` | checks a store |
+//! | `corewalk mkfs pg://...` | makes a cluster file system in a database |
+//! | `corewalk fsck SOURCE` | checks a store or a cluster file system |
 //! | `corewalk stat MOUNTPOINT` | prints the counters of a mount |
 //! | `corewalk ipc` | runs programs on System V IPC in user space |
 //! | `mount.corewalk` (a link to the program) | is called by mount(8) |
@@ -19,6 +20,7 @@ mod fsck;
 mod fstab;
 mod ipc;
 mod logging;
+mod mkfs;
 mod mount;
 mod signals;
 mod source;
@@ -59,7 +61,9 @@ struct Arguments {
 enum Command {
     /// Mounts a file system and serves it.
     Mount(mount::Arguments),
-    /// Checks a store.
+    /// Makes a cluster file system in a PostgreSQL database.
+    Mkfs(mkfs::Arguments),
+    /// Checks a store or a cluster file system.
     Fsck(fsck::Arguments),
     /// Prints the counters of a mount.
     Stat(stat::Arguments),
@@ -92,6 +96,7 @@ fn run() -> ExitCode {
     };
     let done = match arguments.command {
         Command::Mount(arguments) => mount::run(&arguments),
+        Command::Mkfs(arguments) => mkfs::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Ipc(arguments) => ipc::run(&arguments),

@@ -31,7 +31,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
 
 use crate::failure::Failure;
 use crate::source::Source;
-use options::Plan;
+pub(crate) use options::Plan;
 
 /// The part of the help on options and fstab(5).
 const OPTIONS: &str = "\
@@ -41,6 +41,10 @@ Sources:
                32 MB are reserved for commits on a full disk, 16 MB are the log. Its database uses
                64 MiB of memory beside cache=.
   /DIR, ./DIR  a directory of this machine
+  pg://USER@HOST:PORT/DATABASE
+               a cluster file system: names and attributes are in a PostgreSQL database, contents of
+               files over 16 KiB in objects. `corewalk mkfs` makes it. One mount at a time. The
+               password is in the variable PGPASSWORD, settings of S3 are in AWS_*.
 
 Options of mount(8), with the meaning that they have there:
   ro, rw, suid, nosuid, dev, nodev, exec, noexec, symfollow, nosymfollow, sync, async
@@ -83,6 +87,11 @@ Options of ext4(5), not for a directory of this machine:
   commit=SECONDS     for a store only: the longest time before a change is on disk without
                      fsync(2); default 5, which 0 stands for
 
+Options of nfs(5), for a cluster file system:
+  hard (default)     a call waits while the database cannot be reached
+  soft               it fails after timeout=, with EIO
+  timeout=SECONDS    for soft; default 60
+
 Option of nfs(5), for a directory of this machine:
   local_lock=all|none  with none, fcntl(2) and flock(2) in the mount and on the directory itself
                      exclude each other; default all: locks hold in the mount only. none is not
@@ -98,10 +107,13 @@ Options of corewalk:
   no_passthrough     all reads and writes go through the server
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
-  cache=SIZE         the most memory for cached names and attributes; default 256m
+  connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and one
+                     more for the session; default 4
+  cache=SIZE         the most memory for cached names and attributes; default 256m. A cluster file
+                     system uses up to as much again for its own cache.
   threads=COUNT      requests served at a time, from 1 to 1024. fsync has further threads. Default:
-                     one per processor and at least 2; for a store with sync or dirsync 4 per
-                     processor and at least 8. A directory on a slow disk or on a network file
+                     one per processor and at least 2; for a store with sync or dirsync, and for a
+                     cluster file system, 4 per processor and at least 8. A directory on a slow disk or on a network file
                      system may need more.
 
   transport=auto|uring|dev|fuser
@@ -139,7 +151,8 @@ Exit status: 0 if the mount was unmounted in order (with --daemon: if the mount 
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = OPTIONS)]
 pub(crate) struct Arguments {
-    /// The file system to mount: tmpfs, store:DIR, or a directory (a path with a / in it).
+    /// The file system to mount: tmpfs, store:DIR, a pg:// URL, or a directory (a path with a / in
+    /// it).
     source: OsString,
     /// The directory to mount the file system on. If it does not exist, it is created, and removed
     /// when the mount ends.
@@ -190,7 +203,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (source, plan) = arguments.plan()?;
     descriptors::raise_limit(&plan.mount)?;
-    let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
+    let opened = source.open(&plan)?;
     let path = &arguments.mountpoint;
     // Otherwise a signal during mount(2) would leave the mount behind.
     let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
@@ -216,9 +229,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Sync the store even after a lazy unmount: later writes of programs that still have files open
-    // cannot reach it.
+    // Write everything even after a lazy unmount: later writes of programs that still have files
+    // open cannot reach the file system.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
+    let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| cluster.close()));
     drop(created);
     synced.map_err(|error| {
         let why = format!("the last changes may not be on disk: {error}");

@@ -1,8 +1,9 @@
 //! The file systems that `corewalk mount` can mount.
 //!
-//! A SOURCE is `tmpfs`, a store (`store:DIR`), or a directory of the host. A directory of the host
-//! is given by a path with a `/` in it, such as `/srv` or `./tmpfs`. Schemes such as `s3://` are
-//! reserved. Each source gives a [`FileSystem`], and the server options that are safe for it.
+//! A SOURCE is `tmpfs`, a store (`store:DIR`), a cluster file system (`pg://USER@HOST/DATABASE`), or
+//! a directory of the host. A directory of the host is given by a path with a `/` in it, such as
+//! `/srv` or `./tmpfs`. Other schemes such as `s3://` are reserved. Each source gives a
+//! [`FileSystem`], and the server options that are safe for it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,13 +12,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corewalk::FileSystem;
-use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+use corewalk::tmpfs::Tmpfs;
 use corewalk_base::primitives::thread;
+use corewalk_cluster::{ClusterFs, SCHEME, Url};
 use corewalk_fuse::Options;
-use corewalk_hostfs::{HostFs, HostFsOptions};
-use corewalk_store::{OpenError, Store, StoreOptions};
+use corewalk_hostfs::HostFs;
+use corewalk_store::{OpenError, Store};
 
 use crate::failure::{Failure, without_panic_messages};
+use crate::mount::Plan;
 
 /// The start of a source that is a store.
 const STORE_PREFIX: &str = "store:";
@@ -37,6 +40,8 @@ pub(crate) enum Source {
     Host(&'static Path),
     /// A store in a directory of the host.
     Store(&'static Path),
+    /// A cluster file system, by its URL, which is valid.
+    Cluster(&'static str),
 }
 
 /// An open source.
@@ -44,6 +49,8 @@ pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
     /// The store, if the file system is a store. The server syncs it when the mount ends.
     pub(crate) store: Option<Arc<Store>>,
+    /// The cluster file system, if it is one. The server closes it when the mount ends.
+    pub(crate) cluster: Option<Arc<ClusterFs>>,
 }
 
 impl Source {
@@ -69,10 +76,17 @@ impl Source {
                 std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
             return Ok(Source::Store(Box::leak(path.into_boxed_path())));
         }
+        if bytes.starts_with(SCHEME.as_bytes()) {
+            let text = word.to_str().ok_or_else(|| {
+                Failure::Usage(format!("source '{}' is not UTF-8", word.display()))
+            })?;
+            parse_url(text)?;
+            return Ok(Source::Cluster(Box::leak(text.to_owned().into_boxed_str())));
+        }
         if bytes.windows(3).any(|bytes| bytes == b"://") {
             let url = word.display();
             return Err(Failure::Usage(format!(
-                "unknown scheme in source '{url}'; no scheme is supported"
+                "unknown scheme in source '{url}'; only {SCHEME} is supported"
             )));
         }
         if bytes.contains(&b'/') {
@@ -84,7 +98,8 @@ impl Source {
         }
         let word = word.display();
         Err(Failure::Usage(format!(
-            "unknown source '{word}'; use tmpfs, store:DIR, or a directory with a / in its path"
+            "unknown source '{word}'; use tmpfs, store:DIR, {SCHEME}USER@HOST/DATABASE, or a directory \
+             with a / in its path"
         )))
     }
 
@@ -94,6 +109,7 @@ impl Source {
             Source::Tmpfs => "tmpfs".into(),
             Source::Host(path) => path.into(),
             Source::Store(path) => [STORE_PREFIX.as_ref(), path.as_os_str()].into_iter().collect(),
+            Source::Cluster(url) => url.into(),
         }
     }
 
@@ -104,37 +120,57 @@ impl Source {
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
             // Other programs may change the directory on the host.
             Source::Host(_) => Options::shared(),
+            // The back end says with each answer how long the kernel may keep it.
+            Source::Cluster(_) => Options::shared(),
         }
     }
 
     /// Opens the file system.
     ///
     /// # Errors
-    /// If the source is a host directory, the errno of opening it. If the source is a store, the
-    /// error of opening the store. A tmpfs causes no error.
-    pub(crate) fn open(
-        self,
-        tmpfs: TmpfsOptions,
-        store: &StoreOptions,
-        host: HostFsOptions,
-    ) -> Result<Opened, Failure> {
+    /// If the source is a host directory, the errno of opening it. If the source is a store or a
+    /// cluster file system, the error of opening it. A tmpfs causes no error.
+    pub(crate) fn open(self, plan: &Plan) -> Result<Opened, Failure> {
+        let opened = |fs| Opened { fs, store: None, cluster: None };
         match self {
-            Source::Tmpfs => Ok(Opened { fs: Arc::new(Tmpfs::new(tmpfs)), store: None }),
-            Source::Host(path) => HostFs::new(path, host)
-                .map(|fs| Opened { fs: Arc::new(fs), store: None })
+            Source::Tmpfs => Ok(opened(Arc::new(Tmpfs::new(plan.tmpfs.clone())))),
+            Source::Host(path) => HostFs::new(path, plan.host.clone())
+                .map(|fs| opened(Arc::new(fs)))
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {
-                let store = Arc::new(open_when_free(path, || Store::open(path, store))?);
+                let store = Arc::new(open_when_free(path, || Store::open(path, &plan.store))?);
                 let stats = store.stats();
                 if !stats.has_reserve && !stats.is_read_only {
                     let why = "the disk is too full to reserve 32 MiB for commits; \
                                nothing can be added to the store until space is freed";
                     log::warn!("{}: {why}", path.display());
                 }
-                Ok(Opened { fs: store.clone(), store: Some(store) })
+                Ok(Opened { store: Some(store.clone()), ..opened(store) })
+            }
+            Source::Cluster(url) => {
+                let options = plan.cluster.clone().with_settings(object_settings());
+                let options = options.with_cache_bytes(plan.server.vfs.cache_bytes as usize);
+                let fs = ClusterFs::open(&parse_url(url)?, &options);
+                let fs = Arc::new(fs.map_err(|error| Failure::of(url, error))?);
+                Ok(Opened { cluster: Some(fs.clone()), ..opened(fs) })
             }
         }
     }
+}
+
+/// Parses the URL of a cluster file system, and adds the password in `PGPASSWORD`.
+pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
+    let url = Url::parse(text).map_err(|error| Failure::Usage(format!("{text}: {error}")))?;
+    Ok(match std::env::var_os("PGPASSWORD") {
+        Some(password) => url.with_password(password.as_bytes()),
+        None => url,
+    })
+}
+
+/// Returns the settings of the object store: the environment variables that other programs for S3
+/// use too.
+pub(crate) fn object_settings() -> Vec<(String, String)> {
+    std::env::vars().filter(|(name, _)| name.starts_with("AWS_")).collect()
 }
 
 /// Opens the store in the directory `path` with `open`. If another process has the store open,

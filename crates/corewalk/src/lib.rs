@@ -40,6 +40,7 @@ mod table;
 pub mod tmpfs;
 mod vfs;
 mod walk;
+pub mod xattr;
 
 pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec, Ttl};
 #[doc(inline)]

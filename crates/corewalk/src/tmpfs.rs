@@ -64,6 +64,7 @@ use crate::attr::{AtimePolicy, Attr, FileKind, SetAttr, StatFs, Timespec, mode};
 use crate::fs::{AclKind, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek, XattrMode};
 use crate::hash::HashKeys;
 use crate::name::{NAME_MAX, Name};
+use crate::xattr::{check_name, check_name_to_read};
 
 use data::FileContent;
 use dir::Batch;
@@ -270,7 +271,7 @@ impl Tmpfs {
         self.retry_after_sharing(|| {
             let table = self.table.enter();
             let mut inode = table.write(ino)?;
-            xattr::check_name(inode.kind(), name)?;
+            check_name(inode.kind(), name)?;
             let now = now();
             self.change_set(&mut inode, change, now)?;
             inode.attributes.touch(now);
@@ -562,7 +563,7 @@ impl FileSystem for Tmpfs {
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         let table = self.table.enter();
         let inode = table.read(node.ino())?;
-        xattr::check_name_to_read(inode.kind(), name)?;
+        check_name_to_read(inode.kind(), name)?;
         let block = inode.attributes.xattrs.as_ref().ok_or(Errno::NODATA)?;
         block.set().get(name).map(<[u8]>::to_vec)
     }

@@ -4,6 +4,7 @@
 //! describes. While `readdir` passes entries to the caller, it holds neither a handle nor a lock.
 
 use corewalk::acl::Acl;
+use corewalk::xattr::{check_name, check_name_to_read};
 use corewalk::{
     AclKind, Attr, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, NAME_MAX, Name, Node,
     RenameMode, Seek, SetAttr, StatFs, XattrMode,
@@ -440,7 +441,7 @@ impl FileSystem for Store {
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         let view = &*self.journal.view();
         let inode = self.table.get(node.ino(), view)?;
-        xattr::check_name_to_read(inode.kind, name)?;
+        check_name_to_read(inode.kind, name)?;
         let state = inode.state.read();
         state.check()?;
         let set = self.set_of(&state, view)?;
@@ -456,7 +457,7 @@ impl FileSystem for Store {
     ) -> Result<(), Errno> {
         self.with_room(|| {
             let view = &*self.journal.grow()?;
-            xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
+            check_name(self.table.get(node.ino(), view)?.kind, name)?;
             self.change_attributes(node, view, |_, set| xattr::changed(set, name, value, mode))
         })
     }
@@ -472,7 +473,7 @@ impl FileSystem for Store {
     fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
         self.with_room(|| {
             let view = &*self.journal.change()?;
-            xattr::check_name(self.table.get(node.ino(), view)?.kind, name)?;
+            check_name(self.table.get(node.ino(), view)?.kind, name)?;
             self.change_attributes(node, view, |_, set| {
                 xattr::find(set, name).ok_or(Errno::NODATA)?;
                 Ok(xattr::with(set, name, None))

@@ -15,17 +15,14 @@
 //! An attribute set above these limits, made by an older version, is kept. It may only become
 //! smaller.
 //!
-//! The class of a name is the part before its first dot, such as `user`. A name of an unknown class
-//! is refused, and so is a name that consists only of a class. `user` attributes are allowed only
-//! for regular files and directories.
+//! The rules for names are in [`corewalk::xattr`].
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); `corewalk::tmpfs`.
 
 use corewalk::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
+use corewalk::xattr::check_name;
 use corewalk::{AclKind, Errno, FileKind, XattrMode};
 
-/// The longest name in bytes (`XATTR_NAME_MAX`).
-const NAME_BYTES_MAX: usize = 255;
 /// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
 /// Maximum length in bytes of all names of an inode, including their NULs (`XATTR_LIST_MAX`).
@@ -33,10 +30,6 @@ const LIST_BYTES_MAX: usize = 65536;
 /// Maximum number of bytes of all names and values of an attribute set, except ACLs. Every change
 /// of an attribute copies the whole set, so the set must not become too long.
 const SET_BYTES_MAX: usize = 1 << 20;
-/// The classes of names whose attributes are stored.
-const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
-/// The name class of attributes of users.
-const USER: &[u8] = b"user.";
 /// The class of names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
@@ -176,32 +169,6 @@ pub(crate) fn acl_name(kind: AclKind) -> &'static [u8] {
 
 fn acl_kind(name: &[u8]) -> Option<AclKind> {
     [AclKind::Access, AclKind::Default].into_iter().find(|&kind| acl_name(kind) == name)
-}
-
-/// Checks the name of an attribute before the attribute is changed.
-///
-/// # Errors
-/// - `ERANGE` for a name that is empty or too long.
-/// - `EOPNOTSUPP` for a name without a known prefix such as `user.`.
-/// - `EINVAL` for a prefix alone, or for a name that contains a NUL.
-/// - `EPERM` for a `user.` name if the file is neither a regular file nor a directory.
-pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(Errno::RANGE);
-    }
-    let class = CLASSES.into_iter().find(|class| name.starts_with(class));
-    let class = class.ok_or(Errno::OPNOTSUPP)?;
-    if name.len() == class.len() || name.contains(&0) {
-        return Err(Errno::INVAL);
-    }
-    let has_user_class = matches!(kind, FileKind::Regular | FileKind::Directory);
-    if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
-}
-
-/// Checks the name of an attribute before the attribute is read. Returns the errors of
-/// [`check_name`], but `ENODATA` instead of `EPERM`.
-pub(crate) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
-    check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }
 
 #[cfg(test)]

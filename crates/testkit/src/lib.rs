@@ -16,8 +16,10 @@
 //! | [`sysv`] | the System V IPC of the host kernel is the oracle |
 //! | `trace` | the system calls of an operation are counted |
 //! | [`fork`] | child processes must start fast, because the test kills many |
+//! | `postgres` | a test needs a PostgreSQL server |
 //! | [`require`] | a test needs root, `/dev/fuse`, a package or a feature of the kernel |
 //! | [`reexec`] | a test needs one processor, a low limit, or a process that dies |
+//! | [`s3`] | a test needs a server of the S3 protocol |
 //! | [`user`] | calls are made as another user |
 //!
 //! # Rules
@@ -38,11 +40,14 @@ pub mod history;
 pub mod linearize;
 #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 pub mod lines;
+#[cfg(all(target_os = "linux", not(miri)))]
+pub mod postgres;
 pub mod race;
 mod real;
 pub mod reexec;
 pub mod require;
 pub mod rng;
+pub mod s3;
 pub mod seal;
 pub mod sysv;
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -17,6 +17,7 @@
 //!
 //! Source: the kernel's `Documentation/filesystems/fuse.rst`; `proc_pid_mountinfo(5)`.
 
+use super::cluster;
 use crate::{
     Outcome, checks,
     process::{self, Ended},
@@ -57,6 +58,9 @@ pub(super) enum Source {
     Host,
     /// A store in a directory of the host, which `corewalk fsck` checks at the end.
     Store,
+    /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks it
+    /// with `corewalk fsck`.
+    Cluster,
     /// The example `mirror` with a directory of the host: a back end by path.
     Mirror,
     /// The example `async_memory`: an asynchronous back end in memory.
@@ -69,7 +73,7 @@ impl Source {
         match self {
             Source::Mirror => Some("mirror"),
             Source::AsyncMemory => Some("async_memory"),
-            Source::Tmpfs | Source::Host | Source::Store => None,
+            Source::Tmpfs | Source::Host | Source::Store | Source::Cluster => None,
         }
     }
 }
@@ -152,7 +156,7 @@ pub(super) struct Mount {
     has_hung: bool,
     /// True if the server is corewalk, which prints counters.
     has_counters: bool,
-    /// The path of the source, if the source is a store.
+    /// The source, if it is one that `corewalk fsck` checks.
     store: Option<PathBuf>,
 }
 
@@ -179,8 +183,9 @@ impl Mount {
             Source::Tmpfs | Source::AsyncMemory => PathBuf::from("tmpfs"),
             Source::Host | Source::Mirror => host.clone(),
             Source::Store => format!("store:{}", host.display()).into(),
+            Source::Cluster => cluster::make(site)?.into(),
         };
-        let store = matches!(from, Source::Store).then(|| source.clone());
+        let store = matches!(from, Source::Store | Source::Cluster).then(|| source.clone());
         let made = fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(&host));
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
             let mut command = match from.example() {
@@ -357,7 +362,7 @@ impl Mount {
         }
     }
 
-    /// Checks the source with `fsck`, if it is a store.
+    /// Checks the source with `fsck`, if it is one that can be checked.
     fn check_store(&self) -> Outcome {
         let Some(store) = &self.store else { return Outcome::Passed };
         let mut fsck = Command::new(&self.program);

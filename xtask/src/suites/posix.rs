@@ -50,6 +50,11 @@ pub(super) fn pjdfstest_store(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
+/// Runs pjdfstest on a cluster file system.
+pub(super) fn pjdfstest_cluster(site: &Site) -> Outcome {
+    check_pjdfstest(site, Source::Cluster, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
 /// Runs pjdfstest on the example of a back end by path.
 pub(super) fn pjdfstest_by_path(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Mirror, OPTIONS).unwrap_or_else(|outcome| outcome)
@@ -127,6 +132,11 @@ pub(super) fn fsx_host(site: &Site) -> Outcome {
 /// Runs fsx on a store.
 pub(super) fn fsx_store(site: &Site) -> Outcome {
     check_fsx(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
+}
+
+/// Runs fsx on a cluster file system.
+pub(super) fn fsx_cluster(site: &Site) -> Outcome {
+    check_fsx(site, Source::Cluster, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx on the example of an asynchronous back end.

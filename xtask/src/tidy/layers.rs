@@ -13,7 +13,7 @@ use super::{Finding, Manifest};
 use crate::source::RustFile;
 
 /// The layer of each crate.
-const LAYERS: [(&str, u32); 13] = [
+const LAYERS: [(&str, u32); 14] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
     ("corewalk-mbcache", 2),
@@ -22,6 +22,7 @@ const LAYERS: [(&str, u32); 13] = [
     ("corewalk-fuse", 4),
     ("corewalk-hostfs", 4),
     ("corewalk-store", 4),
+    ("corewalk-cluster", 4),
     ("corewalk-ipc-preload", 4),
     ("corewalk-cli", 5),
     ("corewalk-lab", 5),
@@ -43,7 +44,7 @@ const IPC_MODULES: [&str; 3] = [
 const CORE_MODULES: [&str; 9] = [
     "acl cred key_lock name slot",
     "attr hash table",
-    "dentry fs mount",
+    "dentry fs mount xattr",
     "inode path_file_system read_set tmpfs",
     "dcache",
     "dpath",

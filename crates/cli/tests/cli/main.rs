@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod appends;
+mod cluster;
 mod daemon;
 mod fixtures;
 mod fstab;

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Attr, ByPath, DirEntry, DirSink, Errno, FileSystem, Name, Node, StatFs};
+use corewalk_cluster::{ClusterFs, ClusterOptions, Url, mkfs};
 use corewalk_conformance::{Outcome, Report, Suite};
 use corewalk_hostfs::{HostFs, HostFsOptions};
 use corewalk_store::{Store, StoreOptions};
+use corewalk_testkit::postgres::Postgres;
 use tempfile::TempDir;
 
 use crate::memory::Memory;
@@ -58,6 +60,22 @@ fn hostfs_passes() {
     for check in ["content", "rename_exchange", "hard_links", "unlinked", "storm"] {
         assert_eq!(report.outcome(check), Some(&Outcome::Passed), "{report}");
     }
+}
+
+#[test]
+fn cluster_passes() {
+    let Some(postgres) = Postgres::start() else { return };
+    let count = RefCell::new(0);
+    let objects = TempDir::new().unwrap();
+    let new = || -> Arc<dyn FileSystem> {
+        *count.borrow_mut() += 1;
+        let address = postgres.new_database(&format!("c{}", count.borrow()));
+        let url = format!("pg://{address}?data=file:{}", objects.path().display());
+        let url = Url::parse(&url).unwrap();
+        mkfs(&url, (0, 0), false).unwrap();
+        Arc::new(ClusterFs::open(&url, &ClusterOptions::default()).unwrap())
+    };
+    all_pass_but(&Suite::new(new).run(), &[]);
 }
 
 #[test]

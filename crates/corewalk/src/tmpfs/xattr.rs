@@ -45,10 +45,10 @@ use corewalk_base::{Budget, CachePadded};
 use corewalk_mbcache::{Change as ChangeInEpoch, Deferral};
 
 use crate::Errno;
-use crate::attr::{FileKind, Timespec};
+use crate::attr::Timespec;
 
 use blocks::{Blocks, FindResult, IndexCounts, Leave, Released};
-use set::{Effect, NAME_BYTES_MAX, Secret};
+use set::{Effect, Secret};
 
 pub(super) use blocks::Block;
 pub(super) use set::{Change, Set};
@@ -62,10 +62,6 @@ const SHARED_BYTES_MAX: u64 = 2 * 65536;
 /// Maximum number of inodes with a changed set of attributes that waits for its de-duplication
 /// (about a second): enough for 4 threads that change the attributes of 1000 files each.
 const QUEUED_MAX: u64 = 4096;
-/// The stored classes of attributes.
-const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
-/// The class of user attributes.
-const USER: &[u8] = b"user.";
 
 /// The set of extended attributes and ACLs of an inode, or None if it has no attributes.
 pub(super) type OwnSet = Option<Arc<Block>>;
@@ -350,58 +346,5 @@ fn milliseconds(time: Timespec) -> u64 {
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 
-/// Checks the name of an attribute that is to be changed.
-///
-/// # Errors
-/// `ERANGE` for an empty or too long name; `EOPNOTSUPP` for an unknown class; `EINVAL` for a name
-/// without a suffix; `EPERM` for a `user` attribute of a file that is neither a regular file nor a
-/// directory.
-pub(super) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(Errno::RANGE);
-    }
-    let class = CLASSES.into_iter().find(|class| name.starts_with(class));
-    let class = class.ok_or(Errno::OPNOTSUPP)?;
-    if name.len() == class.len() || name.contains(&0) {
-        return Err(Errno::INVAL);
-    }
-    let has_user_class = matches!(kind, FileKind::Regular | FileKind::Directory);
-    if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
-}
-
-/// Like [`check_name`], for an attribute that is to be read: returns `ENODATA` instead of `EPERM`.
-pub(super) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
-    check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
-}
-
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests;
-
-#[cfg(test)]
-mod name_tests {
-    use super::*;
-
-    #[test]
-    fn names_are_checked_as_xattr7_says() {
-        let long = [b"user.".as_slice(), &[b'x'; 250]].concat();
-        let too_long = [b"user.".as_slice(), &[b'x'; 251]].concat();
-        for (kind, name, expected) in [
-            (FileKind::Regular, b"user.a".as_slice(), Ok(())),
-            (FileKind::Directory, b"user.a", Ok(())),
-            (FileKind::Regular, &long, Ok(())),
-            (FileKind::Regular, &too_long, Err(Errno::RANGE)),
-            (FileKind::Regular, b"", Err(Errno::RANGE)),
-            (FileKind::Symlink, b"user.a", Err(Errno::PERM)),
-            (FileKind::Fifo, b"user.a", Err(Errno::PERM)),
-            (FileKind::Symlink, b"trusted.a", Ok(())),
-            (FileKind::CharDevice, b"security.selinux", Ok(())),
-            (FileKind::Regular, b"user.", Err(Errno::INVAL)),
-            (FileKind::Regular, b"user.a\0b", Err(Errno::INVAL)),
-            (FileKind::Regular, b"system.posix_acl_access", Err(Errno::OPNOTSUPP)),
-            (FileKind::Regular, b"userx.a", Err(Errno::OPNOTSUPP)),
-        ] {
-            assert_eq!(check_name(kind, name), expected, "{kind:?} {}", name.escape_ascii());
-        }
-        assert_eq!(check_name_to_read(FileKind::Symlink, b"user.a"), Err(Errno::NODATA));
-    }
-}

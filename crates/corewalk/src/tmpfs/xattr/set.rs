@@ -21,9 +21,8 @@
 use crate::Errno;
 use crate::acl::Acl;
 use crate::fs::{AclKind, XattrMode};
+use crate::xattr::NAME_BYTES_MAX;
 
-/// The longest name in bytes (`XATTR_NAME_MAX`).
-pub(super) const NAME_BYTES_MAX: usize = 255;
 /// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
 /// The limit for all names with their NULs, in bytes (`XATTR_LIST_MAX`).

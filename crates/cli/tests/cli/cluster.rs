@@ -1,0 +1,84 @@
+//! Tests of cluster file systems through the program: mkfs, mount, check, refusal.
+
+use std::fs;
+use std::path::Path;
+
+use corewalk_testkit::postgres::Postgres;
+use rustix::process::Signal;
+
+use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
+
+/// Returns the number of statements that the mount at `path` has sent.
+fn statements(path: &Path) -> u64 {
+    let mut command = corewalk(&["stat", "--json"]);
+    command.arg(path);
+    let printed = run(command).stdout;
+    let counters: serde_json::Value = serde_json::from_slice(&printed).expect("JSON is printed");
+    counters["cluster_statements"].as_u64().expect("the counter is there")
+}
+
+#[test]
+fn cluster_file_system_is_made_mounted_and_checked() {
+    if !can_mount() {
+        return;
+    }
+    let Some(postgres) = Postgres::start() else { return };
+    let folder = Folder::new();
+    let address = format!("pg://{}", postgres.new_database("files"));
+    let url = format!("{address}?data=file:{}", folder.path("objects").display());
+    folder.assert_refused(corewalk(&["mount", &address, "/"]), 1, "there is no file system");
+    folder.assert_refused(corewalk(&["fsck", &address]), 8, "there is no file system");
+    folder.assert_refused(corewalk(&["mkfs", &address]), 2, "the place of contents");
+    let made = run(corewalk(&["mkfs", &url]));
+    assert_eq!(made.status.code(), Some(0), "{}", String::from_utf8_lossy(&made.stderr));
+    folder.assert_refused(corewalk(&["mkfs", &url]), 1, "--force replaces it");
+
+    let path = folder.path("m");
+    let mut server = Server::of(&address, &[], &path);
+    assert_eq!(server.line, format!("mounted {address} on {}\n", path.display()));
+    let held = format!("pid {} since", server.pid());
+    folder.assert_refused(corewalk(&["mount", &address, "/"]), 1, &held);
+    folder.assert_refused(corewalk(&["mkfs", "--force", &url]), 1, &held);
+
+    fs::create_dir(path.join("dir")).expect("the directory is made");
+    let before = statements(&path);
+    let small = vec![7_u8; 4096];
+    for number in 0..10 {
+        fs::write(path.join(format!("dir/{number}")), &small).expect("the file is written");
+    }
+    let used = statements(&path) - before;
+    assert!(used <= 20 + 2, "{used} statements for 10 files");
+    let before = statements(&path);
+    for number in 0..10 {
+        let attr = fs::metadata(path.join(format!("dir/{number}"))).expect("the file exists");
+        assert_eq!(attr.len(), 4096);
+        assert!(fs::metadata(path.join(format!("dir/absent{number}"))).is_err());
+    }
+    // A renewal of the session may come in between.
+    let used = statements(&path) - before;
+    assert!(used <= 1, "{used} statements for warm lookups");
+    let large: Vec<u8> = (0..9_000_000_u32).map(|at| (at / 1000) as u8).collect();
+    fs::write(path.join("large"), &large).expect("the file is written");
+    server.signal(Signal::KILL);
+    server.wait();
+    let _ = std::process::Command::new("umount").arg("-l").arg(&path).status();
+
+    // The dead mount still holds the file system, until its lease is over.
+    folder.assert_refused(corewalk(&["mount", &address, "/"]), 1, "only one mount at a time");
+    postgres.sql("files", "UPDATE corewalk.session SET until = now()");
+    let mut server = Server::of(&address, &[], &path);
+    assert!(fs::read(path.join("large")).expect("the file exists") == large);
+    assert_eq!(fs::read(path.join("dir/3")).expect("the file exists"), small);
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+
+    let checked = run(corewalk(&["fsck", &address]));
+    let printed = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert_eq!(checked.status.code(), Some(0), "{printed}");
+    assert!(printed.starts_with("0 errors, 13 inodes, 0 orphans"), "{printed}");
+    postgres.sql("files", "DELETE FROM corewalk.edge WHERE name = 'large'");
+    let checked = run(corewalk(&["fsck", &address]));
+    let printed = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert_eq!(checked.status.code(), Some(4), "{printed}");
+    assert!(printed.contains("1 links are stored, 0 were counted"), "{printed}");
+}

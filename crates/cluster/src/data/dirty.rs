@@ -1,0 +1,134 @@
+//! Bytes that were written and are not in an object yet.
+//!
+//! The bytes lie in extents that do not overlap and do not touch. An extent stays inside a block of
+//! the length of an object, so that an extent becomes one object.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The longest object, in bytes. Blocks of this length divide a file.
+pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
+
+/// The dirty bytes of a file.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    extents: BTreeMap<u64, Vec<u8>>,
+    bytes: usize,
+}
+
+impl Dirty {
+    /// Returns the number of dirty bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// Writes bytes at `offset`.
+    pub(crate) fn write(&mut self, mut offset: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = OBJECT_BYTES - offset % OBJECT_BYTES;
+            let (now, later) = bytes.split_at(bytes.len().min(room as usize));
+            self.write_in_block(offset, now);
+            offset += now.len() as u64;
+            bytes = later;
+        }
+    }
+
+    fn write_in_block(&mut self, offset: u64, bytes: &[u8]) {
+        let (end, block) = (offset + bytes.len() as u64, offset / OBJECT_BYTES * OBJECT_BYTES);
+        let touched = self.extents.range(block..=end).filter(|(start, extent)| {
+            let is_in_block = **start < block + OBJECT_BYTES;
+            is_in_block && **start + extent.len() as u64 >= offset
+        });
+        let touched: Vec<u64> = touched.map(|(start, _)| *start).collect();
+        let (first, mut extent) = match touched.first() {
+            Some(first) if *first <= offset => {
+                (*first, self.extents.remove(first).unwrap_or_default())
+            }
+            _ => (offset, Vec::new()),
+        };
+        self.bytes -= extent.len();
+        let at = (offset - first) as usize;
+        if extent.len() < at + bytes.len() {
+            extent.resize(at + bytes.len(), 0);
+        }
+        extent[at..at + bytes.len()].copy_from_slice(bytes);
+        for start in touched {
+            let Some(other) = self.extents.remove(&start) else { continue };
+            self.bytes -= other.len();
+            let known = extent.len() - (start - first) as usize;
+            extent.extend_from_slice(other.get(known..).unwrap_or_default());
+        }
+        self.bytes += extent.len();
+        self.extents.insert(first, extent);
+    }
+
+    /// Copies the dirty bytes of a range over `buf`, which begins at `offset`.
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) {
+        let end = offset + buf.len() as u64;
+        for (start, extent) in self.in_range(offset..end) {
+            let from = start.max(offset);
+            let to = (start + extent.len() as u64).min(end);
+            let part = &extent[(from - start) as usize..(to - start) as usize];
+            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+        }
+    }
+
+    /// Returns the extents that reach into a range.
+    fn in_range(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Vec<u8>)> {
+        let first = range.start.saturating_sub(OBJECT_BYTES);
+        self.extents
+            .range(first..range.end)
+            .map(|(start, extent)| (*start, extent))
+            .filter(move |(start, extent)| start + extent.len() as u64 > range.start)
+    }
+
+    /// Takes all extents out.
+    pub(crate) fn take(&mut self) -> BTreeMap<u64, Vec<u8>> {
+        self.bytes = 0;
+        std::mem::take(&mut self.extents)
+    }
+
+    /// Puts extents back that [`Dirty::take`] has returned. Nothing was written since.
+    pub(crate) fn put_back(&mut self, extents: BTreeMap<u64, Vec<u8>>) {
+        self.bytes = extents.values().map(Vec::len).sum();
+        self.extents = extents;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corewalk_testkit::rng::{Rng, Seed};
+
+    /// Compares random writes around the border of a block with an array.
+    #[test]
+    fn random_writes_are_read_back() {
+        let mut rng = Rng::new(Seed::parse("0x3").unwrap());
+        let base = OBJECT_BYTES - 50;
+        for _ in 0..300 {
+            let (mut dirty, mut model) = (Dirty::default(), [0_u8; 120]);
+            let mut is_dirty = [false; 120];
+            for round in 1..10_u8 {
+                let from = rng.below(120) as usize;
+                let to = from + rng.below(121 - from as u64) as usize;
+                dirty.write(base + from as u64, &vec![round; to - from]);
+                model[from..to].fill(round);
+                is_dirty[from..to].fill(true);
+            }
+            let mut found = [0; 120];
+            dirty.read(base, &mut found);
+            assert_eq!(found, model);
+            assert_eq!(dirty.bytes(), is_dirty.iter().filter(|dirty| **dirty).count());
+            let extents = dirty.take();
+            for (start, extent) in &extents {
+                let end = start + extent.len() as u64;
+                assert_eq!(start / OBJECT_BYTES, (end - 1) / OBJECT_BYTES);
+                assert!(!extents.contains_key(&end) || end % OBJECT_BYTES == 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,703 @@
+//! The cached directories of a mount: names, attributes, extended attributes.
+//!
+//! A directory is cached while the session holds a lease on it. A *complete* directory knows all
+//! its names, so a name that it does not have does not exist. A larger one knows names that were
+//! looked up, present or absent, and a *window*: a range of positions whose names are all known.
+//! Listings move and extend the window.
+//!
+//! The lease of a directory also covers the attributes of the inodes at home in it, and its own.
+//! The names of a directory also lead to inodes that other leases cover: subdirectories, and files
+//! with another home. The cache keeps their attributes as *hints*. A hint is never the answer to
+//! `getattr`. A lookup returns it with a timeout of 0, so the kernel asks again before it uses it.
+//!
+//! # Changes
+//! A change begins before it is sent ([`Cache::begin`]) and ends with its reply. Meanwhile the
+//! changed names and attributes are unknown, and readers ask the database (K.6). An answer of the
+//! database is cached only if no change of the directory has begun or ended since it was asked for
+//! ([`Ticket`]).
+//!
+//! # Memory
+//! The cache counts names and inodes. Above its limit it drops the directories that were not used
+//! for the longest time, until a quarter is free.
+//!
+//! # Locks
+//! All is protected by one mutex, which is held for an instant. `filled` wakes the threads that
+//! wait for the fill of another thread.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use corewalk_base::{Condvar, Mutex, MutexGuard};
+
+use crate::node::Inode;
+use crate::session::Caches;
+
+/// The memory of a name or an inode, with its share of the tables, in bytes.
+const ENTRY_BYTES: usize = 400;
+
+/// The extended attributes of an inode.
+pub(crate) type Xattrs = Arc<Vec<(Vec<u8>, Vec<u8>)>>;
+
+/// A name with its position and its inode, as the database lists it.
+pub(crate) type Listing = (Box<[u8]>, u64, Inode);
+
+/// A name that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) ino: u64,
+    /// The position in the directory.
+    pub(crate) cookie: u64,
+}
+
+/// What the cache knows of a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    /// The inode. The flag tells whether its attributes are current, and not only a hint.
+    Inode(Inode, bool),
+    Absent,
+    /// The cache does not know. The database must be asked for the whole directory.
+    Fill,
+    /// The cache does not know. The database must be asked for this name.
+    Ask,
+}
+
+/// The instant before the database was asked. The answer is cached if no change of its directory has
+/// begun or ended since, and none is under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket(u64);
+
+/// The directories and inodes that a change alters.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    pub(crate) dirs: Vec<u64>,
+    pub(crate) names: Vec<(u64, &'a [u8])>,
+    pub(crate) inos: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    /// None for a name that is known not to exist.
+    known: HashMap<Box<[u8]>, Option<Entry>>,
+    /// Names that a change is about to alter. Their entries in `known` may be old.
+    unknown: HashSet<Box<[u8]>>,
+    /// The names inside the window, by position.
+    order: BTreeMap<u64, Box<[u8]>>,
+    /// All names with a position above the first and up to the second number are in `order`.
+    window: (u64, u64),
+    /// True if there is no name behind the window.
+    at_end: bool,
+}
+
+#[derive(Debug, Default)]
+struct Directory {
+    names: Names,
+    is_leased: bool,
+    /// The epoch of the last begin or end of a change, or of the last drop.
+    epoch: u64,
+    /// The changes that are under way.
+    changing: u32,
+    is_filling: bool,
+    /// The inodes that this directory has brought into the cache.
+    inos: HashSet<u64>,
+    used: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Cached {
+    inode: Inode,
+    /// The directory that has brought the inode into the cache.
+    holder: u64,
+    xattrs: Option<Xattrs>,
+    /// True if the file was opened since the inode is cached. Only own changes keep this.
+    was_opened: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    dirs: HashMap<u64, Directory>,
+    inodes: HashMap<u64, Cached>,
+    /// The inodes that changes are altering, each with the number of these changes.
+    busy: HashMap<u64, u32>,
+    /// Counts how often everything was dropped.
+    era: u64,
+    /// Counts the begins and ends of changes, and the drops.
+    epoch: u64,
+    /// The highest epoch of a directory whose record was removed. New records begin with it.
+    removed_epoch: u64,
+    clock: u64,
+    count: usize,
+}
+
+/// The cached directories of a mount.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    state: Mutex<State>,
+    filled: Condvar,
+    /// The most names and inodes.
+    limit: usize,
+}
+
+impl Cache {
+    /// Returns an empty cache that uses about `bytes` bytes at most.
+    pub(crate) fn new(bytes: usize) -> Cache {
+        let limit = (bytes / ENTRY_BYTES).max(1000);
+        Cache { state: Mutex::default(), filled: Condvar::new(), limit }
+    }
+
+    /// Looks a name up.
+    pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Found {
+        let mut state = self.state.lock();
+        state.clock += 1;
+        let clock = state.clock;
+        let Some(directory) = state.dirs.get_mut(&dir) else { return Found::Fill };
+        directory.used = clock;
+        let found = match () {
+            () if directory.changing > 0 && !directory.is_leased => return Found::Ask,
+            () if !directory.is_leased => return Found::Fill,
+            () if directory.names.unknown.contains(name) => return Found::Ask,
+            () => match directory.names.known.get(name) {
+                Some(Some(entry)) => entry.ino,
+                Some(None) => return Found::Absent,
+                None if directory.names.is_complete() => return Found::Absent,
+                None => return Found::Ask,
+            },
+        };
+        match state.inodes.get(&found) {
+            Some(cached) => Found::Inode(cached.inode, state.is_current(cached)),
+            None => Found::Ask,
+        }
+    }
+
+    /// Returns the current attributes of an inode. None if the database must be asked.
+    pub(crate) fn inode(&self, ino: u64) -> Option<Inode> {
+        let mut state = self.state.lock();
+        state.clock += 1;
+        let clock = state.clock;
+        let cached = state.inodes.get(&ino).filter(|cached| state.is_current(cached))?;
+        let (inode, holder) = (cached.inode, cached.holder);
+        if let Some(directory) = state.dirs.get_mut(&holder) {
+            directory.used = clock;
+        }
+        Some(inode)
+    }
+
+    /// Returns true if a fill would not be cached, because a change is under way.
+    pub(crate) fn is_changing(&self, ino: u64) -> bool {
+        let state = self.state.lock();
+        let dir = state.inodes.get(&ino).map_or(ino, |cached| cached.inode.cover());
+        state.busy.contains_key(&ino)
+            || state.dirs.get(&dir).is_some_and(|directory| directory.changing > 0)
+    }
+
+    /// Returns the extended attributes of an inode, if they are known and current.
+    pub(crate) fn xattrs(&self, ino: u64) -> Option<Xattrs> {
+        let state = self.state.lock();
+        let cached = state.inodes.get(&ino).filter(|cached| state.is_current(cached))?;
+        cached.xattrs.clone()
+    }
+
+    /// Keeps the extended attributes of an inode, if its version is still `version`.
+    pub(crate) fn keep_xattrs(&self, ino: u64, version: i64, xattrs: &Xattrs) {
+        let mut state = self.state.lock();
+        if state.busy.contains_key(&ino) {
+            return;
+        }
+        if let Some(cached) = state.inodes.get_mut(&ino)
+            && cached.inode.version == version
+        {
+            cached.xattrs = Some(xattrs.clone());
+        }
+    }
+
+    /// Begins a fill of `dir`. Waits while another thread fills it. Returns false if that thread has
+    /// made it known. Otherwise the caller must call [`Cache::end_fill`].
+    pub(crate) fn begin_fill(&self, dir: u64) -> bool {
+        let mut state = self.state.lock();
+        let mut has_waited = false;
+        loop {
+            let directory = state.directory(dir);
+            if has_waited && directory.is_leased {
+                return false;
+            }
+            if !directory.is_filling {
+                directory.is_filling = true;
+                return true;
+            }
+            has_waited = true;
+            self.filled.wait(&mut state);
+        }
+    }
+
+    /// Ends a fill, whatever came of it.
+    pub(crate) fn end_fill(&self, dir: u64) {
+        let mut state = self.state.lock();
+        if let Some(directory) = state.dirs.get_mut(&dir) {
+            directory.is_filling = false;
+        }
+        self.filled.notify_all();
+    }
+
+    /// Returns a ticket for an answer of the database. To be called before the database is asked.
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket(self.state.lock().epoch)
+    }
+
+    /// Caches a directory and the names of it from position `after` on. `at_end` says that there
+    /// are no further names. Returns false if the answer cannot be cached.
+    pub(crate) fn fill(
+        &self,
+        ticket: Ticket,
+        dir: u64,
+        inodes: &[Inode],
+        after: u64,
+        names: &[Listing],
+        at_end: bool,
+    ) -> bool {
+        let Some(mut state) = self.valid(ticket, dir) else { return false };
+        state.lease(dir);
+        inodes.iter().for_each(|inode| state.insert(dir, *inode));
+        for (name, cookie, inode) in names {
+            state.set_name(dir, name, Some(Entry { ino: inode.attr.ino, cookie: *cookie }));
+            state.insert(dir, *inode);
+        }
+        let last = names.last().map_or(after, |(_, cookie, _)| *cookie);
+        if let Some(directory) = state.dirs.get_mut(&dir) {
+            directory.names.extend(after, last, names, at_end);
+        }
+        self.shrink(&mut state);
+        true
+    }
+
+    /// Caches the answer to a lookup.
+    pub(crate) fn fill_name(
+        &self,
+        ticket: Ticket,
+        dir: Inode,
+        name: &[u8],
+        found: Option<(u64, Inode)>,
+    ) {
+        let ino = dir.attr.ino;
+        let Some(mut state) = self.valid(ticket, ino) else { return };
+        state.lease(ino);
+        state.insert(ino, dir);
+        let entry = found.map(|(cookie, inode)| Entry { ino: inode.attr.ino, cookie });
+        state.set_name(ino, name, entry);
+        if let Some((_, inode)) = found {
+            state.insert(ino, inode);
+        }
+        self.shrink(&mut state);
+    }
+
+    /// Reports the names after `cookie` to `sink`, each with its attributes and whether these are
+    /// current. Returns the last position if more names must be asked for, or None at the end.
+    pub(crate) fn list(
+        &self,
+        dir: u64,
+        cookie: u64,
+        sink: &mut dyn FnMut(&[u8], u64, &Inode, bool) -> ControlFlow<()>,
+    ) -> Listed {
+        // The names are collected first, because the sink is foreign code.
+        let (batch, rest) = {
+            let mut state = self.state.lock();
+            state.clock += 1;
+            let clock = state.clock;
+            let Some(directory) = state.dirs.get_mut(&dir) else { return Listed::Unknown };
+            let is_inside = (directory.names.window.0..=directory.names.window.1).contains(&cookie);
+            let is_known = directory.changing == 0 && directory.names.unknown.is_empty();
+            if !directory.is_leased || !is_known || !is_inside {
+                return Listed::Unknown;
+            }
+            directory.used = clock;
+            let directory = &state.dirs[&dir];
+            let mut batch = Vec::new();
+            let mut is_whole = true;
+            for (position, name) in directory.names.order.range(cookie + 1..).take(BATCH + 1) {
+                let entry = directory.names.known.get(name).copied().flatten();
+                let cached = entry.and_then(|entry| state.inodes.get(&entry.ino));
+                match cached {
+                    Some(cached) if batch.len() < BATCH => {
+                        let is_current = state.is_current(cached);
+                        batch.push((name.clone(), *position, cached.inode, is_current));
+                    }
+                    Some(_) => is_whole = false,
+                    None => return Listed::Unknown,
+                }
+            }
+            let last = batch.last().map_or(cookie, |(_, position, ..)| *position);
+            let rest = match (is_whole, directory.names.at_end) {
+                (false, _) => Listed::More(last),
+                (true, true) => Listed::End,
+                (true, false) => Listed::Unknown,
+            };
+            (batch, rest)
+        };
+        let is_empty = batch.is_empty();
+        for (name, position, inode, is_current) in &batch {
+            if sink(name, *position, inode, *is_current).is_break() {
+                return Listed::End;
+            }
+        }
+        // A listing may end after any entry, and goes on behind it.
+        match rest {
+            Listed::Unknown if !is_empty => Listed::End,
+            rest => rest,
+        }
+    }
+
+    /// Marks what a change alters as unknown, before the change is sent (K.6).
+    pub(crate) fn begin(&self, change: &Change<'_>) -> u64 {
+        let mut state = self.state.lock();
+        for dir in &change.dirs {
+            let epoch = state.next_epoch();
+            let directory = state.directory(*dir);
+            directory.epoch = epoch;
+            directory.changing += 1;
+        }
+        for (dir, name) in &change.names {
+            let directory = state.directory(*dir);
+            directory.names.unknown.insert((*name).into());
+        }
+        for ino in &change.inos {
+            *state.busy.entry(*ino).or_default() += 1;
+        }
+        state.era
+    }
+
+    /// Ends a change that was made. `names` are the new states of names, and `inodes` the new
+    /// attributes. A name of the change that is not in `names` stays unknown until a lookup asks
+    /// for it. `era` is what [`Cache::begin`] has returned.
+    pub(crate) fn end(
+        &self,
+        change: &Change<'_>,
+        era: u64,
+        names: &[(u64, &[u8], Option<Entry>)],
+        inodes: &[Inode],
+    ) {
+        let mut state = self.state.lock();
+        for ino in &change.inos {
+            state.settle(*ino);
+        }
+        if state.era == era {
+            for (dir, name, entry) in names {
+                state.set_name(*dir, name, *entry);
+            }
+            for inode in inodes {
+                let cover = inode.cover();
+                // The caller may not have known the home of the inode when the change began.
+                let epoch = state.next_epoch();
+                match state.dirs.get_mut(&cover) {
+                    Some(directory) => directory.epoch = epoch,
+                    None => state.removed_epoch = epoch,
+                }
+                if state.dirs.get(&cover).is_some_and(|directory| directory.is_leased) {
+                    state.insert(cover, *inode);
+                } else if let Some(cached) = state.inodes.get_mut(&inode.attr.ino) {
+                    cached.inode = *inode;
+                    cached.xattrs = None;
+                }
+            }
+        }
+        state.end_changing(change);
+        self.shrink(&mut state);
+    }
+
+    /// Ends a change that failed. If the database said that it has changed nothing, the cache
+    /// knows again what it knew before.
+    pub(crate) fn end_failed(&self, change: &Change<'_>, is_unchanged: bool) {
+        let mut state = self.state.lock();
+        for ino in &change.inos {
+            state.settle(*ino);
+            if !is_unchanged {
+                state.remove_inode(*ino);
+            }
+        }
+        for (dir, name) in &change.names {
+            if let Some(directory) = state.dirs.get_mut(dir).filter(|_| is_unchanged) {
+                directory.names.unknown.remove(*name);
+            }
+        }
+        state.end_changing(change);
+    }
+
+    /// Returns true if this session caches names of a directory.
+    pub(crate) fn is_leased(&self, dir: u64) -> bool {
+        self.state.lock().dirs.get(&dir).is_some_and(|directory| directory.is_leased)
+    }
+
+    /// Notes that a file is opened. Returns true if the kernel may keep the pages that it has of
+    /// the file, because only this mount has changed it since the last open.
+    pub(crate) fn note_open(&self, ino: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_current = state.inodes.get(&ino).is_some_and(|cached| state.is_current(cached));
+        match state.inodes.get_mut(&ino).filter(|_| is_current) {
+            Some(cached) => std::mem::replace(&mut cached.was_opened, true),
+            None => false,
+        }
+    }
+
+    /// Caches a directory that this session has just made, with its lease. It has no names.
+    pub(crate) fn add_new_directory(&self, era: u64, inode: Inode) {
+        let mut state = self.state.lock();
+        if state.era != era {
+            return;
+        }
+        let dir = inode.attr.ino;
+        state.lease(dir);
+        if let Some(directory) = state.dirs.get_mut(&dir) {
+            (directory.names.window, directory.names.at_end) = ((0, 0), true);
+        }
+        state.insert(dir, inode);
+    }
+
+    /// Forgets an inode that is gone, and the names in it if it was a directory.
+    pub(crate) fn remove(&self, ino: u64) {
+        let mut state = self.state.lock();
+        state.remove_dir(ino);
+        state.remove_inode(ino);
+    }
+
+    /// Returns the number of names and inodes.
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().count
+    }
+
+    /// Returns the state if `ticket` is still valid for an answer about `dir`.
+    fn valid(&self, ticket: Ticket, dir: u64) -> Option<MutexGuard<'_, State>> {
+        let mut state = self.state.lock();
+        let directory = state.directory(dir);
+        let is_valid = directory.epoch <= ticket.0 && directory.changing == 0;
+        is_valid.then_some(state)
+    }
+
+    /// Drops directories until the cache is a quarter below its limit, if it is above.
+    fn shrink(&self, state: &mut State) {
+        if state.count <= self.limit {
+            return;
+        }
+        let idle = state.dirs.iter().filter(|(_, directory)| directory.is_idle());
+        let mut oldest: Vec<(u64, u64)> = idle.map(|(dir, it)| (it.used, *dir)).collect();
+        oldest.sort_unstable();
+        for (_, dir) in oldest {
+            if state.count <= self.limit / 4 * 3 {
+                return;
+            }
+            state.remove_dir(dir);
+        }
+    }
+}
+
+/// How many names a listing takes from the cache at a time.
+const BATCH: usize = 256;
+
+/// How far a listing has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listed {
+    /// The listing is complete, or its caller wants no more.
+    End,
+    /// There are more names after this position.
+    More(u64),
+    /// The database must be asked.
+    Unknown,
+}
+
+impl Caches for Cache {
+    fn drop_all(&self) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.era += 1;
+        state.inodes.clear();
+        state.count = 0;
+        for directory in state.dirs.values_mut() {
+            state.epoch += 1;
+            directory.epoch = state.epoch;
+            directory.is_leased = false;
+            directory.inos.clear();
+            // Changes that are under way still count down their names.
+            directory.names =
+                Names { unknown: std::mem::take(&mut directory.names.unknown), ..Names::default() };
+        }
+        state.removed_epoch = state.epoch;
+        state.dirs.retain(|_, directory| !directory.is_idle());
+    }
+}
+
+impl Directory {
+    /// Returns true if no thread relies on this record.
+    fn is_idle(&self) -> bool {
+        self.changing == 0 && !self.is_filling
+    }
+}
+
+impl Names {
+    fn is_complete(&self) -> bool {
+        self.window.0 == 0 && self.at_end
+    }
+
+    /// Extends the window by a page of names, or begins a new window.
+    fn extend(&mut self, after: u64, last: u64, names: &[Listing], at_end: bool) {
+        let continues = self.window.0 <= after && after <= self.window.1;
+        if !continues {
+            self.order.clear();
+            self.window = (after, after);
+            self.at_end = false;
+        }
+        self.window.1 = self.window.1.max(last);
+        for (name, cookie, _) in names {
+            self.order.insert(*cookie, name.clone());
+        }
+        self.at_end |= at_end;
+        if after == 0 && at_end {
+            // These are all names, and no change is under way.
+            self.unknown.clear();
+        }
+    }
+}
+
+impl State {
+    /// Returns true if a lease covers the attributes of a cached inode, and no change alters them.
+    fn is_current(&self, cached: &Cached) -> bool {
+        let cover = cached.inode.cover();
+        cached.holder == cover
+            && !self.busy.contains_key(&cached.inode.attr.ino)
+            && self.dirs.get(&cover).is_some_and(|directory| directory.is_leased)
+    }
+
+    fn end_changing(&mut self, change: &Change<'_>) {
+        for dir in &change.dirs {
+            let epoch = self.next_epoch();
+            if let Some(directory) = self.dirs.get_mut(dir) {
+                directory.changing = directory.changing.saturating_sub(1);
+                directory.epoch = epoch;
+            }
+        }
+        // A directory without a lease knows nothing, and needs no record.
+        for (dir, name) in &change.names {
+            if let Some(directory) = self.dirs.get_mut(dir).filter(|it| !it.is_leased) {
+                directory.names.unknown.remove(*name);
+            }
+        }
+        for dir in &change.dirs {
+            if self.dirs.get(dir).is_some_and(|it| !it.is_leased && it.inos.is_empty()) {
+                self.remove_dir(*dir);
+            }
+        }
+    }
+
+    fn next_epoch(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    /// Returns the record of a directory, a new one if there is none.
+    fn directory(&mut self, dir: u64) -> &mut Directory {
+        let new = || Directory { epoch: self.removed_epoch, ..Directory::default() };
+        self.dirs.entry(dir).or_insert_with(new)
+    }
+
+    fn lease(&mut self, dir: u64) {
+        self.clock += 1;
+        let clock = self.clock;
+        let directory = self.directory(dir);
+        directory.is_leased = true;
+        directory.used = clock;
+    }
+
+    /// Caches an inode that `holder` has brought. Keeps a newer version, and does not replace
+    /// current attributes by a hint.
+    fn insert(&mut self, holder: u64, inode: Inode) {
+        let ino = inode.attr.ino;
+        let (mut xattrs, mut was_opened) = (None, false);
+        if let Some(old) = self.inodes.get(&ino) {
+            let is_newer = inode.version > old.inode.version;
+            if !is_newer && (self.is_current(old) || inode.version < old.inode.version) {
+                return;
+            }
+            let keeps_holder = self.is_current(old) && holder != inode.cover();
+            if keeps_holder {
+                if let Some(old) = self.inodes.get_mut(&ino) {
+                    old.inode = inode;
+                    old.xattrs = None;
+                }
+                return;
+            }
+            if !is_newer {
+                xattrs = old.xattrs.clone();
+            }
+            // While the lease is held, only own changes make a newer version.
+            was_opened = old.was_opened && self.is_current(old);
+            self.remove_inode(ino);
+        }
+        self.inodes.insert(ino, Cached { inode, holder, xattrs, was_opened });
+        self.directory(holder).inos.insert(ino);
+        self.count += 1;
+    }
+
+    fn remove_inode(&mut self, ino: u64) {
+        if let Some(old) = self.inodes.remove(&ino) {
+            self.count -= 1;
+            if let Some(directory) = self.dirs.get_mut(&old.holder) {
+                directory.inos.remove(&ino);
+            }
+        }
+    }
+
+    /// Notes that one change of an inode has ended.
+    fn settle(&mut self, ino: u64) {
+        if let Some(count) = self.busy.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.busy.remove(&ino);
+            }
+        }
+    }
+
+    /// Sets what is known of a name in a directory with a lease.
+    fn set_name(&mut self, dir: u64, name: &[u8], entry: Option<Entry>) {
+        let Some(directory) = self.dirs.get_mut(&dir).filter(|directory| directory.is_leased)
+        else {
+            return;
+        };
+        let names = &mut directory.names;
+        names.unknown.remove(name);
+        let old = match entry {
+            None if names.is_complete() => {
+                let old = names.known.remove(name);
+                self.count -= usize::from(old.is_some());
+                old
+            }
+            _ => {
+                let old = names.known.insert(name.into(), entry);
+                self.count += usize::from(old.is_none());
+                old
+            }
+        };
+        if let Some(Some(old)) = old {
+            names.order.remove(&old.cookie);
+        }
+        if let Some(entry) = entry
+            && entry.cookie > names.window.0
+            && (names.at_end || entry.cookie <= names.window.1)
+        {
+            names.window.1 = names.window.1.max(entry.cookie);
+            names.order.insert(entry.cookie, name.into());
+        }
+    }
+
+    fn remove_dir(&mut self, dir: u64) {
+        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        directory.is_leased = false;
+        let names = std::mem::take(&mut directory.names);
+        let inos = std::mem::take(&mut directory.inos);
+        directory.names.unknown = names.unknown;
+        self.count -= names.known.len();
+        for ino in inos {
+            self.count -= usize::from(self.inodes.remove(&ino).is_some());
+        }
+        let idle = |it: &&Directory| it.is_idle() && it.names.unknown.is_empty();
+        if let Some(directory) = self.dirs.get(&dir).filter(idle) {
+            self.removed_epoch = self.removed_epoch.max(directory.epoch);
+            self.dirs.remove(&dir);
+        }
+    }
+}

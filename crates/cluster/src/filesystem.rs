@@ -1,0 +1,544 @@
+//! The back end: the methods of [`FileSystem`] on metadata and contents.
+//!
+//! The server is mounted as one that shares its files with others (`Options::shared`), so it asks
+//! this back end for each name and each attribute that the kernel asks for. A warm answer comes
+//! from the cached directories, and each answer says how long the kernel may keep it.
+//!
+//! # Inodes without a name
+//! An inode whose last name was removed stays in the database as an orphan of the session, until
+//! the server forgets it (F.4). Orphans are purged some hundred at a time. Those of a mount that
+//! dies are purged by the next mount.
+
+mod attributes;
+mod names;
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::acl::Acl;
+use corewalk::{
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node,
+    OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
+};
+use corewalk_base::Mutex;
+use tokio::runtime::Runtime;
+
+use crate::connection::{Database, text_of};
+use crate::data::Data;
+use crate::directory::{Cache, Listed};
+use crate::meta::{Known, Meta};
+use crate::node::Inode;
+use crate::objects::Objects;
+use crate::options::{ClusterOptions, Place, Url};
+use crate::session::{Caches, Holder, Refusal, Session, keep_alive};
+
+const ROOT: u64 = 1;
+/// The block of statfs(2).
+const BLOCK_BYTES: u64 = 4096;
+/// The free blocks and inodes that statfs(2) reports, since the database sets no limit: 1 PiB.
+const UNLIMITED_BLOCKS: u64 = 1 << 38;
+/// How many orphans are purged by one statement.
+const PURGE_COUNT: usize = 256;
+/// How many unused objects a call of `maintain` removes.
+const OBJECTS_COUNT: i32 = 256;
+/// How long an unused object stays, so that a reader with old slices can finish.
+const OBJECT_AGE: Duration = Duration::from_secs(60);
+/// How many calls of `maintain`, which come once a second, pass between two looks for unused
+/// objects.
+const COLLECT_EVERY: u32 = 30;
+
+const STATFS: &str = "SELECT * FROM cw_statfs()";
+const READLINK: &str = "SELECT cw_readlink($1)";
+const PURGE: &str = "SELECT cw_purge($1, $2, $3, $4)";
+const REAP: &str = "SELECT cw_reap($1)";
+const DEAD_OBJECTS: &str = "SELECT cw_dead_objects($1, $2)";
+const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
+
+/// A mounted cluster file system.
+///
+/// # Examples
+/// ```no_run
+/// use corewalk_cluster::{ClusterFs, ClusterOptions, Url};
+///
+/// let url = Url::parse("pg://me@db.example.org/files")?;
+/// let fs = ClusterFs::open(&url, &ClusterOptions::default())?;
+/// fs.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ClusterFs {
+    pub(crate) meta: Arc<Meta>,
+    pub(crate) data: Data,
+    objects: Objects,
+    pub(crate) nameless: Mutex<Nameless>,
+    ticks: Mutex<u32>,
+    /// The last field, so that everything that uses the runtime is dropped before it.
+    _runtime: Runtime,
+}
+
+/// The inodes without a name.
+#[derive(Debug, Default)]
+pub(crate) struct Nameless {
+    /// Those that the server still uses.
+    pub(crate) used: HashSet<u64>,
+    /// Those that are to be purged.
+    forgotten: Vec<i64>,
+}
+
+/// The reason why a file system cannot be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The database cannot be reached, or refuses.
+    Database(tokio_postgres::Error),
+    /// There is no file system in the database.
+    NoFileSystem,
+    /// Another mount holds the file system.
+    Busy(Holder),
+    /// The URL names another place for data than the database.
+    OtherData(String),
+    /// The file system has an unknown place for data.
+    UnknownData(String),
+    /// The file system has another version of the tables than this program.
+    Version(i32),
+    /// The place of the objects cannot be opened or listed.
+    Objects(std::io::Error),
+    /// The runtime cannot be started.
+    Runtime(std::io::Error),
+}
+
+impl ClusterFs {
+    /// Opens the file system at `url` and begins a session.
+    ///
+    /// # Errors
+    /// The reason why the file system cannot be opened.
+    pub fn open(url: &Url, options: &ClusterOptions) -> Result<ClusterFs, OpenError> {
+        let runtime = new_runtime().map_err(OpenError::Runtime)?;
+        let database = Arc::new(Database::new(
+            runtime.handle().clone(),
+            url.config.clone(),
+            options.connections,
+            options.unreachable,
+        ));
+        let cache = Arc::new(Cache::new(options.cache_bytes));
+        let caches: Arc<dyn Caches> = cache.clone();
+        let opened = Session::open(database, Arc::downgrade(&caches), options.lease);
+        let (session, stored) = opened.map_err(|refusal| match refusal {
+            Refusal::Database(error) => OpenError::Database(error),
+            Refusal::NoFormat => OpenError::NoFileSystem,
+            Refusal::Busy(holder) => OpenError::Busy(holder),
+        })?;
+        let session = Arc::new(session);
+        let unknown = || OpenError::UnknownData(stored.data.clone());
+        let place = match (Place::parse(&stored.data).map_err(|_| unknown()), url.data()) {
+            (Ok(place), Some(given)) if *given != place => {
+                Err(OpenError::OtherData(stored.data.clone()))
+            }
+            (place, _) => place,
+        };
+        let objects = place.and_then(|place| {
+            let place = place.of_file_system(&stored.id);
+            Objects::open(&place, &options.settings).map_err(OpenError::Objects)
+        });
+        let objects = objects.inspect_err(|_| {
+            // The session has just been made. If it cannot be ended, it dies by itself.
+            let _ = session.end();
+        })?;
+        runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
+        let meta = Arc::new(Meta { session, cache });
+        let fs = ClusterFs {
+            data: Data::new(meta.clone(), objects.clone()),
+            meta,
+            objects,
+            nameless: Mutex::default(),
+            ticks: Mutex::new(0),
+            _runtime: runtime,
+        };
+        if let Err(errno) = fs.reap() {
+            log::warn!("files without a name that a dead mount has left stay: {errno}");
+        }
+        Ok(fs)
+    }
+
+    /// Writes everything that is not written yet, and ends the session. Later calls fail or begin a
+    /// new session.
+    ///
+    /// # Errors
+    /// The first error of a write.
+    pub fn close(&self) -> Result<(), Errno> {
+        let flushed = self.data.flush_old(|ino| self.is_nameless(ino), true);
+        let purged = {
+            let mut nameless = self.nameless.lock();
+            let used: Vec<u64> = nameless.used.drain().collect();
+            nameless.forgotten.extend(used.iter().map(|ino| *ino as i64));
+            drop(nameless);
+            self.purge()
+        };
+        flushed.and(purged).and(self.meta.session.end())
+    }
+
+    /// Returns the number of statements that the mount has sent to the database.
+    pub fn statements(&self) -> u64 {
+        self.meta.session.database.counters.statements.sum().max(0) as u64
+    }
+
+    /// Returns attributes as a caller sees them: with what was not flushed, and with the times for
+    /// which the kernel may keep them.
+    pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
+        self.data.seen(self.meta.with_ttl(known, is_name_cached))
+    }
+
+    /// Returns the attributes of an inode that a change has returned.
+    pub(crate) fn attr_after(&self, inode: Inode, is_name_cached: bool) -> Attr {
+        let is_live = !self.meta.session.left().is_zero();
+        let current = is_live.then(|| self.meta.cache.inode(inode.attr.ino)).flatten();
+        let known = match current {
+            Some(inode) => Known { inode, is_current: true },
+            None => Known { inode, is_current: false },
+        };
+        self.attr(known, is_name_cached)
+    }
+
+    pub(crate) fn is_nameless(&self, ino: u64) -> bool {
+        self.nameless.lock().used.contains(&ino)
+    }
+
+    /// Purges the orphans that the server has forgotten.
+    fn purge(&self) -> Result<(), Errno> {
+        loop {
+            let batch: Vec<i64> = {
+                let mut nameless = self.nameless.lock();
+                let keep = nameless.forgotten.len().saturating_sub(PURGE_COUNT);
+                nameless.forgotten.split_off(keep)
+            };
+            if batch.is_empty() {
+                return Ok(());
+            }
+            self.meta.session.purge(PURGE, &[&batch])?;
+        }
+    }
+
+    /// Purges the orphans of sessions that have ended.
+    fn reap(&self) -> Result<(), Errno> {
+        loop {
+            let reply = self.meta.session.database.query(REAP, &[&(PURGE_COUNT as i32)])?;
+            let batch: Vec<i64> = reply.rows.first().ok_or(Errno::IO)?.get(0);
+            if batch.is_empty() {
+                return Ok(());
+            }
+            self.meta.session.purge(PURGE, &[&batch])?;
+        }
+    }
+
+    /// Removes objects that no file uses any more.
+    fn collect_objects(&self) -> Result<(), Errno> {
+        let database = &self.meta.session.database;
+        let age = OBJECT_AGE.as_secs_f64();
+        let reply = database.query(DEAD_OBJECTS, &[&age, &OBJECTS_COUNT])?;
+        let keys: Vec<String> = reply.rows.first().ok_or(Errno::IO)?.get(0);
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let delete = keys.iter().map(|key| self.objects.delete(key));
+        database.block_on(futures_util::future::try_join_all(delete)).map_err(errno_of)?;
+        database.query(FORGET_OBJECTS, &[&keys]).map(drop)
+    }
+}
+
+/// Starts the runtime of a mount, or of a tool that uses the database.
+pub(crate) fn new_runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("corewalk-cluster")
+        .enable_all()
+        .build()
+}
+
+impl FileSystem for ClusterFs {
+    fn root(&self) -> Result<Attr, Errno> {
+        Ok(self.attr(self.meta.inode(ROOT)?, true))
+    }
+
+    fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        let (known, is_name_cached) = self.meta.lookup(dir.ino(), name.as_bytes())?;
+        Ok(self.attr(known, is_name_cached))
+    }
+
+    fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
+        let known = self.meta.inode(ino)?;
+        if known.inode.attr.nlink == 0 || generation.is_some_and(|generation| generation != 0) {
+            return Err(Errno::STALE);
+        }
+        Ok(self.attr(known, true))
+    }
+
+    fn parent(&self, dir: Node<'_>) -> Result<u64, Errno> {
+        let inode = self.meta.inode(dir.ino())?.inode;
+        if inode.attr.nlink == 0 { Err(Errno::STALE) } else { Ok(inode.home) }
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        Ok(self.attr(self.meta.inode(node.ino())?, false))
+    }
+
+    fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        self.set_attributes(node.ino(), set)
+    }
+
+    fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        self.make_inode(dir.ino(), Some(name), what)
+    }
+
+    fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
+        self.remove_name(dir.ino(), name, node.ino())
+    }
+
+    fn rename(
+        &self,
+        from: (Node<'_>, Name<'_>),
+        to: (Node<'_>, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
+        self.rename_name((from.0.ino(), from.1), (to.0.ino(), to.1), mode)
+    }
+
+    fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        let mut report = |name: &[u8], cookie: u64, inode: &Inode, is_current, is_cached| {
+            let attr = self.attr(Known { inode: *inode, is_current }, is_cached);
+            match Name::new(name) {
+                Ok(name) => sink(DirEntry::from_attr(name, attr, cookie)),
+                // A damaged name cannot be shown. `fsck` names it.
+                Err(_) => ControlFlow::Continue(()),
+            }
+        };
+        let mut cookie = cookie;
+        while !self.meta.session.left().is_zero() {
+            let mut from_cache = |name: &[u8], cookie, inode: &Inode, is_current| {
+                report(name, cookie, inode, is_current, true)
+            };
+            match self.meta.cache.list(dir.ino(), cookie, &mut from_cache) {
+                Listed::End => return Ok(()),
+                Listed::More(last) => cookie = last,
+                Listed::Unknown => break,
+            }
+        }
+        let (page, is_cached) = self.meta.list(dir.ino(), cookie)?;
+        for (name, cookie, inode) in &page.names {
+            let is_current = is_cached && inode.cover() == dir.ino();
+            if report(name, *cookie, inode, is_current, is_cached).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.data.read(node.ino(), offset, buf)
+    }
+
+    fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.data.write(node.ino(), Some(offset), bytes)
+    }
+
+    fn append(&self, node: Node<'_>, _: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.data.write(node.ino(), None, bytes)
+    }
+
+    fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
+        self.add_name(node.ino(), dir.ino(), name)
+    }
+
+    fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        let reply = self.meta.session.database.query(READLINK, &[&(node.ino() as i64)])?;
+        let target: Option<Vec<u8>> = reply.rows.first().ok_or(Errno::STALE)?.get(0);
+        target.ok_or(Errno::STALE)
+    }
+
+    fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        match FileKind::from_mode(what.mode) {
+            Some(FileKind::Regular) => self.make_inode(dir.ino(), None, what),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn open(&self, node: Node<'_>, _: u32) -> Result<Opened, Errno> {
+        if node.kind() != FileKind::Regular {
+            return Ok(Opened::default());
+        }
+        self.data.open(node.ino());
+        let keeps = self.meta.cache.note_open(node.ino());
+        let flags = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
+        Ok(Opened::new(1).with_flags(flags))
+    }
+
+    fn has_open_state(&self) -> bool {
+        true
+    }
+
+    /// Writes the dirty bytes of the file, so that they are there after close(2).
+    fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
+        // No other program will ever see the contents of a file without a name.
+        if self.is_nameless(node.ino()) { Ok(()) } else { self.data.flush(node.ino()) }
+    }
+
+    fn release(&self, node: Node<'_>) {
+        if node.kind() != FileKind::Regular || node.handle() == 0 {
+            return;
+        }
+        // A mapping may have written after the last flush.
+        if let Err(errno) = self.flush(node) {
+            log::error!("inode {}: bytes were not written when it was closed: {errno}", node.ino());
+        }
+        self.data.close(node.ino());
+    }
+
+    fn fsync_waits(&self) -> bool {
+        true
+    }
+
+    fn fsync(&self, node: Node<'_>, _: bool) -> Result<(), Errno> {
+        self.data.flush(node.ino())
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        let reply = self.meta.session.database.query(STATFS, &[])?;
+        let row = reply.rows.first().ok_or(Errno::IO)?;
+        let count = |name: &str| row.get::<_, i64>(name).max(0) as u64;
+        let (inodes, blocks) = (count("inodes"), count("bytes").div_ceil(BLOCK_BYTES));
+        Ok(StatFs::default()
+            .with_bsize(BLOCK_BYTES as u32)
+            .with_blocks(blocks.saturating_add(UNLIMITED_BLOCKS))
+            .with_bfree(UNLIMITED_BLOCKS)
+            .with_bavail(UNLIMITED_BLOCKS)
+            .with_files(inodes.saturating_add(UNLIMITED_BLOCKS))
+            .with_ffree(UNLIMITED_BLOCKS))
+    }
+
+    fn fallocate(
+        &self,
+        node: Node<'_>,
+        offset: u64,
+        len: u64,
+        how: Fallocate,
+    ) -> Result<(), Errno> {
+        self.allocate(node.ino(), offset, len, how)
+    }
+
+    fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.xattr(node, name)
+    }
+
+    fn setxattr(
+        &self,
+        node: Node<'_>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        self.set_xattr(node, name, Some(value), mode)
+    }
+
+    fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
+        self.list_xattrs(node.ino())
+    }
+
+    fn removexattr(&self, node: Node<'_>, name: &[u8]) -> Result<(), Errno> {
+        self.set_xattr(node, name, None, XattrMode::Set)
+    }
+
+    fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
+        self.acl(node.ino(), kind)
+    }
+
+    fn set_acl(
+        &self,
+        node: Node<'_>,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        mode: Option<u32>,
+    ) -> Result<(), Errno> {
+        self.change_acl(node, kind, acl, mode)
+    }
+
+    fn forget(&self, ino: u64, _: u64) {
+        let is_full = {
+            let mut nameless = self.nameless.lock();
+            if !nameless.used.remove(&ino) {
+                return;
+            }
+            nameless.forgotten.push(ino as i64);
+            nameless.forgotten.len() >= PURGE_COUNT
+        };
+        self.data.discard(ino);
+        self.meta.cache.remove(ino);
+        if is_full && let Err(errno) = self.purge() {
+            log::warn!("files without a name stay until the next mount: {errno}");
+        }
+    }
+
+    fn maintain(&self) {
+        let done =
+            self.data.flush_old(|ino| self.is_nameless(ino), false).and_then(|()| self.purge());
+        let is_turn = {
+            let mut ticks = self.ticks.lock();
+            *ticks = ticks.wrapping_add(1);
+            ticks.is_multiple_of(COLLECT_EVERY)
+        };
+        let done = if is_turn { done.and_then(|()| self.collect_objects()) } else { done };
+        if let Err(errno) = done {
+            log::warn!("deferred work is put off: {errno}");
+        }
+    }
+
+    fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
+        let counters = &self.meta.session.database.counters;
+        sink("cluster_statements", counters.statements.sum().max(0) as u64);
+        sink("cluster_connections_opened", counters.connections.sum().max(0) as u64);
+        sink("cluster_cached_entries", self.meta.cache.len() as u64);
+        sink("cluster_dirty_bytes", self.data.dirty_bytes.sum().max(0) as u64);
+    }
+}
+
+impl Drop for ClusterFs {
+    fn drop(&mut self) {
+        // Without this, the next mount would wait for the lease. The session may have ended already.
+        if !self.meta.session.left().is_zero()
+            && let Err(errno) = self.close()
+        {
+            log::error!("the end of the mount: {errno}");
+        }
+    }
+}
+
+impl std::fmt::Debug for ClusterFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterFs").field("session", &self.meta.session).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            OpenError::Database(error) => f.write_str(&text_of(error)),
+            OpenError::NoFileSystem => {
+                f.write_str("there is no file system in this database; make one with corewalk mkfs")
+            }
+            OpenError::Busy(Holder { host, pid, since }) => write!(
+                f,
+                "mounted by {host} pid {pid} since {since}; only one mount at a time is supported"
+            ),
+            OpenError::OtherData(stored) => write!(f, "its data is in {stored}"),
+            OpenError::UnknownData(stored) => {
+                write!(f, "its data is in {stored}, which this version does not support")
+            }
+            OpenError::Version(version) => {
+                write!(f, "it has version {version}, which this program does not support")
+            }
+            OpenError::Objects(error) => write!(f, "its objects cannot be used: {error}"),
+            OpenError::Runtime(error) => write!(f, "cannot start threads: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}

@@ -1,0 +1,235 @@
+//! Checks a cluster file system.
+//!
+//! The check reads one snapshot of the database, so a mount may go on meanwhile. It changes
+//! nothing. After the snapshot it lists the objects. Each object that a slice names must be there
+//! and long enough.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use tokio_postgres::{NoTls, Row, Transaction};
+
+use crate::filesystem::{OpenError, new_runtime};
+use crate::mkfs::VERSION;
+use crate::objects::Objects;
+use crate::options::{Place, Url};
+
+/// An error of a file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// A name leads to an inode that does not exist, or has another type.
+    Name {
+        /// The directory.
+        parent: i64,
+        /// The name.
+        name: Vec<u8>,
+        /// The inode.
+        ino: i64,
+    },
+    /// An inode has another number of links than `nlink` says.
+    Links {
+        /// The inode.
+        ino: i64,
+        /// The stored number.
+        stored: i64,
+        /// The number that was counted.
+        counted: i64,
+    },
+    /// An inode without a name is no orphan of a session, or an orphan has a name.
+    Orphan {
+        /// The inode.
+        ino: i64,
+    },
+    /// The home of an inode is a directory without a name of it, or a wrong parent.
+    Home {
+        /// The inode.
+        ino: i64,
+        /// The stored home.
+        home: i64,
+    },
+    /// A directory cannot be reached from the root.
+    Unreachable {
+        /// The directory.
+        ino: i64,
+    },
+    /// Attributes or contents belong to an inode that does not exist.
+    Unowned {
+        /// The inode.
+        ino: i64,
+    },
+    /// An object that a file needs is missing or too short.
+    Object {
+        /// The file.
+        ino: i64,
+        /// The key of the object.
+        key: String,
+    },
+    /// The totals of inodes and bytes are wrong.
+    Totals {
+        /// The stored numbers.
+        stored: (i64, i64),
+        /// The numbers that were counted.
+        counted: (i64, i64),
+    },
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// The errors.
+    pub findings: Vec<Finding>,
+    /// The number of inodes.
+    pub inodes: i64,
+    /// The number of inodes without a name.
+    pub orphans: i64,
+    /// The number of bytes of all files and directories.
+    pub bytes: i64,
+    /// The number of objects that files use.
+    pub objects: i64,
+    /// The number of other objects, which a mount removes after some time.
+    pub unused_objects: i64,
+}
+
+const FORMAT: &str = "SELECT version, data, id::text FROM format";
+const TOTALS: &str = "SELECT count(*), coalesce(sum(size), 0)::bigint,
+    count(*) FILTER (WHERE nlink = 0) FROM node";
+const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
+    LEFT JOIN node n ON n.ino = e.ino LEFT JOIN node p ON p.ino = e.parent
+    WHERE n.ino IS NULL OR p.ino IS NULL OR n.mode & 61440 <> e.kind OR p.mode & 61440 <> 16384";
+const FILE_LINKS: &str = "SELECT n.ino, n.nlink, count(e.ino) FROM node n
+    LEFT JOIN edge e ON e.ino = n.ino WHERE n.mode & 61440 <> 16384
+    GROUP BY n.ino, n.nlink HAVING n.nlink <> count(e.ino)";
+/// A directory has its own name (the root has none), `.`, and `..` of each subdirectory.
+const DIR_LINKS: &str = "SELECT n.ino, n.nlink, c.links FROM node n,
+    LATERAL (SELECT CASE WHEN n.ino = 1 THEN 2
+        ELSE 2 * (SELECT count(*) FROM edge WHERE ino = n.ino) END
+        + (SELECT count(*) FROM edge WHERE parent = n.ino AND kind = 16384) AS links) c
+    WHERE n.mode & 61440 = 16384 AND n.nlink <> c.links";
+const ORPHANS: &str = "SELECT coalesce(n.ino, o.ino) FROM (SELECT ino FROM node WHERE nlink = 0) n
+    FULL JOIN orphan o ON o.ino = n.ino WHERE n.ino IS NULL OR o.ino IS NULL";
+const HOMES: &str = "SELECT ino, home FROM node n WHERE nlink > 0 AND ino <> 1
+    AND NOT EXISTS (SELECT FROM edge e WHERE e.ino = n.ino AND e.parent = n.home)";
+const UNREACHABLE: &str = "WITH RECURSIVE reached AS (SELECT 1::bigint AS ino
+        UNION SELECT e.ino FROM edge e JOIN reached r ON e.parent = r.ino WHERE e.kind = 16384)
+    SELECT ino FROM node WHERE mode & 61440 = 16384 AND nlink > 0
+        AND ino NOT IN (SELECT ino FROM reached)";
+const UNOWNED: &str = "SELECT DISTINCT ino FROM (SELECT ino FROM slice UNION ALL
+    SELECT ino FROM xattr) x WHERE NOT EXISTS (SELECT FROM node n WHERE n.ino = x.ino)";
+const STORED: &str = "SELECT inodes, bytes FROM cw_statfs()";
+const SLICES: &str = "SELECT ino, object, len FROM slice WHERE object IS NOT NULL";
+
+/// Checks the file system at `url`. `settings` are those of the object store
+/// ([`ClusterOptions::settings`](crate::ClusterOptions::settings)).
+///
+/// # Errors
+/// The reason why it cannot be checked.
+pub fn fsck(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
+    let runtime = new_runtime().map_err(OpenError::Runtime)?;
+    runtime.block_on(check(url, settings))
+}
+
+async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
+    let failed = OpenError::Database;
+    let (mut client, connection) = url.config.connect(NoTls).await.map_err(failed)?;
+    tokio::spawn(connection);
+    client.batch_execute("SET search_path = corewalk").await.map_err(failed)?;
+    let snapshot = client
+        .build_transaction()
+        .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
+        .read_only(true);
+    let snapshot = snapshot.start().await.map_err(failed)?;
+    let format = snapshot.query_one(FORMAT, &[]).await.map_err(|error| match error.code() {
+        Some(code) if code.code() == "42P01" => OpenError::NoFileSystem,
+        _ => OpenError::Database(error),
+    })?;
+    let (version, data, id): (i32, String, String) = (format.get(0), format.get(1), format.get(2));
+    if version != VERSION {
+        return Err(OpenError::Version(version));
+    }
+    let place = Place::parse(&data).map_err(|_| OpenError::UnknownData(data))?;
+    let mut report = Report::default();
+    check_tables(&snapshot, &mut report).await.map_err(failed)?;
+    let slices = snapshot.query(SLICES, &[]).await.map_err(failed)?;
+    let objects =
+        Objects::open(&place.of_file_system(&id), settings).map_err(OpenError::Objects)?;
+    let listed = objects.list("").await.map_err(OpenError::Objects)?;
+    check_objects(&slices, listed, &mut report);
+    Ok(report)
+}
+
+async fn check_tables(
+    snapshot: &Transaction<'_>,
+    report: &mut Report,
+) -> Result<(), tokio_postgres::Error> {
+    let totals = snapshot.query_one(TOTALS, &[]).await?;
+    (report.inodes, report.bytes, report.orphans) = (totals.get(0), totals.get(1), totals.get(2));
+    let checks: [(&str, fn(&Row) -> Finding); 7] = [
+        (NAMES, |row| Finding::Name { parent: row.get(0), name: row.get(1), ino: row.get(2) }),
+        (FILE_LINKS, links),
+        (DIR_LINKS, links),
+        (ORPHANS, |row| Finding::Orphan { ino: row.get(0) }),
+        (HOMES, |row| Finding::Home { ino: row.get(0), home: row.get(1) }),
+        (UNREACHABLE, |row| Finding::Unreachable { ino: row.get(0) }),
+        (UNOWNED, |row| Finding::Unowned { ino: row.get(0) }),
+    ];
+    for (sql, finding) in checks {
+        report.findings.extend(snapshot.query(sql, &[]).await?.iter().map(finding));
+    }
+    let stored = snapshot.query_one(STORED, &[]).await?;
+    let (stored, counted) = ((stored.get(0), stored.get(1)), (report.inodes, report.bytes));
+    if stored != counted {
+        report.findings.push(Finding::Totals { stored, counted });
+    }
+    Ok(())
+}
+
+fn links(row: &Row) -> Finding {
+    Finding::Links { ino: row.get(0), stored: row.get(1), counted: row.get(2) }
+}
+
+fn check_objects(slices: &[Row], listed: Vec<(String, u64)>, report: &mut Report) {
+    let mut objects: HashMap<String, u64> = listed.into_iter().collect();
+    for row in slices {
+        let (ino, key, len): (i64, String, i64) = (row.get(0), row.get(1), row.get(2));
+        match objects.remove(&key) {
+            Some(bytes) if bytes >= len as u64 => report.objects += 1,
+            _ => report.findings.push(Finding::Object { ino, key }),
+        }
+    }
+    report.unused_objects = objects.len() as i64;
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::Name { parent, name, ino } => {
+                let name = name.escape_ascii();
+                write!(f, "directory {parent}: the name '{name}' leads to inode {ino}, ")?;
+                f.write_str("which does not exist or has another type")
+            }
+            Finding::Links { ino, stored, counted } => {
+                write!(f, "inode {ino}: {stored} links are stored, {counted} were counted")
+            }
+            Finding::Orphan { ino } => write!(f, "inode {ino}: links and orphans do not agree"),
+            Finding::Home { ino, home } => {
+                write!(f, "inode {ino}: its home {home} has no name of it")
+            }
+            Finding::Unreachable { ino } => {
+                write!(f, "directory {ino}: it cannot be reached from the root")
+            }
+            Finding::Unowned { ino } => {
+                write!(f, "inode {ino}: it does not exist, but has attributes or contents")
+            }
+            Finding::Object { ino, key } => {
+                write!(f, "inode {ino}: the object {key} is missing or too short")
+            }
+            Finding::Totals { stored, counted } => write!(
+                f,
+                "totals: {} inodes and {} bytes are stored, {} and {} were counted",
+                stored.0, stored.1, counted.0, counted.1
+            ),
+        }
+    }
+}

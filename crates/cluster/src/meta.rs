@@ -1,0 +1,275 @@
+//! Reads and changes of metadata: first from the cached directories, then from the database.
+//!
+//! A reader first checks that the session's lease has time left, and only then looks into the cache
+//! (K.1). What it does not find there it asks the database for: the whole directory if that can be
+//! cached, or only the name or the inode if a change is under way.
+
+use std::sync::Arc;
+
+use corewalk::{Attr, Errno, Ttl};
+use tokio_postgres::Row;
+
+use crate::connection::Param;
+use crate::directory::{Cache, Change, Entry, Found, Listing, Xattrs};
+use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
+use crate::session::Session;
+
+/// How many names of a directory one call of the database returns.
+pub(crate) const PAGE: i32 = 2000;
+/// As [`PAGE`], for an answer that will not be cached.
+const SMALL_PAGE: i32 = 256;
+
+const FILL: &str = "SELECT * FROM cw_fill($1, $2, $3, $4, $5)";
+const LOOKUP: &str = "SELECT * FROM cw_lookup($1, $2, $3)";
+const GETATTR: &str = "SELECT * FROM cw_getattr($1)";
+const XATTRS: &str = "SELECT * FROM cw_xattrs($1)";
+
+/// The errors that mean that the database has changed nothing, and that the cache was right.
+const UNCHANGED: [Errno; 5] =
+    [Errno::NOTEMPTY, Errno::INVAL, Errno::NODATA, Errno::NOTDIR, Errno::ISDIR];
+
+/// The code of an answer that must not be cached.
+const NOT_CACHED: i32 = -6;
+/// The code of a dead session.
+const DEAD: i32 = -2;
+/// The code of a session that has not registered since the database started.
+const RESTARTED: i32 = -3;
+
+/// The metadata of a mount.
+#[derive(Debug)]
+pub(crate) struct Meta {
+    pub(crate) session: Arc<Session>,
+    pub(crate) cache: Arc<Cache>,
+}
+
+/// An inode, and whether caches may keep its attributes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) inode: Inode,
+    pub(crate) is_current: bool,
+}
+
+/// The result of a change.
+#[derive(Debug)]
+pub(crate) struct Changed {
+    /// The era of the cache when the change began.
+    pub(crate) era: u64,
+    inodes: Vec<Inode>,
+}
+
+impl Changed {
+    /// Returns an inode that the change altered. `EIO` if the database did not return it.
+    pub(crate) fn inode(&self, ino: u64) -> Result<Inode, Errno> {
+        self.find(ino).ok_or(Errno::IO)
+    }
+
+    pub(crate) fn find(&self, ino: u64) -> Option<Inode> {
+        self.inodes.iter().find(|inode| inode.attr.ino == ino).copied()
+    }
+}
+
+/// A page of a directory.
+pub(crate) struct Page {
+    /// The directory, and the inode that was asked for.
+    heads: Vec<Inode>,
+    pub(crate) names: Vec<Listing>,
+    /// True if there are no names behind the page.
+    pub(crate) at_end: bool,
+    may_be_cached: bool,
+}
+
+impl Meta {
+    /// Looks a name up. The flags tell whether the name and the attributes may be cached.
+    pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
+        loop {
+            let found = match self.session.left().is_zero() {
+                true => Found::Ask,
+                false => self.cache.lookup(dir, name),
+            };
+            match found {
+                Found::Inode(inode, is_current) => return Ok((Known { inode, is_current }, true)),
+                Found::Absent => return Err(Errno::NOENT),
+                Found::Ask => return self.ask_name(dir, name),
+                Found::Fill => {}
+            }
+            if !self.cache.begin_fill(dir) {
+                continue;
+            }
+            let ticket = self.cache.ticket();
+            let filled = self.page(dir, 0, 0, PAGE).map(|page| {
+                let is_cached = page.may_be_cached
+                    && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
+                (page, is_cached)
+            });
+            self.cache.end_fill(dir);
+            let (page, is_cached) = filled?;
+            if is_cached {
+                continue;
+            }
+            match page.names.iter().find(|(found, ..)| **found == *name) {
+                Some((.., inode)) => {
+                    return Ok((Known { inode: *inode, is_current: false }, false));
+                }
+                None if page.at_end => return Err(Errno::NOENT),
+                None => return self.ask_name(dir, name),
+            }
+        }
+    }
+
+    /// Asks the database for one name.
+    fn ask_name(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
+        let ticket = self.cache.ticket();
+        let rows = self.rows(LOOKUP, &[&(dir as i64), &name])?;
+        let head = rows.first().and_then(Inode::of).ok_or(Errno::STALE)?;
+        let found = rows.get(1).and_then(|row| {
+            Inode::of(row).map(|inode| (row.get::<_, i64>("cookie") as u64, inode))
+        });
+        let code: i32 = rows[0].get("code");
+        if code != NOT_CACHED && !self.session.left().is_zero() {
+            self.cache.fill_name(ticket, head, name, found);
+            if let Found::Inode(inode, is_current) = self.cache.lookup(dir, name)
+                && found.is_some_and(|(_, found)| found.attr.ino == inode.attr.ino)
+            {
+                return Ok((Known { inode, is_current }, true));
+            }
+        }
+        let (_, inode) = found.ok_or(Errno::NOENT)?;
+        Ok((Known { inode, is_current: false }, false))
+    }
+
+    /// Returns the attributes of an inode.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such inode.
+    pub(crate) fn inode(&self, ino: u64) -> Result<Known, Errno> {
+        let is_live = !self.session.left().is_zero();
+        if let Some(inode) = is_live.then(|| self.cache.inode(ino)).flatten() {
+            return Ok(Known { inode, is_current: true });
+        }
+        if !is_live || self.cache.is_changing(ino) {
+            let rows = self.session.database.query(GETATTR, &[&(ino as i64)])?.rows;
+            let inode = rows.first().and_then(Inode::of).ok_or(Errno::STALE)?;
+            return Ok(Known { inode, is_current: false });
+        }
+        let ticket = self.cache.ticket();
+        let page = self.page(0, ino, 0, PAGE)?;
+        let (dir, inode) = match page.heads.as_slice() {
+            [dir, inode] => (dir.attr.ino, *inode),
+            // The home of an inode without a name may be gone.
+            [inode] if inode.attr.ino == ino => {
+                return Ok(Known { inode: *inode, is_current: false });
+            }
+            _ => return Err(Errno::STALE),
+        };
+        let is_current = page.may_be_cached
+            && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
+        Ok(Known { inode, is_current })
+    }
+
+    /// Returns the names of a directory after a position, and caches them if possible.
+    pub(crate) fn list(&self, dir: u64, after: u64) -> Result<(Page, bool), Errno> {
+        let may_cache = !self.session.left().is_zero() && !self.cache.is_changing(dir);
+        let ticket = self.cache.ticket();
+        let page = self.page(dir, 0, after, if may_cache { PAGE } else { SMALL_PAGE })?;
+        if page.heads.is_empty() {
+            return Err(Errno::STALE);
+        }
+        let is_cached = may_cache
+            && page.may_be_cached
+            && self.cache.fill(ticket, dir, &page.heads, after, &page.names, page.at_end);
+        Ok((page, is_cached))
+    }
+
+    fn page(&self, dir: u64, ino: u64, after: u64, limit: i32) -> Result<Page, Errno> {
+        let (dir, ino, after) = (dir as i64, ino as i64, after as i64);
+        let rows = self.rows(FILL, &[&dir, &ino, &after, &limit])?;
+        let mut page =
+            Page { heads: Vec::new(), names: Vec::new(), at_end: false, may_be_cached: true };
+        for row in &rows {
+            let Some(inode) = Inode::of(row) else { continue };
+            match row.get::<_, Option<&[u8]>>("name") {
+                Some(name) => {
+                    page.names.push((name.into(), row.get::<_, i64>("cookie") as u64, inode));
+                }
+                None => {
+                    page.may_be_cached &= row.get::<_, i32>("code") != NOT_CACHED;
+                    page.heads.push(inode);
+                }
+            }
+        }
+        page.at_end = page.names.len() < limit as usize;
+        Ok(page)
+    }
+
+    /// Runs a read whose first parameter is the session, before `params`. Repeats it if the session
+    /// had to be renewed or replaced.
+    fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
+        loop {
+            let id = self.session.id();
+            let mut all: Vec<Param<'_>> = vec![&id];
+            all.extend_from_slice(params);
+            let rows = self.session.database.query(sql, &all)?.rows;
+            match rows.first().map(|row| row.get::<_, i32>("code")) {
+                Some(DEAD) => self.session.reopen(id)?,
+                Some(RESTARTED) => self.session.renew_now()?,
+                _ => return Ok(rows),
+            }
+        }
+    }
+
+    /// Returns the extended attributes and ACLs of an inode.
+    pub(crate) fn xattrs(&self, ino: u64) -> Result<Xattrs, Errno> {
+        let known = self.inode(ino)?;
+        if known.inode.flags & (HAS_XATTRS | HAS_ACCESS_ACL | HAS_DEFAULT_ACL) == 0 {
+            return Ok(Xattrs::default());
+        }
+        if known.is_current
+            && let Some(xattrs) = self.cache.xattrs(ino)
+        {
+            return Ok(xattrs);
+        }
+        let rows = self.session.database.query(XATTRS, &[&(ino as i64)])?.rows;
+        let xattrs: Xattrs = Arc::new(rows.iter().map(|row| (row.get(0), row.get(1))).collect());
+        if known.is_current {
+            self.cache.keep_xattrs(ino, known.inode.version, &xattrs);
+        }
+        Ok(xattrs)
+    }
+
+    /// Makes a change. `names` tells the new states of the names of `change`, from the position
+    /// that the database has given to the new name.
+    pub(crate) fn change<'a>(
+        &self,
+        change: &Change<'a>,
+        sql: &'static str,
+        params: &[Param<'_>],
+        names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
+    ) -> Result<Changed, Errno> {
+        let era = self.cache.begin(change);
+        match self.session.change(sql, params) {
+            Ok(rows) => {
+                let cookie = rows.first().map_or(0, |row| row.get::<_, i64>(1)) as u64;
+                let inodes: Vec<Inode> = rows.iter().filter_map(Inode::of).collect();
+                self.cache.end(change, era, &names(cookie), &inodes);
+                Ok(Changed { era, inodes })
+            }
+            Err(errno) => {
+                self.cache.end_failed(change, UNCHANGED.contains(&errno));
+                Err(errno)
+            }
+        }
+    }
+
+    /// Returns the directory whose lease covers an inode, if the cache knows it.
+    pub(crate) fn cover(&self, ino: u64) -> Vec<u64> {
+        self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
+    }
+
+    /// Returns attributes with the times for which the kernel may keep them and the name (K.7).
+    pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
+        let left = self.session.left();
+        let time = |is_cached: bool| Some(if is_cached { left } else { Default::default() });
+        let ttl = Ttl { entry: time(is_name_cached), attr: time(known.is_current) };
+        known.inode.attr.with_ttl(ttl)
+    }
+}

@@ -1,0 +1,100 @@
+//! Makes a file system in a database.
+//!
+//! All tables and functions are in the schema `corewalk`, so the database may have other schemas.
+//! One transaction makes them all.
+
+use tokio_postgres::NoTls;
+
+use crate::connection::text_of;
+use crate::filesystem::new_runtime;
+use crate::options::{Place, Url};
+use crate::session::Holder;
+
+const SCHEMA: &str = include_str!("schema.sql");
+const FUNCTIONS: &str = include_str!("functions.sql");
+/// The version of the schema.
+pub(crate) const VERSION: i32 = 1;
+
+const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
+const LIVE: &str = "SELECT host, pid, to_char(since, 'YYYY-MM-DD HH24:MI:SS TZ')
+    FROM corewalk.session WHERE NOT dead AND until > clock_timestamp() LIMIT 1";
+/// The root directory: inode 1, which is its own parent.
+const ROOT: &str = "INSERT INTO corewalk.node SELECT 1, 1, 16384 | 493, $1, $2, 2, 4096, 0,
+    t, t, t, t, 1, 0, NULL, NULL
+    FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint AS t) AS now";
+const FORMAT: &str = "INSERT INTO corewalk.format (version, data) VALUES ($1, $2)";
+const USAGE: &str = "INSERT INTO corewalk.usage VALUES (1, 4096)";
+
+/// The reason why no file system was made. The database is as it was.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MakeError {
+    /// The database has a file system already.
+    Exists,
+    /// A mount uses the file system that would be replaced.
+    Busy(Holder),
+    /// The URL has no `data=`.
+    NoData,
+    /// The database cannot be reached, or refuses.
+    Database(tokio_postgres::Error),
+    /// The runtime cannot be started.
+    Runtime(std::io::Error),
+}
+
+/// Makes a file system in the database at `url`. The root directory belongs to `owner`, a user and
+/// a group. If `replaces`, an existing file system of the database is lost; its objects stay.
+///
+/// # Errors
+/// The reason why no file system was made.
+pub fn mkfs(url: &Url, owner: (u32, u32), replaces: bool) -> Result<(), MakeError> {
+    let place = url.data().ok_or(MakeError::NoData)?;
+    let runtime = new_runtime().map_err(MakeError::Runtime)?;
+    runtime.block_on(make(url, place, owner, replaces))
+}
+
+async fn make(
+    url: &Url,
+    place: &Place,
+    owner: (u32, u32),
+    replaces: bool,
+) -> Result<(), MakeError> {
+    let failed = MakeError::Database;
+    let (mut client, connection) = url.config.connect(NoTls).await.map_err(failed)?;
+    tokio::spawn(connection);
+    let transaction = client.transaction().await.map_err(failed)?;
+    if transaction.query_one(EXISTS, &[]).await.map_err(failed)?.get(0) {
+        if !replaces {
+            return Err(MakeError::Exists);
+        }
+        if let Some(row) = transaction.query_opt(LIVE, &[]).await.map_err(failed)? {
+            let (host, pid, since) = (row.get(0), row.get(1), row.get(2));
+            return Err(MakeError::Busy(Holder { host, pid, since }));
+        }
+    }
+    let clean = "SET LOCAL client_min_messages = warning; DROP SCHEMA IF EXISTS corewalk CASCADE";
+    transaction.batch_execute(clean).await.map_err(failed)?;
+    // `SET` lasts to the end of the connection, which is closed soon.
+    transaction.batch_execute(SCHEMA).await.map_err(failed)?;
+    transaction.batch_execute(FUNCTIONS).await.map_err(failed)?;
+    let (uid, gid) = (i64::from(owner.0), i64::from(owner.1));
+    transaction.execute(FORMAT, &[&VERSION, &place.to_string()]).await.map_err(failed)?;
+    transaction.execute(ROOT, &[&uid, &gid]).await.map_err(failed)?;
+    transaction.execute(USAGE, &[]).await.map_err(failed)?;
+    transaction.commit().await.map_err(failed)
+}
+
+impl std::fmt::Display for MakeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            MakeError::Exists => f.write_str("the database has a file system already"),
+            MakeError::Busy(Holder { host, pid, since }) => {
+                write!(f, "mounted by {host} pid {pid} since {since}")
+            }
+            MakeError::NoData => f.write_str("the URL has no data=file:DIR, the place of contents"),
+            MakeError::Database(error) => f.write_str(&text_of(error)),
+            MakeError::Runtime(error) => write!(f, "cannot start threads: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for MakeError {}

@@ -1,0 +1,208 @@
+//! Objects: the immutable pieces of file data, in a store that several machines can reach.
+//!
+//! An object is written once, under a key that is never used again. So a copy of an object in a
+//! cache never becomes stale. The database records a key before the object is written
+//! (`pending_object`), so an object whose writer dies is found and removed.
+//!
+//! A key has components of letters and digits, separated by `/`. The methods are asynchronous,
+//! because the back end writes several objects at a time and reads ahead.
+//!
+//! An error is an [`io::Error`]. Only its kind matters to callers: `NotFound` means that there is
+//! no such object. Other kinds become the errno of the call of the file system.
+//!
+//! # Guarantees
+//! - O.1: after `put` has returned, the object survives a crash of every machine.
+//! - O.2: `get` returns exactly the bytes of a `put` that has returned, or an error. It never
+//!   returns a part of an object that is still being written.
+//! - O.3: `put` may be repeated with the same key and the same bytes. `delete` of a key without an
+//!   object succeeds.
+//!
+//! The crate `object_store` keeps O.2 in a directory with a rename, and repeats requests to S3 that
+//! failed on the way.
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{
+    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt as _, RetryConfig,
+};
+
+use crate::options::Place;
+
+/// How long one request to S3 may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a request to S3 is repeated if it fails on the way or the server is overloaded.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A store of objects.
+#[derive(Clone, Debug)]
+pub struct Objects {
+    store: Arc<dyn ObjectStore>,
+}
+
+impl Objects {
+    /// Opens the objects at `place`. A directory that does not exist is made.
+    ///
+    /// `settings` has the settings of S3, each with the name of its environment variable in other
+    /// programs, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. An endpoint that begins with
+    /// `http://` is used without encryption. Names that mean nothing here are ignored.
+    ///
+    /// # Errors
+    /// The errors of mkdir(2); `InvalidInput` if a setting has an invalid value.
+    pub fn open(place: &Place, settings: &[(String, String)]) -> io::Result<Objects> {
+        let store: Arc<dyn ObjectStore> = match place {
+            Place::Directory(folder) => {
+                fs::create_dir_all(folder)?;
+                let local = LocalFileSystem::new_with_prefix(folder).map_err(invalid)?;
+                Arc::new(local.with_fsync(true))
+            }
+            Place::S3 { bucket, prefix } => {
+                let store = s3(bucket, settings)?;
+                Arc::new(PrefixStore::new(store, prefix.as_str()))
+            }
+        };
+        Ok(Objects { store })
+    }
+
+    /// Writes an object and makes it durable.
+    ///
+    /// # Errors
+    /// The errors of the store.
+    pub async fn put(&self, key: &str, bytes: Bytes) -> io::Result<()> {
+        self.store.put(&Path::from(key), bytes.into()).await?;
+        Ok(())
+    }
+
+    /// Reads a range of an object.
+    ///
+    /// # Errors
+    /// `NotFound`; `UnexpectedEof` if the object ends inside the range; the errors of the store.
+    pub async fn get(&self, key: &str, range: Range<u64>) -> io::Result<Bytes> {
+        let bytes = self.store.get_range(&Path::from(key), range.clone()).await?;
+        if bytes.len() as u64 == range.end.saturating_sub(range.start) {
+            Ok(bytes)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
+    }
+
+    /// Removes an object. It is no error if there is none.
+    ///
+    /// # Errors
+    /// The errors of the store.
+    pub async fn delete(&self, key: &str) -> io::Result<()> {
+        match self.store.delete(&Path::from(key)).await {
+            Err(Error::NotFound { .. }) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Returns the keys below `folder`, in any order, each with the size of its object. An empty
+    /// `folder` means all objects.
+    ///
+    /// # Errors
+    /// The errors of the store.
+    pub async fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>> {
+        let folder = Path::from(folder);
+        let found = self.store.list(Some(&folder));
+        let keys = found.map_ok(|object| (object.location.to_string(), object.size));
+        Ok(keys.try_collect().await?)
+    }
+}
+
+/// Returns the client of a bucket.
+fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStore> {
+    // The client needs a provider of cryptography even if it does not encrypt. The call fails if
+    // the program has chosen one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT);
+    let mut builder = AmazonS3Builder::new().with_bucket_name(bucket);
+    for (name, value) in settings {
+        let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() else { continue };
+        if key == AmazonS3ConfigKey::Endpoint {
+            let is_plain = value.starts_with("http://");
+            if !is_plain && !value.starts_with("https://") {
+                return Err(invalid(format!("{name}={value} is no address of a server")));
+            }
+            client = client.with_allow_http(is_plain);
+        }
+        builder = builder.with_config(key, value);
+    }
+    let (max_retries, retry_timeout) = (usize::MAX, RETRY_TIMEOUT);
+    let backoff = BackoffConfig::default();
+    builder
+        .with_client_options(client)
+        .with_retry(RetryConfig { backoff, max_retries, retry_timeout })
+        .build()
+        .map_err(invalid)
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corewalk_testkit::s3::S3Server;
+
+    /// Checks the guarantees O.2 and O.3 as far as one client can see them.
+    async fn check(objects: &Objects) {
+        assert_eq!(objects.list("").await.unwrap(), []);
+        objects.put("1/0/a", Bytes::from_static(b"0123456789")).await.unwrap();
+        objects.put("1/0/a", Bytes::from_static(b"0123456789")).await.unwrap();
+        objects.put("2/0/b", Bytes::from_static(b"x")).await.unwrap();
+        assert_eq!(objects.get("1/0/a", 2..5).await.unwrap(), b"234"[..]);
+        let beyond = objects.get("1/0/a", 8..12).await.unwrap_err();
+        assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(objects.list("1").await.unwrap(), [("1/0/a".to_owned(), 10)]);
+        assert_eq!(objects.list("").await.unwrap().len(), 2);
+        objects.delete("1/0/a").await.unwrap();
+        objects.delete("1/0/a").await.unwrap();
+        let gone = objects.get("1/0/a", 0..1).await.unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+        assert_eq!(objects.list("").await.unwrap(), [("2/0/b".to_owned(), 1)]);
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+    }
+
+    #[test]
+    fn object_in_a_directory_is_found_until_it_is_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::Directory(folder.path().join("made/by/open"));
+        run(async { check(&Objects::open(&place, &[]).unwrap()).await });
+    }
+
+    #[test]
+    fn object_in_s3_is_found_until_it_is_deleted() {
+        let Some(server) = S3Server::start("bucket") else { return };
+        let open = |prefix: &str| {
+            let place = Place::S3 { bucket: "bucket".to_owned(), prefix: prefix.to_owned() };
+            Objects::open(&place, &server.settings()).unwrap()
+        };
+        run(async {
+            check(&open("a/prefix")).await;
+            check(&open("b")).await;
+            assert_eq!(open("").list("").await.unwrap().len(), 2);
+        });
+    }
+
+    #[test]
+    fn s3_with_an_endpoint_that_is_no_address_is_refused() {
+        let place = Place::S3 { bucket: "bucket".to_owned(), prefix: String::new() };
+        let invalid = [("AWS_ENDPOINT_URL".to_owned(), "no URL".to_owned())];
+        let refused = Objects::open(&place, &invalid).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,252 @@
+//! Where a cluster file system is, and how a mount uses it.
+//!
+//! A URL is `pg://USER@HOST:PORT/DATABASE?data=WHERE`. All but `data` is passed to the PostgreSQL
+//! client, which takes several hosts, the path of a socket as host, and further parameters of
+//! libpq, such as `connect_timeout`. `data` says where the contents of large files are. `mkfs`
+//! stores it in the database, so a mount need not give it.
+//!
+//! A URL contains no password, because command lines and mount tables show it.
+//!
+//! Source: libpq, "Connection URIs"; nfs(5) for `hard`, `soft` and `timeo`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+
+/// The scheme of a URL.
+pub const SCHEME: &str = "pg://";
+/// The start of a place for data that is a directory.
+const FILE: &str = "file:";
+/// The start of a place for data that is a bucket of S3.
+const S3: &str = "s3://";
+
+/// The address of a cluster file system.
+///
+/// # Examples
+/// ```
+/// use corewalk_cluster::Url;
+///
+/// let url = Url::parse("pg://me@db.example.org:5433/files?data=file:/srv/objects").unwrap();
+/// assert_eq!(url.data().unwrap().to_string(), "file:/srv/objects");
+/// assert!(Url::parse("pg://me:secret@db.example.org/files").is_err());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Url {
+    pub(crate) config: Config,
+    data: Option<Place>,
+}
+
+/// A place for the contents of large files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Place {
+    /// A directory of the host, `file:DIR`, with an absolute path.
+    Directory(PathBuf),
+    /// The objects of an S3 bucket whose keys begin with a prefix, `s3://BUCKET/PREFIX`.
+    S3 {
+        /// The name of the bucket.
+        bucket: String,
+        /// The start of the keys; may be empty.
+        prefix: String,
+    },
+}
+
+/// The reason why a URL is refused.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// It does not begin with `pg://`.
+    Scheme,
+    /// It contains a password.
+    Password,
+    /// It names no database.
+    Database,
+    /// `data=` is neither `file:DIR` with an absolute path nor `s3://BUCKET/PREFIX`.
+    Data,
+    /// The PostgreSQL client refuses the rest.
+    Client(tokio_postgres::Error),
+}
+
+impl Url {
+    /// Parses a URL.
+    ///
+    /// # Errors
+    /// The reason why the URL is invalid.
+    pub fn parse(text: &str) -> Result<Url, UrlError> {
+        let rest = text.strip_prefix(SCHEME).ok_or(UrlError::Scheme)?;
+        let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let is_data = |pair: &&str| pair.starts_with("data=");
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let (data, others): (Vec<&str>, Vec<&str>) = pairs.partition(is_data);
+        let data = data.last().map(|pair| Place::parse(&pair["data=".len()..])).transpose()?;
+        let address = match others.is_empty() {
+            true => format!("postgresql://{address}"),
+            false => format!("postgresql://{address}?{}", others.join("&")),
+        };
+        let config: Config = address.parse().map_err(UrlError::Client)?;
+        if config.get_password().is_some() {
+            return Err(UrlError::Password);
+        }
+        if config.get_dbname().is_none() {
+            return Err(UrlError::Database);
+        }
+        Ok(Url { config, data })
+    }
+
+    /// Returns the place for data that the URL gives.
+    pub fn data(&self) -> Option<&Place> {
+        self.data.as_ref()
+    }
+
+    /// Sets the password of the PostgreSQL user.
+    #[must_use]
+    pub fn with_password(mut self, password: impl AsRef<[u8]>) -> Url {
+        self.config.password(password);
+        self
+    }
+}
+
+impl Place {
+    /// Parses the value of `data=`.
+    pub(crate) fn parse(text: &str) -> Result<Place, UrlError> {
+        if let Some(path) = text.strip_prefix(FILE) {
+            let is_absolute = path.starts_with('/');
+            return if is_absolute {
+                Ok(Place::Directory(path.into()))
+            } else {
+                Err(UrlError::Data)
+            };
+        }
+        let place = text.strip_prefix(S3).ok_or(UrlError::Data)?;
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        let [bucket, prefix] = [bucket, prefix.trim_matches('/')].map(str::to_owned);
+        if bucket.is_empty() { Err(UrlError::Data) } else { Ok(Place::S3 { bucket, prefix }) }
+    }
+}
+
+impl Place {
+    /// Returns the place of the objects of the file system `id`. Several file systems may share a
+    /// place, and their keys would be the same.
+    pub(crate) fn of_file_system(&self, id: &str) -> Place {
+        match self {
+            Place::Directory(path) => Place::Directory(path.join(id)),
+            Place::S3 { bucket, prefix } => {
+                let prefix = format!("{prefix}/{id}").trim_start_matches('/').to_owned();
+                Place::S3 { bucket: bucket.clone(), prefix }
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Directory(path) => write!(f, "{FILE}{}", path.display()),
+            Place::S3 { bucket, prefix } => write!(f, "{S3}{bucket}/{prefix}"),
+        }
+    }
+}
+
+impl std::fmt::Display for UrlError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            UrlError::Scheme => f.write_str("the URL does not begin with pg://"),
+            UrlError::Password => {
+                f.write_str("the URL contains a password; give it in the variable PGPASSWORD")
+            }
+            UrlError::Database => f.write_str("the URL names no database"),
+            UrlError::Data => f.write_str(
+                "data= is the place of file contents: file:DIR with an absolute path, or \
+                 s3://BUCKET/PREFIX",
+            ),
+            UrlError::Client(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for UrlError {}
+
+/// What a call does while the database cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreachable {
+    /// It waits until the database is back (`hard` of nfs(5)).
+    Wait,
+    /// It fails with `EIO` after this time (`soft` of nfs(5)).
+    FailAfter(Duration),
+}
+
+/// The options of a mount.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClusterOptions {
+    /// What a call does while the database cannot be reached.
+    pub unreachable: Unreachable,
+    /// How long a session lives after its last renewal. It renews every third of this time.
+    pub lease: Duration,
+    /// The number of connections to the database.
+    pub connections: usize,
+    /// The most memory for cached names and attributes, in bytes.
+    pub cache_bytes: usize,
+    /// The settings of the object store, each with the name of its environment variable in other
+    /// programs, such as `AWS_ACCESS_KEY_ID`.
+    pub settings: Vec<(String, String)>,
+}
+
+impl ClusterOptions {
+    corewalk_base::setters! {
+        with_unreachable: unreachable = Unreachable;
+        with_lease: lease = Duration;
+        with_connections: connections = usize;
+        with_cache_bytes: cache_bytes = usize;
+        with_settings: settings = Vec<(String, String)>;
+    }
+}
+
+impl Default for ClusterOptions {
+    fn default() -> ClusterOptions {
+        ClusterOptions {
+            unreachable: Unreachable::Wait,
+            lease: Duration::from_secs(30),
+            connections: 4,
+            cache_bytes: 256 << 20,
+            settings: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_gives_address_and_place() {
+        let url = Url::parse("pg://u@h:1/d?connect_timeout=3&data=file:/x/y").unwrap();
+        assert_eq!(url.data(), Some(&Place::Directory("/x/y".into())));
+        assert_eq!(url.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_eq!((url.config.get_user(), url.config.get_dbname()), (Some("u"), Some("d")));
+        assert_eq!(Url::parse("pg://u@%2Frun%2Fpg/d").unwrap().data(), None);
+    }
+
+    #[test]
+    fn place_in_s3_has_bucket_and_prefix() {
+        let s3 =
+            |bucket: &str, prefix: &str| Place::S3 { bucket: bucket.into(), prefix: prefix.into() };
+        assert_eq!(Place::parse("s3://b").unwrap(), s3("b", ""));
+        assert_eq!(Place::parse("s3://b/c/d/").unwrap(), s3("b", "c/d"));
+        assert_eq!(s3("b", "c").to_string(), "s3://b/c");
+        assert_eq!(s3("b", "").of_file_system("id"), s3("b", "id"));
+        assert_eq!(s3("b", "c").of_file_system("id"), s3("b", "c/id"));
+    }
+
+    #[test]
+    fn bad_url_is_refused() {
+        assert!(matches!(Url::parse("postgres://u@h/d"), Err(UrlError::Scheme)));
+        assert!(matches!(Url::parse("pg://u:p@h/d"), Err(UrlError::Password)));
+        assert!(matches!(Url::parse("pg://u@h"), Err(UrlError::Database)));
+        assert!(matches!(Url::parse("pg://u@h/d?data=s3:///b"), Err(UrlError::Data)));
+        assert!(matches!(Url::parse("pg://u@h/d?data=gs://b"), Err(UrlError::Data)));
+        assert!(matches!(Url::parse("pg://u@h/d?data=file:x"), Err(UrlError::Data)));
+        assert!(matches!(Url::parse("pg://u@h/d?what=1"), Err(UrlError::Client(_))));
+    }
+}

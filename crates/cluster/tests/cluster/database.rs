@@ -1,0 +1,109 @@
+//! A database that goes away and comes back.
+
+use std::time::{Duration, Instant};
+
+use corewalk::{Errno, FileSystem as _, RenameMode};
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
+use corewalk_cluster::{ClusterFs, Unreachable};
+use corewalk_testkit::postgres::Postgres;
+
+use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options, read, write_new};
+
+/// The threads that change files while the database is killed, each in its own directory.
+const WRITERS: u64 = 3;
+const KILLS: u64 = 3;
+
+/// Makes, renames and removes files until `stop`. Returns the names that must be there, each with
+/// its contents. A change that is made twice fails: a second make finds the name, and a second
+/// rename or removal does not.
+fn change(
+    fs: &ClusterFs,
+    parent: u64,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> Vec<(String, Vec<u8>)> {
+    let mut kept = Vec::new();
+    // ORDERING: Relaxed. The flag only ends the loop, and the count is only waited for.
+    while !stop.load(Ordering::Relaxed) {
+        let number = done.fetch_add(1, Ordering::Relaxed);
+        let (first, last) = (format!("a{number}"), format!("b{number}"));
+        let bytes = number.to_string().into_bytes();
+        let made = write_new(fs, parent, &first, &bytes);
+        let (from, to) = ((dir(parent), name(&first)), (dir(parent), name(&last)));
+        fs.rename(from, to, RenameMode::NoReplace).unwrap();
+        if number % 3 == 0 {
+            fs.remove(dir(parent), name(&last), file(made.ino)).unwrap();
+        } else {
+            kept.push((last, bytes));
+        }
+    }
+    kept
+}
+
+#[test]
+fn killed_database_loses_nothing_that_was_confirmed_and_repeats_nothing() {
+    let Some(mut postgres) = Postgres::start() else { return };
+    let site = Site::on(&postgres);
+    let fs = site.open();
+    let parents: Vec<u64> =
+        (0..WRITERS).map(|number| mkdir(&fs, ROOT, &format!("d{number}")).ino).collect();
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let kept = thread::scope(|scope| {
+        let start = |parent: &u64| {
+            let (fs, stop, done, parent) = (&fs, &stop, &done, *parent);
+            scope.spawn(move || change(fs, parent, stop, done))
+        };
+        let writers: Vec<_> = parents.iter().map(start).collect();
+        for _ in 0..KILLS {
+            // ORDERING: Relaxed. See `change`.
+            let before = done.load(Ordering::Relaxed);
+            let begin = Instant::now();
+            while done.load(Ordering::Relaxed) < before + 30 {
+                assert!(begin.elapsed() < Duration::from_secs(60), "the writers do not go on");
+                assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer failed");
+                thread::sleep(Duration::from_millis(5));
+            }
+            postgres.kill();
+            postgres.restart();
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
+    });
+    drop(fs);
+    let fs = site.open();
+    for (parent, kept) in parents.iter().zip(kept) {
+        let found = list(&fs, *parent);
+        let names: Vec<&String> = found.iter().map(|(text, _)| text).collect();
+        assert_eq!(names, kept.iter().map(|(text, _)| text).collect::<Vec<_>>());
+        for ((_, attr), (_, bytes)) in found.iter().zip(&kept) {
+            assert_eq!(read(&fs, attr.ino), *bytes);
+        }
+    }
+    drop(fs);
+    site.assert_clean();
+}
+
+#[test]
+fn soft_mount_fails_while_the_database_is_away_and_then_goes_on() {
+    let Some(mut postgres) = Postgres::start() else { return };
+    let site = Site::on(&postgres);
+    let soft = options().with_unreachable(Unreachable::FailAfter(Duration::from_millis(300)));
+    let fs = ClusterFs::open(&site.parsed(), &soft).unwrap();
+    let made = write_new(&fs, ROOT, "f", b"text");
+    list(&fs, ROOT);
+    postgres.kill();
+    let refused = fs.make(dir(ROOT), name("g"), &corewalk::Make::new(0o644, 0, 0));
+    assert_eq!(refused, Err(Errno::IO));
+    // The lease has time left, so a cached name is answered.
+    assert_eq!(fs.lookup(dir(ROOT), name("f")).unwrap().ino, made.ino);
+    postgres.restart();
+    let begin = Instant::now();
+    while fs.statfs().is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the mount does not come back");
+    }
+    create(&fs, ROOT, "h");
+    assert_eq!(read(&fs, made.ino), b"text");
+    drop(fs);
+    site.assert_clean();
+}

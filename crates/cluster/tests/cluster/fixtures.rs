@@ -1,0 +1,146 @@
+//! A file system in a new database, and calls as a server makes them.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFDIR;
+use corewalk::{Attr, Errno, FileKind, FileSystem as _, Make, Name, Node};
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_cluster::{ClusterFs, ClusterOptions, Unreachable, Url, mkfs};
+use corewalk_testkit::postgres::Postgres;
+use tempfile::TempDir;
+
+/// The root directory.
+pub(crate) const ROOT: u64 = 1;
+
+/// A file system that no other test uses.
+pub(crate) struct Site {
+    pub(crate) url: String,
+    pub(crate) database: String,
+    /// The shared server, unless the test has one of its own.
+    pub(crate) postgres: Option<Arc<Postgres>>,
+    pub(crate) objects: TempDir,
+}
+
+impl Site {
+    /// Makes a file system in a new database of the shared server. Returns None without PostgreSQL.
+    pub(crate) fn new() -> Option<Site> {
+        let postgres = Postgres::shared()?;
+        let mut site = Site::on(&postgres);
+        site.postgres = Some(postgres);
+        Some(site)
+    }
+
+    /// Makes a file system in a new database of `postgres`.
+    pub(crate) fn on(postgres: &Postgres) -> Site {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // ORDERING: Relaxed. The addition alone makes the names differ.
+        let database = format!("t{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let address = postgres.new_database(&database);
+        let objects = TempDir::new().unwrap();
+        let url = format!("pg://{address}?data=file:{}", objects.path().display());
+        mkfs(&Url::parse(&url).unwrap(), (0, 0), false).unwrap();
+        Site { url, database, postgres: None, objects }
+    }
+
+    pub(crate) fn parsed(&self) -> Url {
+        Url::parse(&self.url).unwrap()
+    }
+
+    pub(crate) fn open(&self) -> ClusterFs {
+        ClusterFs::open(&self.parsed(), &options()).unwrap()
+    }
+
+    /// Asserts that `fsck` finds nothing.
+    pub(crate) fn assert_clean(&self) {
+        assert_eq!(corewalk_cluster::fsck(&self.parsed(), &[]).unwrap().findings, []);
+    }
+
+    /// Runs SQL in the database of the file system.
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        self.postgres.as_ref().expect("the shared server").sql(&self.database, sql)
+    }
+}
+
+/// Options with which a test fails instead of waiting for ever.
+pub(crate) fn options() -> ClusterOptions {
+    ClusterOptions::default().with_unreachable(Unreachable::FailAfter(Duration::from_secs(60)))
+}
+
+pub(crate) fn dir(ino: u64) -> Node<'static> {
+    Node::detached(ino, FileKind::Directory)
+}
+
+pub(crate) fn file(ino: u64) -> Node<'static> {
+    Node::detached(ino, FileKind::Regular)
+}
+
+pub(crate) fn name(text: &str) -> Name<'_> {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+pub(crate) fn mkdir(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
+    fs.make(dir(parent), name(text), &Make::new(S_IFDIR | 0o755, 0, 0)).unwrap()
+}
+
+pub(crate) fn create(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
+    fs.make(dir(parent), name(text), &Make::new(0o644, 0, 0)).unwrap()
+}
+
+/// Writes a new file as a program does: create, write, close.
+pub(crate) fn write_new(fs: &ClusterFs, parent: u64, text: &str, bytes: &[u8]) -> Attr {
+    let made = create(fs, parent, text);
+    overwrite(fs, made.ino, 0, bytes).unwrap();
+    made
+}
+
+/// Writes to a file and closes it.
+pub(crate) fn overwrite(fs: &ClusterFs, ino: u64, at: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let opened = fs.open(file(ino), 1)?;
+    let node = file(ino).with_handle(opened.handle);
+    let mut done = 0;
+    while done < bytes.len() {
+        let end = bytes.len().min(done + (128 << 10));
+        done += fs.write(node, at + done as u64, &bytes[done..end])?;
+    }
+    let flushed = fs.flush(node);
+    fs.release(node);
+    flushed
+}
+
+/// Reads a whole file.
+pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
+    let opened = fs.open(file(ino), 0).unwrap();
+    let node = file(ino).with_handle(opened.handle);
+    let mut bytes = Vec::new();
+    let mut buf = vec![0; 128 << 10];
+    loop {
+        let count = fs.read(node, bytes.len() as u64, &mut buf).unwrap();
+        if count == 0 {
+            break;
+        }
+        bytes.extend_from_slice(&buf[..count]);
+    }
+    fs.flush(node).unwrap();
+    fs.release(node);
+    bytes
+}
+
+/// Lists a directory: the names with their attributes.
+pub(crate) fn list(fs: &ClusterFs, ino: u64) -> Vec<(String, Attr)> {
+    let (mut found, mut last) = (Vec::new(), 0);
+    loop {
+        let before = found.len();
+        fs.readdir(dir(ino), last, &mut |entry| {
+            let text = String::from_utf8(entry.name.as_bytes().to_vec()).unwrap();
+            found.push((text, entry.attr.unwrap()));
+            last = entry.cookie;
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        if found.len() == before {
+            return found;
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests of the back end against a PostgreSQL server of the test.
+
+#![forbid(unsafe_code)]
+
+mod contents;
+mod database;
+mod fixtures;
+mod sessions;
+mod statements;

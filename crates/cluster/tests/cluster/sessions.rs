@@ -1,0 +1,66 @@
+//! Sessions: one mount at a time, death, and files without a name.
+
+use corewalk::{Errno, FileSystem as _, Make};
+use corewalk_cluster::{ClusterFs, MakeError, OpenError, mkfs};
+
+use crate::fixtures::{ROOT, Site, create, dir, file, list, name, options, write_new};
+
+#[test]
+fn second_mount_is_refused_with_the_name_of_the_first() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let refused = ClusterFs::open(&site.parsed(), &options()).unwrap_err();
+    let OpenError::Busy(holder) = &refused else { panic!("{refused:?}") };
+    assert_eq!(holder.pid as u32, std::process::id());
+    assert!(refused.to_string().starts_with(&format!("mounted by {} pid", holder.host)));
+    assert!(matches!(mkfs(&site.parsed(), (0, 0), true), Err(MakeError::Busy(_))));
+    assert!(matches!(mkfs(&site.parsed(), (0, 0), false), Err(MakeError::Exists)));
+    drop(fs);
+    drop(site.open());
+    mkfs(&site.parsed(), (0, 0), true).unwrap();
+}
+
+#[test]
+fn dead_session_drops_its_cache_and_goes_on_as_a_new_one() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let kept = create(&fs, ROOT, "kept");
+    let orphan = write_new(&fs, ROOT, "orphan", b"text");
+    fs.remove(dir(ROOT), name("orphan"), file(orphan.ino)).unwrap();
+    site.sql("UPDATE corewalk.session SET until = now() - interval '1 second'");
+    // Another mount changes the file system meanwhile.
+    site.sql("UPDATE corewalk.session SET dead = true");
+    site.sql("UPDATE corewalk.edge SET name = 'other' WHERE name = 'kept'");
+    create(&fs, ROOT, "new");
+    let names: Vec<String> = list(&fs, ROOT).into_iter().map(|(text, _)| text).collect();
+    assert_eq!(names, ["other", "new"]);
+    assert_eq!(fs.lookup(dir(ROOT), name("kept")), Err(Errno::NOENT));
+    assert_eq!(fs.getattr(file(kept.ino)).unwrap().ino, kept.ino);
+    drop(fs);
+    // The orphan of the dead session is purged by the next mount.
+    drop(site.open());
+    assert_eq!(site.sql("SELECT count(*) FROM corewalk.orphan"), "0");
+    site.assert_clean();
+}
+
+#[test]
+fn file_without_a_name_is_usable_until_it_is_forgotten() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = write_new(&fs, ROOT, "f", b"text");
+    fs.remove(dir(ROOT), name("f"), file(made.ino)).unwrap();
+    let mut buf = [0; 10];
+    assert_eq!(fs.read(file(made.ino), 0, &mut buf), Ok(4));
+    assert_eq!(fs.getattr(file(made.ino)).unwrap().nlink, 0);
+    assert_eq!(fs.by_number(made.ino, None), Err(Errno::STALE));
+    let unnamed = fs.tmpfile(dir(ROOT), &Make::new(0o600, 0, 0)).unwrap();
+    fs.write(file(unnamed.ino), 0, b"linked").unwrap();
+    let linked = fs.link(file(unnamed.ino), dir(ROOT), name("g")).unwrap();
+    assert_eq!((linked.nlink, linked.size), (1, 6));
+    fs.forget(made.ino, 0);
+    fs.maintain();
+    assert_eq!(site.sql("SELECT count(*) FROM corewalk.orphan"), "0");
+    assert_eq!(fs.getattr(file(made.ino)), Err(Errno::STALE));
+    drop(fs);
+    site.assert_clean();
+}

@@ -1,0 +1,118 @@
+//! How many statements the calls of a program need.
+
+use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr};
+use corewalk_cluster::ClusterFs;
+
+use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, read, write_new};
+
+/// Runs `work`, and returns the number of statements that it has sent.
+fn count<T>(fs: &ClusterFs, work: impl FnOnce() -> T) -> u64 {
+    let before = fs.statements();
+    work();
+    fs.statements() - before
+}
+
+#[test]
+fn find_of_a_cold_tree_fills_each_directory_once() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    for number in 0..20 {
+        let made = mkdir(&fs, ROOT, &format!("d{number}"));
+        for number in 0..50 {
+            create(&fs, made.ino, &format!("f{number}"));
+        }
+    }
+    drop(fs);
+    let fs = site.open();
+    let mut found = 0;
+    let used = count(&fs, || {
+        for (text, attr) in list(&fs, ROOT) {
+            assert_eq!(fs.lookup(dir(ROOT), name(&text)).unwrap().ino, attr.ino);
+            assert!(fs.getattr(dir(attr.ino)).unwrap().is_dir());
+            for (text, attr) in list(&fs, fs.lookup(dir(ROOT), name(&text)).unwrap().ino) {
+                assert!(text.starts_with('f'));
+                assert_eq!(fs.getattr(file(attr.ino)).unwrap().mode, 0o100_644);
+                found += 1;
+            }
+        }
+    });
+    assert_eq!(found, 1000);
+    assert!(used <= 21, "{used} statements");
+    let warm = count(&fs, || {
+        for (text, attr) in list(&fs, ROOT) {
+            for (text, _) in list(&fs, attr.ino) {
+                fs.lookup(dir(attr.ino), name(&text)).unwrap();
+            }
+            assert_eq!(fs.lookup(dir(attr.ino), name("absent")), Err(Errno::NOENT));
+            fs.lookup(dir(ROOT), name(&text)).unwrap();
+            fs.getattr(dir(attr.ino)).unwrap();
+            assert_eq!(fs.getxattr(dir(attr.ino), b"security.capability"), Err(Errno::NODATA));
+        }
+    });
+    assert_eq!(warm, 0);
+    site.assert_clean();
+}
+
+#[test]
+fn each_change_is_one_statement() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    list(&fs, ROOT);
+    let (mut made, mut parent) = (None, None);
+    assert_eq!(count(&fs, || parent = Some(mkdir(&fs, ROOT, "d"))), 1);
+    let parent = parent.unwrap().ino;
+    let absent = || fs.lookup(dir(parent), name("a")).unwrap_err();
+    assert_eq!(count(&fs, || assert_eq!(absent(), Errno::NOENT)), 0);
+    assert_eq!(count(&fs, || made = Some(create(&fs, parent, "a"))), 1);
+    let ino = made.unwrap().ino;
+    assert_eq!(count(&fs, || fs.getattr(dir(parent)).unwrap()), 0);
+    assert_eq!(count(&fs, || fs.link(file(ino), dir(ROOT), name("l")).unwrap()), 1);
+    let chmod = SetAttr::default().with_mode(0o600);
+    assert_eq!(count(&fs, || fs.setattr(file(ino), &chmod).unwrap()), 1);
+    let (from, to) = ((dir(parent), name("a")), (dir(ROOT), name("b")));
+    assert_eq!(count(&fs, || fs.rename(from, to, RenameMode::Replace).unwrap()), 1);
+    assert_eq!(count(&fs, || fs.remove(dir(ROOT), name("l"), file(ino)).unwrap()), 1);
+    assert_eq!(count(&fs, || fs.remove(dir(ROOT), name("b"), file(ino)).unwrap()), 1);
+    assert_eq!(count(&fs, || fs.remove(dir(ROOT), name("d"), dir(parent)).unwrap()), 1);
+    assert_eq!(count(&fs, || assert_eq!(list(&fs, ROOT), [])), 0);
+    drop(fs);
+    site.assert_clean();
+}
+
+#[test]
+fn small_file_is_two_statements_and_no_object() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    list(&fs, ROOT);
+    let bytes = vec![7; 16 << 10];
+    let mut made = None;
+    assert_eq!(count(&fs, || made = Some(write_new(&fs, ROOT, "f", &bytes))), 2);
+    let made = made.unwrap();
+    assert_eq!(fs.getattr(file(made.ino)).unwrap().size, 16 << 10);
+    assert_eq!(count(&fs, || assert_eq!(read(&fs, made.ino), bytes)), 1);
+    drop(fs);
+    let report = corewalk_cluster::fsck(&site.parsed(), &[]).unwrap();
+    assert_eq!((report.findings.len(), report.objects, report.unused_objects), (0, 0, 0));
+}
+
+#[test]
+fn huge_directory_is_listed_in_pages() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = mkdir(&fs, ROOT, "d");
+    for number in 0..4500 {
+        create(&fs, made.ino, &format!("f{number}"));
+    }
+    drop(fs);
+    let fs = site.open();
+    let missing = || fs.lookup(dir(made.ino), name("x")).unwrap_err();
+    assert_eq!(count(&fs, || assert_eq!(missing(), Errno::NOENT)), 2);
+    assert_eq!(count(&fs, || assert_eq!(missing(), Errno::NOENT)), 0);
+    assert_eq!(count(&fs, || fs.lookup(dir(made.ino), name("f4400")).unwrap()), 1);
+    let mut names: Vec<String> = Vec::new();
+    let pages = count(&fs, || names = list(&fs, made.ino).into_iter().map(|it| it.0).collect());
+    assert!(pages <= 3, "{pages} statements");
+    let expected: Vec<String> = (0..4500).map(|number| format!("f{number}")).collect();
+    assert_eq!(names, expected);
+    assert_eq!(count(&fs, || assert_eq!(list(&fs, made.ino).len(), 4500)), 0);
+}

@@ -1,0 +1,236 @@
+//! A PostgreSQL server of its own for a test.
+//!
+//! The server has a temporary directory, and a socket in it but no TCP port. PostgreSQL refuses to
+//! run as root, so root runs it as another user. Dropping the value stops the server, also after a
+//! panic, and removes the directory. Only processes that this module has started are ended.
+//!
+//! The server does not sync its files (`fsync=off`). A killed server loses nothing by that, since
+//! the kernel has the written bytes. Only a crash of the machine would.
+//!
+//! Source: PostgreSQL, "Reliability and the Write-Ahead Log"; initdb(1), postgres(1).
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::real::thread;
+use crate::require::{Need, skip};
+
+/// Where Debian has the programs of each version.
+const VERSIONS: &str = "/usr/lib/postgresql";
+/// The user that runs the server if the test is root: nobody.
+const NOBODY: u32 = 65534;
+/// How long the server may take to start or to stop.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The user of the database.
+const USER: &str = "corewalk";
+
+/// A running server, or one that was killed.
+#[derive(Debug)]
+pub struct Postgres {
+    folder: PathBuf,
+    programs: PathBuf,
+    server: Option<Child>,
+}
+
+impl Postgres {
+    /// Starts a server. Returns None, after a call of [`skip`], if PostgreSQL is not installed.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start.
+    #[track_caller]
+    pub fn start() -> Option<Postgres> {
+        let Some(programs) = programs() else {
+            skip(Need::Package, "postgresql is not installed");
+            return None;
+        };
+        // The path of a socket has at most 107 bytes, so the directory has a short name.
+        let mut number = 0;
+        let folder = loop {
+            let folder = PathBuf::from(format!("/tmp/cwpg{}.{number}", std::process::id()));
+            match fs::create_dir(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                made => break made.map(|()| folder).expect("/tmp can be written"),
+            }
+        };
+        if is_root() {
+            chown(&folder, Some(NOBODY), Some(NOBODY)).expect("root may change owners");
+        }
+        let mut postgres = Postgres { folder, programs, server: None };
+        let data = postgres.folder.join("d");
+        let made = postgres
+            .command("initdb")
+            .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "-U", USER])
+            .arg("-D")
+            .arg(data)
+            .output()
+            .expect("initdb is installed");
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        postgres.run();
+        Some(postgres)
+    }
+
+    /// Returns a server that tests of this process share. It stops with its last user.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start.
+    #[track_caller]
+    pub fn shared() -> Option<Arc<Postgres>> {
+        static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(running) = shared.upgrade() {
+            return Some(running);
+        }
+        let started = Arc::new(Postgres::start()?);
+        *shared = Arc::downgrade(&started);
+        Some(started)
+    }
+
+    /// Makes a database, and returns its address without a scheme: `USER@HOST/NAME`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the database cannot be made.
+    pub fn new_database(&self, name: &str) -> String {
+        let mut command = self.command("createdb");
+        let made = command.args(["-h"]).arg(&self.folder).args(["-U", USER, name]).output();
+        let made = made.expect("createdb is installed");
+        assert!(made.status.success(), "createdb: {}", String::from_utf8_lossy(&made.stderr));
+        let host = self.folder.display().to_string().replace('/', "%2F");
+        format!("{USER}@{host}/{name}")
+    }
+
+    /// Runs SQL in the database `name`, and returns its rows, one a line.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the SQL fails.
+    pub fn sql(&self, name: &str, sql: &str) -> String {
+        let mut command = self.command("psql");
+        command.args(["-h"]).arg(&self.folder).args(["-U", USER, "-d", name]);
+        let done = command.args(["-AtqX", "-v", "ON_ERROR_STOP=1", "-c", sql]).output();
+        let done = done.expect("psql is installed");
+        assert!(done.status.success(), "{sql}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).trim_end().to_owned()
+    }
+
+    /// Kills the server and its processes (SIGKILL).
+    pub fn kill(&mut self) {
+        let Some(mut server) = self.server.take() else { return };
+        // First stop the parent, so that it starts no further process.
+        let parent = Pid::from_child(&server);
+        let _ = kill_process(parent, Signal::STOP);
+        for child in children_of(server.id()) {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        let _ = server.kill();
+        let _ = server.wait();
+    }
+
+    /// Starts the server again after [`Postgres::kill`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start.
+    pub fn restart(&mut self) {
+        self.run();
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.programs.join(program));
+        // The current directory may be closed to the user of the server.
+        command.current_dir("/").stdin(Stdio::null());
+        if is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    }
+
+    fn run(&mut self) {
+        let log = self.folder.join("log");
+        let started = Instant::now();
+        loop {
+            let out = fs::File::options().create(true).append(true).open(&log);
+            let out = out.expect("the directory of the server can be written");
+            let mut command = self.command("postgres");
+            command.arg("-D").arg(self.folder.join("d")).arg("-k").arg(&self.folder);
+            command.args(["-c", "listen_addresses=", "-c", "fsync=off"]);
+            command.args(["-c", "full_page_writes=off", "-c", "shared_buffers=64MB"]);
+            command.stdout(out.try_clone().expect("a file can be cloned")).stderr(out);
+            let mut server = command.spawn().expect("postgres is installed");
+            while server.try_wait().expect("the server is a child").is_none() {
+                if self.is_ready() {
+                    self.server = Some(server);
+                    return;
+                }
+                if started.elapsed() > LIMIT {
+                    let _ = server.kill();
+                    let _ = server.wait();
+                    break;
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+            // After a kill, the memory of the old server may still be in use for an instant.
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            assert!(started.elapsed() < LIMIT, "the server does not start: {text}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        let mut command = self.command("pg_isready");
+        command.args(["-q", "-h"]).arg(&self.folder);
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            // SIGINT is a fast shutdown.
+            let _ = kill_process(Pid::from_child(server), Signal::INT);
+            let start = Instant::now();
+            while matches!(server.try_wait(), Ok(None)) && start.elapsed() < LIMIT {
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+        self.kill();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Returns the directory with the programs of the newest installed version.
+fn programs() -> Option<PathBuf> {
+    let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let found = fs::read_dir(VERSIONS).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let newest =
+        found.filter(|path| path.join("bin/initdb").exists()).max_by_key(|path| version(path));
+    newest.map(|path| path.join("bin"))
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Returns the processes whose parent is `parent`.
+fn children_of(parent: u32) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in parentheses may contain spaces. After it come the state and the parent.
+        let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+        after.split_whitespace().nth(1) == Some(parent.to_string().as_str())
+    })
+    .filter_map(Pid::from_raw)
+    .collect()
+}

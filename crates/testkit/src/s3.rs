@@ -1,0 +1,100 @@
+//! A server of the S3 protocol for tests: versitygw, which keeps the objects in a directory.
+//!
+//! Source: `go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`, its `--help`.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::real::thread;
+use crate::require::{Need, skip};
+
+/// How long the server may take to accept connections. It takes 1.5 s on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+const USER: &str = "corewalk";
+const SECRET: &str = "corewalk-secret";
+
+/// A running server with one bucket. Its drop ends the server and removes the objects.
+#[derive(Debug)]
+pub struct S3Server {
+    child: Child,
+    folder: PathBuf,
+    address: SocketAddr,
+}
+
+impl S3Server {
+    /// Starts a server with the empty bucket `bucket`. If versitygw is not installed, calls
+    /// [`skip`] and returns `None`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start.
+    #[track_caller]
+    pub fn start(bucket: &str) -> Option<S3Server> {
+        let Some(program) = program() else {
+            skip(Need::Package, "versitygw is not installed");
+            return None;
+        };
+        // The port is free now. If another program takes it first, the server ends, and another
+        // port is tried.
+        let server = (0..3).find_map(|_| S3Server::try_start(&program, bucket).ok());
+        Some(server.expect("versitygw starts"))
+    }
+
+    fn try_start(program: &Path, bucket: &str) -> io::Result<S3Server> {
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let folder = env::temp_dir().join(format!("corewalk-s3-{}", address.port()));
+        fs::create_dir_all(folder.join(bucket))?;
+        let child = Command::new(program)
+            .args(["--port", &address.to_string(), "posix"])
+            .arg(&folder)
+            .env("ROOT_ACCESS_KEY", USER)
+            .env("ROOT_SECRET_KEY", SECRET)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut server = S3Server { child, folder, address };
+        let begin = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            if server.child.try_wait()?.is_some() || begin.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    /// Returns the settings of a client, each with the name of its environment variable.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        let endpoint = format!("http://{}", self.address);
+        let pairs = [
+            ("AWS_ACCESS_KEY_ID", USER),
+            ("AWS_SECRET_ACCESS_KEY", SECRET),
+            ("AWS_ENDPOINT_URL", &endpoint),
+            ("AWS_REGION", "us-east-1"),
+        ];
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        // Errors mean that the server has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Returns the path of versitygw in `PATH` or in the directory to which `go install` writes.
+fn program() -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let home = env::var_os("HOME").map(|home| Path::new(&home).join("go/bin"));
+    let folders = env::split_paths(&path).chain(home);
+    folders.map(|folder| folder.join("versitygw")).find(|program| program.is_file())
+}
