@@ -14,7 +14,7 @@ use super::{Finding, Manifest};
 use crate::source::RustFile;
 
 /// The layer of each crate. A crate may depend only on crates of lower layers.
-const LAYERS: [(&str, u32); 13] = [
+const LAYERS: [(&str, u32); 14] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
     ("corewalk-mbcache", 2),
@@ -23,6 +23,7 @@ const LAYERS: [(&str, u32); 13] = [
     ("corewalk-fuse", 4),
     ("corewalk-hostfs", 4),
     ("corewalk-store", 4),
+    ("corewalk-cluster", 4),
     ("corewalk-ipc-preload", 4),
     ("corewalk-cli", 5),
     ("corewalk-lab", 5),
