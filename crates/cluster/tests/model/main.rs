@@ -1,0 +1,44 @@
+//! An exhaustive model of the protocol that keeps the caches of several mounts coherent.
+//!
+//! The model has two or three mounts and one database. A mount is a server with its cache, the
+//! kernel with its own, local programs that read and change, a holder that answers intents, and a
+//! clock. The search visits every order of their steps. Messages are late, lost or repeated, mounts
+//! are killed, clocks are slow, sessions end, and the database crashes. A stopped process needs no
+//! step of its own: its next step is taken late.
+//!
+//! One item is read and changed: a name, or an attribute. Its value is the number of changes. Three
+//! properties are checked.
+//!
+//! 1. No read returns an older version than an operation that ended before the read began has shown
+//!    or made (`State::floor`).
+//! 2. A confirmed change was applied, and stays so. No change is applied twice, or after it failed.
+//! 3. From every state, steps without faults lead to a state in which all changes have ended and
+//!    every reader has cached its answer again. Sessions of running mounts do not end on the way.
+//!
+//! Each protection is a flag of `Rules`. A control leaves one out, and its search must fail.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `state`, `pack` | the state; states as keys |
+//! | `rules`, `scenarios`, `controls` | protections, bounds, the tests |
+//! | `reader`, `change`, `holder`, `clock`, `database` | the steps |
+//! | `steps`, `search`, `trace` | kinds of steps, the search, traces in words |
+//!
+//! `docs/developing/cluster-model.md` says what is not modelled, and what each control finds.
+//! `cargo test -p corewalk-cluster --test model -- --nocapture` prints sizes and traces.
+
+#![forbid(unsafe_code)]
+
+mod change;
+mod clock;
+mod controls;
+mod database;
+mod holder;
+mod pack;
+mod reader;
+mod rules;
+mod scenarios;
+mod search;
+mod state;
+mod steps;
+mod trace;

@@ -1,0 +1,296 @@
+//! The state of the model: one database and up to three mounts, with the answers under way.
+//!
+//! Time is relative: each deadline is a count of ticks that are left. So a run has no end of time,
+//! and the number of states stays finite.
+//!
+//! Steps that no other part can tell apart are one step. A request that is run late behaves like
+//! one that is sent late, so a sent request has no state of its own. Requests of which two copies
+//! may be run have one (`LateChange`, `LateAck`). An answer that only tells the mount to try again
+//! has no state either. Answers that show a value or end a change have one.
+
+/// The most mounts that a scenario may have.
+pub(crate) const MOUNTS: usize = 3;
+/// The number of directories. Most scenarios use one.
+pub(crate) const DIRS: usize = 2;
+
+/// A directory of which the server caches nothing.
+pub(crate) const ABSENT: u8 = 0;
+/// A directory that the server caches, without the item.
+pub(crate) const HELD: u8 = 1;
+/// A cached item of version `v` is `CACHED + v`.
+pub(crate) const CACHED: u8 = 2;
+/// No value, where a version or a session is expected.
+pub(crate) const NONE: u8 = 255;
+
+/// An intent: a change that waits for the holders of leases. The owner is its index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Intent {
+    /// 0 if there is none.
+    pub(crate) id: u8,
+    /// The directories, as a mask.
+    pub(crate) dirs: u8,
+    /// The mounts that have acknowledged it, where that does not delete their leases.
+    pub(crate) acked: u8,
+}
+
+/// The database. A session is named by its mount and a number, `session`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Database {
+    /// The committed version of the item.
+    pub(crate) version: u8,
+    /// The directory that the item is in: for an inode, its home.
+    pub(crate) home: u8,
+    /// The mounts with a lease on each directory.
+    pub(crate) leases: [u8; DIRS],
+    /// The ticks until each session ends.
+    pub(crate) until: [u8; MOUNTS],
+    /// The newest session of each mount.
+    pub(crate) session: [u8; MOUNTS],
+    pub(crate) intents: [Intent; MOUNTS],
+    pub(crate) last_id: u8,
+    /// The last change of each session that was applied.
+    pub(crate) slot: [[u8; 2]; MOUNTS],
+    /// The version that the last change of each mount made.
+    pub(crate) result: [u8; MOUNTS],
+    /// How many changes of each mount were applied.
+    pub(crate) applied: [u8; MOUNTS],
+    /// The mount of the last change, for the crash that loses it.
+    pub(crate) last: u8,
+    pub(crate) boot: u8,
+    /// The ticks until changes are allowed after a crash.
+    pub(crate) grace: u8,
+    /// The mounts that have renewed since the crash.
+    pub(crate) registered: u8,
+    /// A file lock of a program on the first mount, which dies with its session.
+    pub(crate) file_lock: FileLock,
+    /// The owner of each directory's lock, plus one. Used where locks are taken one by one.
+    pub(crate) locks: [u8; DIRS],
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FileLock {
+    #[default]
+    None,
+    /// The first session of the first mount has it, and makes its change under it.
+    Held,
+    /// Another mount got it, as that session was over.
+    TakenOver,
+}
+
+/// A local program's read that the server answers from its cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reader {
+    #[default]
+    Idle,
+    /// The server has looked at the clock. Only where a rule is left out.
+    Checked,
+    /// The reply is on its way to the kernel, with a timeout of `left` ticks.
+    Reply { version: u8, left: u8 },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FillStep {
+    #[default]
+    Idle,
+    /// The snapshot is older than the lock. Only where a rule is left out.
+    Snapped,
+    /// An answer that may be cached is under way.
+    Answered,
+}
+
+/// The fill of a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fill {
+    pub(crate) step: FillStep,
+    pub(crate) dir: u8,
+    pub(crate) boot: u8,
+    /// The version of the item, or `NONE` if it is not in this directory.
+    pub(crate) value: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum WriteStep {
+    #[default]
+    Idle,
+    /// The server's cache is dropped, the kernel's not yet.
+    Marked,
+    /// The change is sent, or may be sent again.
+    Ready,
+    /// The database has read what it needs and waits for its lock, or has some of its locks.
+    Started,
+    /// The answer that the change is made is under way.
+    Made,
+    /// Only where a rule is left out: the change was lost and is not sent again.
+    Lost,
+}
+
+/// A change: either the item gets a new version, or it moves as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Writer {
+    pub(crate) step: WriteStep,
+    pub(crate) moves: bool,
+    /// The session to which the change belongs, or `NONE` if that is over.
+    pub(crate) session: u8,
+    /// The home that the database read before it had its lock, or its count of locks.
+    pub(crate) seen: u8,
+    pub(crate) version: u8,
+    pub(crate) boot: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum HolderStep {
+    #[default]
+    Idle,
+    Marked,
+    /// The acknowledgement is sent.
+    Ready,
+}
+
+/// The holder's work on one intent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) step: HolderStep,
+    pub(crate) owner: u8,
+    pub(crate) id: u8,
+}
+
+/// A renewal that the database has evaluated, but not committed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Renewal {
+    pub(crate) is_evaluated: bool,
+    /// The session knew the boot id of the database when it sent the renewal.
+    pub(crate) knew_boot: bool,
+    /// The deadline on the session's clock, counted from the sending.
+    pub(crate) candidate: u8,
+    /// The deadline on the database's clock.
+    pub(crate) pending: u8,
+}
+
+/// A late copy of a change, in the buffer of a connection that the mount has given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LateChange {
+    /// 0 if there is none.
+    pub(crate) number: u8,
+    pub(crate) session: u8,
+    pub(crate) moves: bool,
+    /// The copy has passed the look at its slot. Only where a rule is left out.
+    pub(crate) is_started: bool,
+}
+
+/// A late copy of an acknowledgement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LateAck {
+    pub(crate) id: u8,
+    pub(crate) owner: u8,
+    pub(crate) session: u8,
+}
+
+/// Whether a directory has changed in the last seconds, so that kernel timeouts are 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    #[default]
+    Calm,
+    /// Timeouts are 0 from now on, but the kernel still has older entries.
+    Expiring,
+    Busy,
+}
+
+/// A mount: the server and the kernel of its machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mount {
+    pub(crate) is_killed: bool,
+    pub(crate) session: u8,
+    pub(crate) boot: u8,
+    /// The ticks for which the server trusts its cache, on its own clock.
+    pub(crate) own: u8,
+    /// The database has said that this session is over.
+    pub(crate) is_dead: bool,
+    pub(crate) cache: [u8; DIRS],
+    /// The version that the kernel has cached, plus one; 0 for none.
+    pub(crate) kernel: u8,
+    pub(crate) kernel_left: u8,
+    /// The kernel has this inode. Otherwise an invalidation of it changes nothing.
+    pub(crate) kernel_knows: bool,
+    pub(crate) stage: Stage,
+    pub(crate) reader: Reader,
+    pub(crate) fill: Fill,
+    pub(crate) writer: Writer,
+    /// How many changes were confirmed to the programs of this mount, or have failed.
+    pub(crate) done: u8,
+    /// A change has failed.
+    pub(crate) has_failed: bool,
+    pub(crate) holder: Holder,
+    pub(crate) renewal: Renewal,
+    pub(crate) late_change: LateChange,
+    pub(crate) late_ack: LateAck,
+}
+
+/// How often each fault may still happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Faults {
+    /// Connections that end with a change or an acknowledgement under way.
+    pub(crate) losses: u8,
+    pub(crate) crashes: u8,
+    pub(crate) kills: u8,
+    /// Sessions of running mounts that end because no renewal came in time.
+    pub(crate) expiries: u8,
+    /// Ticks that the clock of one machine misses.
+    pub(crate) slow_ticks: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) db: Database,
+    pub(crate) mounts: [Mount; MOUNTS],
+    /// The highest version that an operation that has ended has shown or made.
+    pub(crate) floor: u8,
+    pub(crate) faults: Faults,
+}
+
+impl State {
+    /// The committed row says that this session of mount `m` is not over.
+    pub(crate) fn is_session_live(&self, m: usize, session: u8) -> bool {
+        self.db.session[m] == session && self.db.until[m] > 0
+    }
+
+    /// Drops all that the server and the kernel of mount `m` have cached, and the replies under
+    /// way to the kernel.
+    pub(crate) fn drop_everything(&mut self, m: usize, marks_fills: bool) {
+        let mount = &mut self.mounts[m];
+        mount.cache = [ABSENT; DIRS];
+        mount.expire_kernel(true);
+        if marks_fills {
+            mount.mark_fill();
+        }
+    }
+}
+
+impl Mount {
+    pub(crate) fn is_writing(&self) -> bool {
+        self.writer.step != WriteStep::Idle
+    }
+
+    /// The number of the change that is under way or comes next.
+    pub(crate) fn change_number(&self) -> u8 {
+        self.done + 1
+    }
+
+    /// The mount runs, and does not know that its session is over.
+    pub(crate) fn runs(&self) -> bool {
+        !self.is_killed && !self.is_dead
+    }
+
+    /// The answer of the fill under way will not be cached, so it needs no state any more.
+    pub(crate) fn mark_fill(&mut self) {
+        self.fill = Fill::default();
+    }
+
+    /// The kernel drops its entries. If `reaches_replies`, it keeps none of the replies under way.
+    pub(crate) fn expire_kernel(&mut self, reaches_replies: bool) {
+        self.kernel = 0;
+        self.kernel_left = 0;
+        if reaches_replies {
+            self.reader = Reader::Idle;
+        }
+    }
+}
