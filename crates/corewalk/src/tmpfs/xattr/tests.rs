@@ -15,6 +15,7 @@ use super::blocks::{FindResult, USERS_MAX};
 use super::set::ATTR_BYTES;
 use super::*;
 use crate::acl::{Acl, Entry, Tag};
+use crate::attr::FileKind;
 use crate::fs::{AclKind, FileSystem, Make, Node, XattrMode};
 use crate::name::Name;
 
