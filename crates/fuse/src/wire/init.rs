@@ -17,7 +17,8 @@
 //!   both cases the kernel asks for `security.capability` before each write.
 //! - With `FUSE_HANDLE_KILLPRIV_V2`, the kernel remembers that a file has no privileges, and asks
 //!   no more. The server clears the bits, and a flag in most requests says whether to do so. The
-//!   server chooses this feature if no other program changes the files.
+//!   server chooses this feature if no other program changes the files, or if the kernel writes
+//!   files of the host itself. Then the host clears the bits.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -106,11 +107,12 @@ impl Features {
             wanted |= Features::WRITEBACK_CACHE;
         }
         wanted |= match options.ownership {
-            // With passthrough, the server does not see the writes that clear the bits.
-            Ownership::Exclusive if server.passes_through() => 0,
             Ownership::Exclusive => Features::HANDLE_KILLPRIV_V2,
             Ownership::Shared => Features::AUTO_INVAL_DATA,
         };
+        if server.passes_through() && offered.0 & Features::PASSTHROUGH != 0 {
+            wanted |= Features::HANDLE_KILLPRIV_V2;
+        }
         wanted |= match options.permissions {
             Permissions::Kernel => Features::POSIX_ACL,
             Permissions::Server => Features::HANDLE_KILLPRIV,
