@@ -5,6 +5,8 @@
 //! - File locks, unless the back end manages them. Without this feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
+//! - `FUSE_ALLOW_IDMAP`: all requests but those that make a file would have the user and the group
+//!   -1, also on mounts that are not mapped to other users.
 //! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file then says whether the caller is in the
 //!   group of the directory. But a kernel that offers this feature has already cleared set-group-ID
 //!   of the new file if the caller may not set it, and that is all the server would do with the
