@@ -14,11 +14,18 @@
 //! Only root may register files. If the kernel refuses the first file, the mount continues without
 //! passthrough.
 //!
+//! # Set-user-ID, set-group-ID and capabilities
+//! The kernel writes to the file of the host without `CAP_FSETID`, so that the host clears the bits
+//! with each write, and the capabilities too. The host does so even if another program has just set
+//! them. But the kernel of the mount must not show the old mode meanwhile, because a program with
+//! the new content could then run with the rights of the old one. Before such a write it sends a
+//! setattr request without any attribute ([`Passthrough::has`]). The server then clears the bits
+//! itself, and its answer has the new mode.
+//!
 //! # Files that are not passed through
 //! - A file whose first open has `O_APPEND`. If a program clears that flag later, with fcntl(2),
 //!   the kernel still appends to the file of the host.
-//! - A file with set-group-ID that its group may not execute. The kernel does not clear that bit
-//!   when a user outside of the group writes.
+//! - A file with set-user-ID or set-group-ID. A writer with `CAP_FSETID` must keep the bits.
 //!
 //! # Locks
 //! The mutex of the decisions is held alone. While a thread decides about an inode, it does not
@@ -124,6 +131,11 @@ impl Passthrough {
         {
             log::warn!("a registered file was not closed: {error}");
         }
+    }
+
+    /// Returns true if the kernel reads and writes the file of `node` itself.
+    pub(crate) fn has(&self, node: u64) -> bool {
+        matches!(self.open.lock().get(&node), Some(Decision::Made { id: Some(_), .. }))
     }
 
     fn register(&self, server: &Server, node: u64, handle: u64) -> Option<BackingId> {

@@ -138,7 +138,8 @@ pub struct Change {
     /// The handle of the open file through which the caller makes the change, as by ftruncate(2).
     /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
-    /// The part of the request about set-user-ID and set-group-ID. Only a truncation has it.
+    /// The part of the request about set-user-ID and set-group-ID. A truncation has it. A change
+    /// that sets no attribute has it if the caller is about to write past the server.
     pub set_id: SetId,
 }
 

@@ -9,7 +9,11 @@ use std::time::{Duration, Instant};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::has_root;
 
+use self::privileges::{Caller, GROUP, OTHER, OWNER, change_as, compare, prepare, state, user};
 use crate::fixtures::{Folder, Server, can_mount, counters};
+
+#[path = "../../../fuse/tests/real/privileges/table.rs"]
+mod privileges;
 
 /// Mounts a directory, and calls `test` with the path of the mount and that of the directory.
 fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
@@ -123,5 +127,114 @@ fn passed_through_program_runs_and_keeps_its_mode() {
         assert_eq!(reader.metadata().expect("attributes").mode() & 0o7777, 0o755);
         let status = std::process::Command::new(&program).status().expect("the program starts");
         assert!(status.success());
+    });
+}
+
+/// The kernel asks for the capabilities of a file before each write, unless it may remember that
+/// the file has none.
+#[test]
+fn small_writes_to_a_directory_do_not_reach_the_server() {
+    if !can_mount() || !has_root() {
+        return;
+    }
+    with_mount("passthrough", |mount, _| {
+        let mut file = File::create(mount.join("f")).expect("the file is created");
+        file.write_all(b"first").expect("the file is written");
+        let before = requests(mount);
+        for _ in 0..200 {
+            file.write_all(b"x").expect("the file is written");
+        }
+        let count = requests(mount) - before;
+        assert!(count < 10, "{count} requests");
+    });
+}
+
+/// Writes to a file that the kernel passes through must clear the same bits and capabilities as
+/// writes to the file itself. There is one difference: the host clears the bits also if the writer
+/// has `CAP_FSETID`.
+#[test]
+fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
+    if !can_mount() || !has_root() {
+        return;
+    }
+    let other = Folder::new();
+    with_mount("passthrough", |mount, _| {
+        compare(mount, &other.0, |caller, what, mode, _| is_cleared_for_all(caller, what, mode));
+    });
+}
+
+/// Returns true if the change is a write that clears the bits even if the writer may keep them.
+fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
+    let writes = ["write", "pwrite", "pwrite of a page", "open and write", "append"];
+    caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
+}
+
+/// The kernel passes no file through to a file system that lies over another one. Then all writes
+/// come to the server, which clears the bits although other programs may change them too.
+#[test]
+fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
+    if !can_mount() || !has_root() {
+        return;
+    }
+    let (other, upper) = (Folder::new(), Folder::new());
+    with_mount("passthrough", |mount, _| {
+        let source = mount.to_str().expect("the path is UTF-8");
+        let upper = upper.path("m");
+        let _server = Server::of(source, &["-o", "passthrough"], &upper);
+        assert!(requests_of_reads(&upper) >= 10, "control: the server reads");
+        // The upper server writes mapped pages as root, to a file that the lower mount passes
+        // through.
+        compare(&upper, &other.0, |caller, what, mode, _| {
+            what == "mmap" || is_cleared_for_all(caller, what, mode)
+        });
+    });
+}
+
+/// Another program sets the bits on the host while a client has the file open. The kernel of the
+/// mount does not know that, so the host itself must clear them.
+#[test]
+fn bits_that_another_program_has_just_set_are_cleared() {
+    if !can_mount() || !has_root() {
+        return;
+    }
+    with_mount("passthrough", |mount, host| {
+        let (inside, outside) = (mount.join("f"), host.join("f"));
+        for (caller, mode, left) in [
+            (user(OTHER, &[]), 0o6755, 0o755),
+            (user(OTHER, &[GROUP]), 0o4777, 0o777),
+            (user(OTHER, &[]), 0o2745, 0o745),
+        ] {
+            fs::write(&outside, "old").expect("the file is written");
+            let file = File::options().write(true).open(&inside).expect("the file is opened");
+            let write = |text: &'static [u8]| change_as(caller, || file.write_all_at(text, 0));
+            write(b"one").expect("the file is written");
+            prepare(&outside, mode, true);
+            assert!(state(&outside).ends_with("caps"), "control: {}", state(&outside));
+            write(b"two").expect("the file is written");
+            let expected = format!("{left:o} {OWNER} {GROUP}");
+            assert_eq!(state(&outside), expected, "{caller:?} {mode:o}");
+            fs::remove_file(&inside).expect("the file is removed");
+        }
+    });
+}
+
+/// A file that gets set-user-ID while a client has it open must not show the bit beside content of
+/// that client, not even for the time that the kernel keeps attributes.
+#[test]
+fn written_file_never_shows_the_bit_that_the_write_has_cleared() {
+    if !can_mount() || !has_root() {
+        return;
+    }
+    with_mount("passthrough", |mount, _| {
+        let path = mount.join("f");
+        for round in 0..100 {
+            fs::write(&path, "old").expect("the file is written");
+            let file = File::options().write(true).open(&path).expect("the file is opened");
+            prepare(&path, 0o4777, false);
+            change_as(user(OTHER, &[]), || file.write_all_at(b"new", 0))
+                .expect("the file is written");
+            assert_eq!(state(&path), format!("777 {OWNER} {GROUP}"), "round {round}");
+            fs::remove_file(&path).expect("the file is removed");
+        }
     });
 }

@@ -69,7 +69,11 @@ impl Requests {
         let header = message.header;
         let (set, handle) = attributes_to_set(message)?;
         let set_id = self.set_id(message.args().u32()?, Valid::KILL_SET_ID);
-        let change = Change::new(set).with_handle(handle).with_set_id(set_id);
+        let mut change = Change::new(set).with_handle(handle).with_set_id(set_id);
+        if change.is_empty() && self.passthrough.as_ref().is_some_and(|all| all.has(header.node)) {
+            // The write that may follow does not reach the server.
+            change.set_id = SetId::Clear;
+        }
         let attr = self.server.setattr(header.caller, header.node, change)?;
         body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
     }

@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::FdFlags;
 use rustix::mount::UnmountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use super::error::MountError;
 use super::options::{AllowedUsers, MountFlags, MountOptions};
@@ -187,11 +188,14 @@ impl Device {
         Ok(())
     }
 
-    /// Registers a file of the host, which the kernel then reads and writes itself.
+    /// Registers a file of the host, which the kernel then reads and writes itself, with the
+    /// capabilities that this thread has now. The file is registered without `CAP_FSETID`. So the
+    /// host clears set-user-ID and set-group-ID with each write.
     ///
     /// # Errors
-    /// As [`fuse_device::open_backing_file`].
+    /// As [`fuse_device::open_backing_file`]; the errors of capset(2).
     pub(crate) fn open_backing_file(&self, file: &OwnedFd) -> Result<BackingId, Errno> {
+        let _dropped = DroppedFsetid::new()?;
         let id = fuse_device::open_backing_file(self.0.as_fd(), file.as_fd())?;
         BackingId::new(id).ok_or(Errno::INVAL)
     }
@@ -220,6 +224,27 @@ impl Device {
     /// `/dev/fuse`, all threads share the device that fusermount3(1) has opened.
     pub(crate) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
+    }
+}
+
+/// This thread without `CAP_FSETID`. The drop of this value gives the capability back.
+struct DroppedFsetid(CapabilitySets);
+
+impl DroppedFsetid {
+    fn new() -> Result<DroppedFsetid, Errno> {
+        let before = capabilities(None)?;
+        let mut without = before;
+        without.effective.remove(CapabilitySet::FSETID);
+        set_capabilities(None, without)?;
+        Ok(DroppedFsetid(before))
+    }
+}
+
+impl Drop for DroppedFsetid {
+    fn drop(&mut self) {
+        if let Err(error) = set_capabilities(None, self.0) {
+            log::error!("a thread has lost CAP_FSETID: {error}");
+        }
     }
 }
 

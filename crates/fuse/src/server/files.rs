@@ -276,11 +276,12 @@ impl Server {
     ) -> Result<usize, Errno> {
         let (inode, handle) = (self.inode(to.0)?, to.1);
         if origin != WriteOrigin::Cache {
+            self.refresh_set_id(&inode);
             self.remove_capability(&inode)?;
         }
         match origin {
             WriteOrigin::Append if self.ends_move() => {
-                self.append_for(caller, &inode, handle, offset, bytes)
+                self.append_for(caller, &inode, (handle, offset), bytes, set_id)
             }
             WriteOrigin::Call | WriteOrigin::Append => {
                 self.write_for(caller, &inode, (handle, offset), bytes, set_id)
@@ -332,14 +333,14 @@ impl Server {
         &self,
         caller: Caller,
         inode: &InodeRef<'_>,
-        handle: u64,
-        end: u64,
+        (handle, end): (u64, u64),
         bytes: &[u8],
+        set_id: SetId,
     ) -> Result<usize, Errno> {
         match self.options.permissions {
             Permissions::Kernel => {
                 let append = |cred: &_| self.vfs.append(cred, inode, handle, end, bytes);
-                self.change(caller, inode, SetId::Unsaid, append)
+                self.change(caller, inode, set_id, append)
             }
             Permissions::Server => {
                 let who = || resolve(caller, self.namespace);
@@ -371,6 +372,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let inode = self.inode(node)?;
         let how = Fallocate::from_bits(flags).ok_or(Errno::OPNOTSUPP)?;
+        self.refresh_set_id(&inode);
         self.remove_capability(&inode)?;
         self.change(caller, &inode, SetId::Unsaid, |cred| {
             self.vfs.fallocate(cred, &inode, handle, range.0, range.1, how)
@@ -415,6 +417,7 @@ impl Server {
     ) -> Result<u64, Errno> {
         let source = self.inode(from.0)?;
         let target = self.counted(to.0)?;
+        self.refresh_set_id(&target);
         self.remove_capability(&target)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));

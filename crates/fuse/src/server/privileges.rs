@@ -29,9 +29,12 @@
 //! - For chown(2) without an owner and without a group. The kernel leaves even the check of the
 //!   caller to the server, which clears the bits for the owner, and refuses other callers.
 //!
+//! For a file that the kernel writes itself ([`passthrough`](crate::passthrough)), no request
+//! follows. So the server clears the bits at once, unless the caller has `CAP_FSETID`.
+//!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
-//! waiting thread from `/proc`. If it cannot read them, it changes nothing, and chown(2) succeeds
-//! without an effect.
+//! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case,
+//! and chown(2) succeeds without an effect.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 
@@ -66,7 +69,7 @@ pub enum SetId {
 impl Change {
     /// Returns true if the change sets no attribute. The time of change (`ctime`), which the kernel
     /// may send with any change, does not count.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.set.with_ctime(None) == SetAttr::default()
     }
 }
@@ -152,6 +155,15 @@ impl Server {
         }
     }
 
+    /// If other programs may have changed the mode of `inode`, makes its next use ask the back end,
+    /// before a change of content that clears bits of the mode. Without the flags in requests, the
+    /// kernel clears them by its own attributes.
+    pub(super) fn refresh_set_id(&self, inode: &InodeRef<'_>) {
+        if self.has_kill_flags() {
+            self.refresh(inode);
+        }
+    }
+
     /// Returns true if the server may have to clear a set-user-ID or set-group-ID bit of a file
     /// with the mode `mode`.
     pub(super) fn clears_bits_of(&self, mode: u32) -> bool {
@@ -160,7 +172,8 @@ impl Server {
         mode & S_IFMT != S_IFDIR && (is_lone || is_any && self.clears_set_id())
     }
 
-    /// Answers a setattr request without any attribute.
+    /// Answers a setattr request without any attribute. If a write follows that the server does not
+    /// see, `change` asks it to clear the bits.
     pub(super) fn set_nothing(
         &self,
         caller: Caller,
@@ -173,6 +186,12 @@ impl Server {
             let attr = self.vfs.chown_without_owner(&cred, inode)?;
             self.vfs.remove_capability(inode)?;
             return Ok(attr);
+        }
+        if change.set_id == SetId::Clear && self.clears_bits_of(self.vfs.mode(inode)?) {
+            let cred = self.cred_in_groups(caller);
+            if !cred.has(Caps::FSETID) {
+                return self.vfs.chown_without_owner(&cred, inode);
+            }
         }
         let handle = change.handle.unwrap_or(0);
         self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)

@@ -5,6 +5,8 @@
 //! - File locks, unless the back end manages them. Without this feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
+//! - `FUSE_ALLOW_IDMAP`: all requests but those that make a file would have the user and the group
+//!   -1, also on mounts that are not mapped to other users.
 //! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file then says whether the caller is in the
 //!   group of the directory. But a kernel that offers this feature has already cleared set-group-ID
 //!   of the new file if the caller may not set it, and that is all the server would do with the
@@ -16,8 +18,9 @@
 //! - With `FUSE_HANDLE_KILLPRIV`, the server clears the bits. It chooses this feature if it checks
 //!   permissions itself.
 //! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears the bits, and a flag in most requests says
-//!   whether to do so. The server chooses this feature if no other program changes the files. Only
-//!   with this feature, the kernel remembers that a file has no privileges. Otherwise it requests
+//!   whether to do so. The server chooses this feature if no other program changes the files, or if
+//!   the kernel writes files of the host itself. Then the host clears the bits. Only with this
+//!   feature, the kernel remembers that a file has no privileges. Otherwise it requests
 //!   `security.capability` before each write.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
@@ -107,12 +110,12 @@ impl Features {
             wanted |= Features::WRITEBACK_CACHE;
         }
         wanted |= match options.ownership {
-            // With passthrough, the server does not see the writes for which it would have to clear
-            // the bits.
-            Ownership::Exclusive if server.passes_through() => 0,
             Ownership::Exclusive => Features::HANDLE_KILLPRIV_V2,
             Ownership::Shared => Features::AUTO_INVAL_DATA,
         };
+        if server.passes_through() && offered.0 & Features::PASSTHROUGH != 0 {
+            wanted |= Features::HANDLE_KILLPRIV_V2;
+        }
         wanted |= match options.permissions {
             Permissions::Kernel => Features::POSIX_ACL,
             Permissions::Server => Features::HANDLE_KILLPRIV,

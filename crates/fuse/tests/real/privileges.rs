@@ -2,137 +2,34 @@
 //! capabilities.
 //!
 //! The same calls run on a mount and on a tmpfs of the host. Error, mode, owner, size and
-//! capabilities must be the same after each call. Each call is made twice, so that a test notices
-//! an outdated mode in the kernel's cache.
+//! capabilities must be the same after each call.
 //!
 //! Source: write(2), chown(2), capabilities(7); Linux `file_remove_privs`, `chown_common`.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+mod table;
+
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk_base::Region;
-use corewalk_base::primitives::atomic::Ordering;
 use corewalk_fuse::{Options, Transport, WriteCache};
 use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::require::{has_program, has_root};
-use corewalk_testkit::user::{UserNamespace, run_as};
-use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, StatxFlags, XattrFlags, copy_file_range,
-    fallocate, mknodat, statx,
-};
+use corewalk_testkit::user::UserNamespace;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+use self::table::{CALLERS, GROUP, OWNER, Skips, change_as, compare, prepare, state};
 use crate::hooked::Hooked;
 use crate::site::{Folder, Site, transport};
 
-/// The owner of the files.
-const OWNER: u32 = 1000;
-/// A user other than root and the owner.
-const OTHER: u32 = 65534;
-/// The group of the files.
-const GROUP: u32 = 4242;
-const CAPABILITY: &str = "security.capability";
 /// The environment variables of a child with the directories to compare.
 const MOUNT: &str = "COREWALK_PRIVILEGES_MOUNT";
 const HOST: &str = "COREWALK_PRIVILEGES_HOST";
-/// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
-const VALUE: [u8; 20] = [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// A value of `system.posix_acl_access`: version 2, and the entries `u::rwx`, `u:7:r`, `g::rx`,
-/// `m::rx`, `o::x`. Its mode is 751.
-#[rustfmt::skip]
-const ACL: [u8; 44] = [
-    2, 0, 0, 0,
-    1, 0, 7, 0, 0xff, 0xff, 0xff, 0xff,
-    2, 0, 4, 0, 7, 0, 0, 0,
-    4, 0, 5, 0, 0xff, 0xff, 0xff, 0xff,
-    16, 0, 5, 0, 0xff, 0xff, 0xff, 0xff,
-    32, 0, 1, 0, 0xff, 0xff, 0xff, 0xff,
-];
-/// The modes of the files.
-const MODES: [u32; 7] = [0o6755, 0o2745, 0o4644, 0o644, 0o6777, 0o2767, 0o666];
-/// The modes of the directories.
-const DIR_MODES: [u32; 4] = [0o755, 0o6755, 0o2745, 0o7777];
-
-/// A user who changes a file.
-#[derive(Clone, Copy, Debug)]
-struct Caller {
-    uid: u32,
-    gid: u32,
-    groups: &'static [u32],
-    /// The capabilities that root lacks.
-    lacks: CapabilitySet,
-}
-
-const fn user(uid: u32, groups: &'static [u32]) -> Caller {
-    Caller { uid, gid: uid, groups, lacks: CapabilitySet::empty() }
-}
-
-const CALLERS: [Caller; 7] = [
-    user(OWNER, &[]),
-    user(OWNER, &[7, GROUP]),
-    user(OTHER, &[]),
-    user(OTHER, &[GROUP]),
-    user(0, &[]),
-    Caller { lacks: CapabilitySet::FSETID, ..user(0, &[]) },
-    Caller { lacks: CapabilitySet::FOWNER, ..user(0, &[]) },
-];
-
-/// A function that changes a file. It gets the path of the file, and the file itself, which root
-/// has opened for reading and writing. So a caller without a right to open the file can write.
-type Change = fn(&Path, &File) -> io::Result<()>;
-
-const CHANGES: [(&str, Change); 19] = [
-    ("write", |_, mut file| file.write_all(b"xy")),
-    ("pwrite", |_, file| file.write_all_at(b"xy", 5)),
-    ("pwrite of a page", |_, file| file.write_all_at(&[7; 8192], 0)),
-    ("open and write", |path, _| OpenOptions::new().write(true).open(path)?.write_all(b"xy")),
-    ("append", |path, _| OpenOptions::new().append(true).open(path)?.write_all(b"xy")),
-    ("truncate", |path, _| Ok(nix::unistd::truncate(path, 3)?)),
-    ("ftruncate", |_, file| file.set_len(3)),
-    ("O_TRUNC", |path, _| OpenOptions::new().write(true).truncate(true).open(path).map(drop)),
-    ("O_CREAT and O_TRUNC", |path, _| File::create(path).map(drop)),
-    ("fallocate", |_, file| Ok(fallocate(file, FallocateFlags::empty(), 0, 20_000)?)),
-    ("punch", |_, file| {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(fallocate(file, flags, 0, 4096)?)
-    }),
-    ("copy_file_range", |path, file| {
-        let from = File::open(path.with_file_name("from"))?;
-        assert_eq!(copy_file_range(from, Some(&mut 0), file, Some(&mut 0), 8)?, 8);
-        Ok(())
-    }),
-    ("mmap", |_, file| {
-        let region = Region::shared(file, 1)?;
-        // ORDERING: Relaxed. One thread writes to the mapping.
-        region.line(0)[0].store(7, Ordering::Relaxed);
-        drop(region);
-        file.sync_all()
-    }),
-    ("chown to another user", |path, _| chown(path, Some(7), None)),
-    ("chown to another group", |path, _| chown(path, None, Some(OTHER))),
-    ("chown to the same owner", |path, _| chown(path, Some(OWNER), Some(GROUP))),
-    ("chown without an owner", |path, _| chown(path, None, None)),
-    ("chmod", |path, _| fs::set_permissions(path, Permissions::from_mode(0o6711))),
-    ("set an ACL", |path, _| {
-        Ok(rustix::fs::setxattr(path, "system.posix_acl_access", &ACL, XattrFlags::empty())?)
-    }),
-];
-
-/// The changes of a directory.
-const DIR_CHANGES: [&str; 6] = [
-    "chown to another user",
-    "chown to another group",
-    "chown to the same owner",
-    "chown without an owner",
-    "chmod",
-    "set an ACL",
-];
 
 /// A tmpfs of the host, mounted on a new directory.
 struct HostTmpfs(Folder);
@@ -149,95 +46,6 @@ impl HostTmpfs {
 impl Drop for HostTmpfs {
     fn drop(&mut self) {
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);
-    }
-}
-
-/// Calls `change` with the credentials of `caller`.
-fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
-    run_as(caller.uid, caller.gid, caller.groups, || {
-        let mut sets = capabilities(None).expect("read the capabilities");
-        sets.effective -= caller.lacks;
-        set_capabilities(None, sets).expect("drop capabilities");
-        change()
-    })
-}
-
-/// Returns mode and owner of a file, and whether it has capabilities. Do not ask statx(2) for
-/// times: the kernel would then fetch all attributes again, which would hide an outdated mode in
-/// its cache.
-fn state(path: &Path) -> String {
-    let wanted = StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
-    let now = statx(CWD, path, AtFlags::empty(), wanted).expect("the file exists");
-    let has_caps = rustix::fs::getxattr(path, CAPABILITY, &mut [0; 32][..]).is_ok();
-    let caps = if has_caps { " caps" } else { "" };
-    format!("{:o} {} {}{caps}", now.stx_mode & 0o7777, now.stx_uid, now.stx_gid)
-}
-
-fn prepare(path: &Path, mode: u32, has_caps: bool) {
-    chown(path, Some(OWNER), Some(GROUP)).expect("root is permitted to");
-    fs::set_permissions(path, Permissions::from_mode(mode)).expect("root is permitted to");
-    if has_caps {
-        rustix::fs::setxattr(path, CAPABILITY, &VALUE, XattrFlags::empty())
-            .expect("root is permitted to");
-    }
-}
-
-/// Makes `change` twice as `caller`. Returns the results, and the state before and after each call.
-fn change_twice(caller: Caller, path: &Path, file: &File, change: Change) -> String {
-    let mut text = state(path);
-    for _ in 0..2 {
-        let done = change_as(caller, || change(path, file)).map_err(|error| error.raw_os_error());
-        text = format!("{text} | {done:?} {}", state(path));
-    }
-    text
-}
-
-/// Returns true if a change on a mount may have another result than on the host. The arguments are
-/// the name of the change, the mode of the file, and whether the file has capabilities.
-type Skips = fn(&str, u32, bool) -> bool;
-
-/// Makes each of `CHANGES` to files in the directory `at`, and some of them to directories.
-fn collect(at: &Path, caller: Caller, skips: Skips) -> Vec<String> {
-    let dir = at.join("dir");
-    fs::create_dir(&dir).expect("make the directory");
-    fs::set_permissions(&dir, Permissions::from_mode(0o777)).expect("chmod");
-    fs::write(dir.join("from"), "12345678").expect("make the file");
-    fs::set_permissions(dir.join("from"), Permissions::from_mode(0o644)).expect("chmod");
-    let (path, mut lines) = (dir.join("f"), vec![]);
-    for (what, change) in CHANGES {
-        let cases = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
-        for (mode, has_caps) in cases.filter(|case| !skips(what, case.0, case.1)) {
-            fs::write(&path, vec![1; 10_000]).expect("make the file");
-            let file = File::options().read(true).write(true).open(&path).expect("open the file");
-            prepare(&path, mode, has_caps);
-            let changed = change_twice(caller, &path, &file, change);
-            lines.push(format!("{what}: {changed}"));
-            fs::remove_file(&path).expect("remove the file");
-        }
-        for mode in DIR_MODES.into_iter().filter(|_| DIR_CHANGES.contains(&what)) {
-            fs::create_dir(&path).expect("make the directory");
-            prepare(&path, mode, false);
-            let file = File::open(&path).expect("open the directory");
-            lines.push(format!("{what}: {}", change_twice(caller, &path, &file, change)));
-            fs::remove_dir(&path).expect("remove the directory");
-        }
-    }
-    fs::remove_dir_all(&dir).expect("remove the directory");
-    lines
-}
-
-fn compare(found: &Path, expected: &Path, skips: Skips) {
-    for caller in CALLERS {
-        let collect = |at| collect(at, caller, skips);
-        let (found, expected) = (collect(found), collect(expected));
-        let differs = |pair: &(&String, &String)| pair.0 != pair.1;
-        let pairs: Vec<_> = found.iter().zip(&expected).filter(differs).collect();
-        let first = &pairs[..pairs.len().min(20)];
-        assert_eq!(pairs.len(), 0, "{caller:?}: found, expected: {first:#?}");
-        let cleared = "write: 6755 1000 4242 caps | Ok(()) 755 1000 4242 |";
-        let keeps = caller.uid == 0 && !caller.lacks.contains(CapabilitySet::FSETID);
-        let is_cleared = expected.iter().any(|line| line.starts_with(cleared));
-        assert_ne!(is_cleared, keeps, "control: on the host, only CAP_FSETID keeps the bits");
     }
 }
 
@@ -270,7 +78,7 @@ fn tmpfs() -> Arc<dyn FileSystem> {
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
-    assert_as_host(name, tmpfs(), Options::exclusive(), |_, _, _| false);
+    assert_as_host(name, tmpfs(), Options::exclusive(), |_, _, _, _| false);
 }
 
 /// Checks the privileges on a mount with a write-back cache. The kernel's writes of cached pages do
@@ -280,7 +88,7 @@ fn privileges_are_cleared_as_on_the_host() {
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes";
     let options = Options::exclusive().with_write_cache(WriteCache::Back);
-    assert_as_host(name, tmpfs(), options, |_, mode, _| {
+    assert_as_host(name, tmpfs(), options, |_, _, mode, _| {
         transport() == Transport::Fuser && mode & 0o2010 == 0o2000
     });
 }
@@ -289,7 +97,7 @@ fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
 fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     let name = "privileges_are_cleared_as_on_the_host_if_an_open_truncates";
     let fs = Arc::new(Hooked::with_handle(5));
-    assert_as_host(name, fs, Options::exclusive(), |_, _, _| false);
+    assert_as_host(name, fs, Options::exclusive(), |_, _, _, _| false);
 }
 
 /// Exception: before the server refuses a truncate(2), the kernel has removed the capabilities of
@@ -298,14 +106,14 @@ fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
 fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions";
     let options = Options::exclusive().with_server_permissions();
-    assert_as_host(name, tmpfs(), options, |what, _, has_caps| what == "truncate" && has_caps);
+    assert_as_host(name, tmpfs(), options, |_, what, _, has_caps| what == "truncate" && has_caps);
 }
 
 /// Checks the privileges on a mount without `FUSE_HANDLE_KILLPRIV_V2`.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_other_programs_change_files() {
     let name = "privileges_are_cleared_as_on_the_host_if_other_programs_change_files";
-    assert_as_host(name, tmpfs(), Options::shared(), |_, _, _| false);
+    assert_as_host(name, tmpfs(), Options::shared(), |_, _, _, _| false);
 }
 
 /// A caller in another user namespace may have `CAP_FSETID` over a file. `/proc` does not show that
