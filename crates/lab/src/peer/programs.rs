@@ -19,8 +19,8 @@
 //!
 //! # io_uring
 //! With its default `transport=auto`, corewalk uses io_uring only if the file [`ENABLE_URING`] has
-//! a `Y`, which no kernel sets by itself. So the lab writes `Y` to that file before it mounts, if it
-//! may, and leaves it.
+//! a `Y`, which no kernel sets by itself. So the lab writes `Y` to that file before it mounts, if
+//! it may, and leaves it.
 //!
 //! # Where the peers come from
 //! bindfs is a package. passthrough_ll is built from the examples in the package libfuse3-dev,

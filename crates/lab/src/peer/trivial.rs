@@ -71,8 +71,8 @@ struct Request<'a> {
 /// Mounts on `point`, and serves with `threads` threads until the mount ends.
 ///
 /// # Errors
-/// The errors of mount(2), which only root may call, of the FUSE device and of io_uring; an error if
-/// the kernel does not offer FUSE over io_uring.
+/// The errors of mount(2), which only root may call, of the FUSE device and of io_uring; an error
+/// if the kernel does not offer FUSE over io_uring.
 pub(crate) fn serve(threads: usize, point: &Path) -> anyhow::Result<()> {
     let device = File::options().read(true).write(true).open("/dev/fuse").context("/dev/fuse")?;
     let who = "rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other";

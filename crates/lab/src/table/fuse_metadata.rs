@@ -13,33 +13,29 @@
 //! | `corewalk-fuser` | the same with `-o transport=fuser` | its own memory |
 //! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
-//! | `trivial` | one map under one lock (`peer/trivial`), over the transport of `corewalk` | its own memory |
+//! | `trivial` | one that only answers (`peer/trivial`), over io_uring | its own memory |
 //! | `bindfs` | bindfs | the host's tmpfs |
 //! | `passthrough_ll` | the low-level example of libfuse | the host's tmpfs |
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
-//! Without io_uring (`peer/programs`), and before Linux 6.14, `corewalk` is the same as
-//! `corewalk-dev`, and there is no `trivial`.
+//! Without io_uring (`peer/programs`), `corewalk` is as `corewalk-dev`, and there is no `trivial`.
 //!
 //! # Conditions of all mounts
 //! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without
 //!   permission checks is not measured.
-//! - Every server is mounted twice: with one thread for a single client, and with several threads
-//!   for several clients. A single client runs on the server's processor. On another one, the
-//!   wake-up of an idle processor would cost more than the request.
+//! - Every server is mounted twice: with one thread for a single client, which runs on the server's
+//!   processor, and with several threads for several clients. On another processor, the wake-up of
+//!   an idle processor would cost more than the request.
 //!
 //! # Which variants to compare
-//! - `trivial` does the least that a server can do. So `corewalk` over `trivial` shows what
-//!   everything above the transport costs.
-//! - bindfs and passthrough_ll make system calls to the host, so compare them with
-//!   `corewalk-hostfs`. bindfs resolves a path for each request and lists without attributes (no
-//!   READDIRPLUS).
+//! - `corewalk` over `trivial` shows the cost of everything above the transport.
+//! - Compare bindfs and passthrough_ll with `corewalk-hostfs`: all make system calls to the host.
+//!   bindfs resolves a path for each request and lists without attributes (no READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
 //! A FUSE request costs 5 to 50 microseconds, and a lookup in memory 0.05 to 0.3. So this table
-//! cannot show that lookups are fast. It shows that a mount loses nothing. Each client checks its
-//! answers (`client`). All mounts are removed at the end, also after an error or a signal.
+//! shows that a mount loses nothing, and not that lookups are fast. Clients check their answers.
 //!
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
 
