@@ -19,8 +19,7 @@
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
-//! Without io_uring (`peer/programs`), and before Linux 6.14, `corewalk` is the same as
-//! `corewalk-dev`, and there is no `trivial`.
+//! Without io_uring (`peer/programs`), `corewalk` is as `corewalk-dev`, and there is no `trivial`.
 //!
 //! # Conditions of all mounts
 //! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without
@@ -30,11 +29,9 @@
 //!   idle processor would cost more than the request.
 //!
 //! # Which variants to compare
-//! - `trivial` does the least that a server can do. So `corewalk` over `trivial` shows what
-//!   everything above the transport costs.
-//! - bindfs and passthrough_ll make system calls to the host, so compare them with
-//!   `corewalk-hostfs`. bindfs resolves a path for each request and lists without attributes (no
-//!   READDIRPLUS).
+//! - `corewalk` over `trivial` shows the cost of everything above the transport.
+//! - Compare bindfs and passthrough_ll with `corewalk-hostfs`: all make system calls to the host.
+//!   bindfs resolves a path for each request and lists without attributes (no READDIRPLUS).
 //! - Only on a disk does fsync(2) have work to do. Compare `corewalk-store` with `linux-ext4`.
 //!
 //! Source: mdtest (<https://github.com/hpc/ior>) for the phases, except for renames and attributes.
