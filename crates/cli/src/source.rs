@@ -1,7 +1,7 @@
 //! The file systems that `corewalk mount` can mount.
 //!
-//! A SOURCE is `tmpfs`, a store (`store:DIR`), a cluster file system (`pg://USER@HOST/DATABASE`), or
-//! a directory of the host. A directory of the host is given by a path with a `/` in it, such as
+//! A SOURCE is `tmpfs`, a store (`store:DIR`), a cluster file system (`pg://USER@HOST/DATABASE`),
+//! or a directory of the host. A directory of the host is given by a path with a `/` in it, such as
 //! `/srv` or `./tmpfs`. Other schemes such as `s3://` are reserved. Each source gives a
 //! [`FileSystem`], and the server options that are safe for it.
 
