@@ -137,8 +137,8 @@ impl Source {
     pub(crate) fn open(self, plan: &Plan) -> Result<Opened, Failure> {
         let opened = |fs| Opened { fs, store: None, cluster: None };
         match self {
-            Source::Tmpfs => Ok(opened(Arc::new(Tmpfs::new(plan.tmpfs.clone())))),
-            Source::Host(path) => HostFs::new(path, plan.host.clone())
+            Source::Tmpfs => Ok(opened(Arc::new(Tmpfs::new(plan.tmpfs)))),
+            Source::Host(path) => HostFs::new(path, plan.host)
                 .map(|fs| opened(Arc::new(fs)))
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {
