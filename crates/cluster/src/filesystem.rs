@@ -26,7 +26,7 @@ use corewalk_base::Mutex;
 use tokio::runtime::Runtime;
 
 use crate::connection::{Database, text_of};
-use crate::data::Data;
+use crate::data::Files;
 use crate::directory::{Cache, Listed};
 use crate::meta::{Known, Meta};
 use crate::node::Inode;
@@ -39,6 +39,8 @@ const ROOT: u64 = 1;
 const BLOCK_BYTES: u64 = 4096;
 /// The free blocks and inodes that statfs(2) reports, since the database sets no limit: 1 PiB.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
+/// How long the end of a mount waits for a database that does not answer.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// How many orphans are purged by one statement.
 const PURGE_COUNT: usize = 256;
 /// How many unused objects a call of `maintain` removes.
@@ -69,7 +71,7 @@ const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 /// ```
 pub struct ClusterFs {
     pub(crate) meta: Arc<Meta>,
-    pub(crate) data: Data,
+    pub(crate) data: Files,
     objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
@@ -148,7 +150,7 @@ impl ClusterFs {
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         let meta = Arc::new(Meta { session, cache });
         let fs = ClusterFs {
-            data: Data::new(meta.clone(), objects.clone()),
+            data: Files::new(meta.clone(), objects.clone()),
             meta,
             objects,
             nameless: Mutex::default(),
@@ -167,6 +169,7 @@ impl ClusterFs {
     /// # Errors
     /// The first error of a write.
     pub fn close(&self) -> Result<(), Errno> {
+        self.meta.session.database.give_up_after(END_LIMIT);
         let flushed = self.data.flush_old(|ino| self.is_nameless(ino), true);
         let purged = {
             let mut nameless = self.nameless.lock();
@@ -502,7 +505,8 @@ impl FileSystem for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // Without this, the next mount would wait for the lease. The session may have ended already.
+        // Without this, the next mount would wait for the lease. The session may have ended
+        // already.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {

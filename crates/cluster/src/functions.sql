@@ -68,11 +68,16 @@ BEGIN
 END $$;
 
 -- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
--- that is under way, and the verdict holds (K.8).
-CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
-    UPDATE session SET dead = true
-        WHERE id = ANY(p_sessions) AND NOT dead AND until <= clock_timestamp()
-$$;
+-- that is under way, and the verdict holds (K.8). The locks are taken in one order. A session that
+-- has not registered since the database started gets one lease from then on, because a renewal may
+-- have been lost with the crash (K.10).
+CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM session WHERE id = ANY(p_sessions) AND NOT dead ORDER BY id FOR UPDATE;
+    UPDATE session s SET dead = true FROM boot b
+        WHERE s.id = ANY(p_sessions) AND NOT s.dead AND s.until <= clock_timestamp()
+            AND (s.boot = b.id OR clock_timestamp() > b.since + s.lease);
+END $$;
 
 -- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
 -- way, and the session would live on (K.8).
@@ -106,7 +111,8 @@ BEGIN
     PERFORM cw_end_session(s.id) FROM session s WHERE s.until < v_now - interval '10 minutes';
     v_id := nextval('session_seq');
     INSERT INTO session VALUES
-        (v_id, p_host, p_pid, v_now, v_now + make_interval(secs => p_lease), v_boot);
+        (v_id, p_host, p_pid, v_now, v_now + make_interval(secs => p_lease),
+        make_interval(secs => p_lease), v_boot);
     RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, f.id::text, ''::text, 0, ''::text
         FROM format f;
 END $$;
@@ -114,7 +120,7 @@ END $$;
 -- Renews a session that registered with this start of the database, or that has dropped its caches
 -- since it saw the start `p_boot`. Returns the start, and the intents of others that concern
 -- leases of the session (K.12). Returns -3 if the session must drop its caches first (K.10).
-CREATE FUNCTION cw_renew(p_session bigint, p_lease float8, p_boot text)
+CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
 RETURNS TABLE (code int, boot text, intents bigint[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE v_boot uuid; v_old uuid;
@@ -130,7 +136,7 @@ BEGIN
         RETURN QUERY SELECT -3, v_boot::text, '{}'::bigint[];
         RETURN;
     END IF;
-    UPDATE session SET until = clock_timestamp() + make_interval(secs => p_lease), boot = v_boot
+    UPDATE session SET until = clock_timestamp() + lease, boot = v_boot
         WHERE id = p_session;
     RETURN QUERY SELECT 0, v_boot::text, coalesce(array_agg(i.id), '{}') FROM intent i
         WHERE i.session <> p_session
@@ -165,7 +171,7 @@ END $$;
 -- Takes the locks of a change, in ascending order, and checks that it may be made. Returns 0 to go
 -- on, 1 for a change that this slot has made already (K.9), or a negative code.
 CREATE FUNCTION cw_begin(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint, p_dirs bigint[]
+    p_session bigint, p_slot int, p_seq bigint, p_dirs bigint[]
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE d bigint; v_code int; v_others bigint[];
 BEGIN
@@ -192,16 +198,15 @@ BEGIN
         PERFORM FROM session WHERE id = ANY(v_others) AND NOT dead;
         IF FOUND THEN RETURN -1; END IF;
     END IF;
-    IF p_intent <> 0 THEN
-        DELETE FROM intent WHERE id = p_intent;
-    END IF;
+    DELETE FROM intent WHERE session = p_session AND slot = p_slot;
     RETURN 0;
 END $$;
 
 -- Returns the result of a change that `cw_begin` has stopped with `p_code`.
 CREATE FUNCTION cw_stop(
-    p_code int, p_session bigint, p_slot int, p_intent bigint, p_dirs bigint[]
+    p_code int, p_session bigint, p_slot int, p_dirs bigint[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+DECLARE v_intent bigint;
 BEGIN
     IF p_code = 1 THEN
         -- The second row keeps a result without inodes from having no row at all.
@@ -211,14 +216,15 @@ BEGIN
             WHERE s.session = p_session AND s.slot = p_slot;
     ELSIF p_code = -1 THEN
         -- A repeated change whose directories are others than before gets a new intent.
-        PERFORM FROM intent WHERE id = p_intent AND dirs = p_dirs;
+        SELECT id INTO v_intent FROM intent
+            WHERE session = p_session AND slot = p_slot AND dirs = p_dirs;
         IF NOT FOUND THEN
-            DELETE FROM intent WHERE id = p_intent;
-            p_intent := nextval('intent_seq');
-            INSERT INTO intent VALUES (p_intent, p_session, p_dirs);
-            PERFORM pg_notify('corewalk', p_intent::text);
+            v_intent := nextval('intent_seq');
+            DELETE FROM intent WHERE session = p_session AND slot = p_slot;
+            INSERT INTO intent VALUES (p_session, p_slot, v_intent, p_dirs);
+            PERFORM pg_notify('corewalk', v_intent::text);
         END IF;
-        RETURN QUERY SELECT * FROM cw_code(-1, p_intent);
+        RETURN QUERY SELECT * FROM cw_code(-1, v_intent);
     ELSE
         RETURN QUERY SELECT * FROM cw_code(p_code, 0);
     END IF;
@@ -298,16 +304,16 @@ CREATE FUNCTION cw_getattr(p_ino bigint) RETURNS SETOF cw_row LANGUAGE sql AS $$
 $$;
 
 CREATE FUNCTION cw_make(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_dir bigint, p_name bytea, p_ino bigint, p_mode int, p_uid bigint, p_gid bigint, p_rdev bigint,
     p_target bytea, p_access bytea, p_default bytea, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint := 0; v_is_dir bool := p_mode & 61440 = 16384; v_size bigint := 0;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[p_dir]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[p_dir]);
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[p_dir]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[p_dir]);
         RETURN;
     END IF;
     PERFORM FROM node WHERE ino = p_dir AND nlink > 0;
@@ -356,17 +362,17 @@ CREATE FUNCTION cw_rehome(p_ino bigint) RETURNS void LANGUAGE sql AS $$
 $$;
 
 CREATE FUNCTION cw_link(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_dir bigint, p_name bytea, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint; v_home bigint := cw_home(p_ino); v_links bigint; v_kind int;
     v_dirs bigint[] := ARRAY[p_dir, v_home];
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, v_dirs);
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, v_dirs);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     SELECT nlink, mode & 61440 INTO v_links, v_kind FROM node WHERE ino = p_ino;
@@ -401,17 +407,17 @@ BEGIN
 END $$;
 
 CREATE FUNCTION cw_remove(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_dir bigint, p_name bytea, p_ino bigint, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_home bigint := cw_home(p_ino); v_found bigint; v_kind int;
     v_dirs bigint[] := ARRAY[p_dir, v_home];
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, v_dirs);
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, v_dirs);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     SELECT ino, kind INTO v_found, v_kind FROM edge WHERE parent = p_dir AND name = p_name;
@@ -444,7 +450,7 @@ END $$;
 -- Renames a name. p_mode: 0 replace, 1 no replace, 2 exchange. The cookie of the result is the new
 -- position of the name; an exchange keeps the positions.
 CREATE FUNCTION cw_rename(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_dir1 bigint, p_name1 bytea, p_dir2 bigint, p_name2 bytea, p_mode int, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
@@ -460,7 +466,7 @@ BEGIN
     IF p_dir1 <> p_dir2 AND (v_one.kind = 16384 OR v_two.kind = 16384) THEN
         PERFORM pg_advisory_xact_lock(-1);
     END IF;
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, v_dirs);
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 THEN
         PERFORM FROM edge e WHERE e.parent = p_dir1 AND e.name = p_name1
             AND e.ino = v_one.ino AND cw_home(e.ino) = v_one.home;
@@ -470,7 +476,7 @@ BEGIN
         IF FOUND THEN v_code := -5; END IF;
     END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, v_dirs);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     v_dir1 := v_one.kind = 16384;
@@ -545,17 +551,17 @@ END $$;
 -- Changes attributes. NULL leaves one as it is. `p_access` is the access ACL that belongs to a new
 -- mode; an empty one removes the ACL. `p_default` is the same for the default ACL.
 CREATE FUNCTION cw_setattr(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_mode int, p_uid bigint, p_gid bigint, p_size bigint,
     p_atime bigint, p_mtime bigint, p_ctime bigint, p_access bytea, p_default bytea
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_set int := 0; v_clear int := 0;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[v_home]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;
@@ -592,16 +598,16 @@ END $$;
 -- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
 -- contents of a file without slices. A slice without an object is zeros.
 CREATE FUNCTION cw_write(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_end bigint, p_mtime bigint, p_inline bytea,
     p_pos bigint[], p_len bigint[], p_object text[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE v_code int; v_home bigint := cw_home(p_ino); v_size bigint;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[v_home]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;
@@ -657,15 +663,15 @@ $$;
 
 -- Sets or (with a NULL value) removes an extended attribute. p_mode: 0 set, 1 create, 2 replace.
 CREATE FUNCTION cw_setxattr(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_name bytea, p_value bytea, p_mode int, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE v_code int; v_home bigint := cw_home(p_ino); v_count bigint; v_names bigint; v_bytes bigint;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[v_home]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
     PERFORM FROM node WHERE ino = p_ino;

@@ -5,16 +5,14 @@
 //! database too; larger ones in immutable objects ([`objects`]). A directory that was read is
 //! cached under a lease, and answers lookups and attributes without a round trip.
 //!
-//! Today one mount at a time may use a file system. The database has the whole protocol for many
-//! already: sessions, leases, changes that look for foreign leases, request slots. The missing part
-//! is in the mounts: one that holds a lease does not let go of it yet when another mount asks.
+//! Today one mount at a time may use a file system. The database has the protocol for many already.
+//! But a mount that holds a lease does not let go of it yet when another one asks.
 //!
 //! # Terms
-//! A *session* is one mount. A *lease* on a directory lets a session answer from its cache: the
-//! names in the directory, also that a name is absent, and the attributes of the directory and of
-//! the inodes at *home* in it. The home of an inode is a directory with a name of it, at first the
-//! one in which it was made. A directory is its own home. A *change* alters what leases cover. An
-//! *intent* is a change that waits until other sessions have let go of their leases.
+//! - A *session* is one mount. A *lease* on a directory lets a session answer from its cache. It
+//!   covers the names, absent ones too, and the attributes of the inodes at *home* there.
+//! - The home of a file is a directory with a name of it. A directory is its own home.
+//! - A *change* alters what leases cover. An *intent* is a change that waits for other sessions.
 //!
 //! # Guarantees
 //! - K.1: a session answers from a cache only while its lease has time left, by its own
@@ -22,16 +20,14 @@
 //! - K.2: a fill takes the lock of the directory shared, then inserts the lease, then reads. If a
 //!   change waits, it inserts no lease, and its answer is not cached.
 //! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
-//!   looks for leases of other live sessions. If there are any, it changes nothing but writes an
-//!   intent.
+//!   looks for leases of others. If there are any, it changes nothing but writes an intent.
 //! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
 //!   until its reply. An answer that was asked for before the change ended is not cached.
 //! - K.7: the kernel may keep an answer for at most the time that is left of the lease.
-//! - K.8: a session whose time is over is marked dead, and stays dead. Its changes are refused. It
-//!   drops its caches and takes a new session.
+//! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
 //! - K.9: a change is made exactly once, however often its request is repeated.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
-//!   died, or has dropped its caches and registered again.
+//!   died or registered again, with empty caches.
 //! - K.11: a request without an answer is repeated on a new connection.
 //!
 //! # Locks
@@ -59,3 +55,8 @@ pub use fsck::{Finding, Report, fsck};
 pub use mkfs::{MakeError, mkfs};
 pub use options::{ClusterOptions, Place, SCHEME, Unreachable, Url, UrlError};
 pub use session::Holder;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,7 +1,7 @@
 //! Reads and changes of metadata: first from the cached directories, then from the database.
 //!
 //! A reader first checks that the session's lease has time left, and only then looks into the cache
-//! (K.1). What it does not find there it asks the database for: the whole directory if that can be
+//! (K.1). The database answers the rest: the whole directory if that can be
 //! cached, or only the name or the inode if a change is under way.
 
 use std::sync::Arc;
@@ -161,8 +161,10 @@ impl Meta {
             }
             _ => return Err(Errno::STALE),
         };
+        // The home was looked up before its lock was taken, and may have changed in between.
         let is_current = page.may_be_cached
-            && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
+            && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end)
+            && inode.cover() == dir;
         Ok(Known { inode, is_current })
     }
 

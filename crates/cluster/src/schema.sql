@@ -79,6 +79,7 @@ CREATE TABLE session (
     pid int NOT NULL,
     since timestamptz NOT NULL,
     until timestamptz NOT NULL,
+    lease interval NOT NULL,
     boot uuid NOT NULL,
     dead bool NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
@@ -108,12 +109,15 @@ CREATE UNLOGGED TABLE lease (
     PRIMARY KEY (dir, session)
 );
 
--- A change that waits until other sessions have let go of their leases. Its number comes from a
--- logged sequence, so it never repeats (K.10).
+-- A change that waits until other sessions have let go of their leases. It belongs to a request
+-- slot, which has one change at a time. Its number comes from a logged sequence, so it never repeats
+-- (K.10).
 CREATE UNLOGGED TABLE intent (
-    id bigint PRIMARY KEY,
     session bigint NOT NULL,
-    dirs bigint[] NOT NULL
+    slot int NOT NULL,
+    id bigint NOT NULL,
+    dirs bigint[] NOT NULL,
+    PRIMARY KEY (session, slot)
 );
 CREATE INDEX intent_dirs ON intent USING gin (dirs);
 

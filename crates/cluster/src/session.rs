@@ -52,7 +52,7 @@ mod code {
 }
 
 const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3)";
-const RENEW: &str = "SELECT * FROM cw_renew($1, $2, $3)";
+const RENEW: &str = "SELECT * FROM cw_renew($1, $2)";
 const INOS: &str = "SELECT cw_inos()";
 const END: &str = "SELECT cw_end_session($1)";
 
@@ -65,7 +65,7 @@ pub(crate) enum Refusal {
     Busy(Holder),
 }
 
-/// What the database has stored about a file system.
+/// The facts that the database has stored about a file system.
 #[derive(Debug)]
 pub(crate) struct Stored {
     /// The place for data.
@@ -161,8 +161,8 @@ impl Session {
         Ok(numbers.0 as i64 - 1)
     }
 
-    /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number,
-    /// an intent, and `params`. Returns the rows of its result.
+    /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number
+    /// and `params`. Returns the rows of its result.
     ///
     /// # Errors
     /// The errno of the function; `EIO` if the database fails.
@@ -172,26 +172,21 @@ impl Session {
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Errno> {
         let start = boot_time();
-        let mut intent = 0_i64;
         let mut taken = self.take_slot();
         let done = loop {
             let (id, slot, seq) = taken;
-            let mut all: Vec<Param<'_>> = vec![&id, &slot, &seq, &intent];
+            let mut all: Vec<Param<'_>> = vec![&id, &slot, &seq];
             all.extend_from_slice(params);
             let reply = match self.database.query(sql, &all) {
                 Ok(reply) => reply,
                 Err(errno) => break Err(errno),
             };
-            let (code, cookie) = match reply.rows.first() {
-                Some(row) => (row.get::<_, i32>(0), row.get::<_, i64>(1)),
-                None => break Err(Errno::IO),
+            let Some(code) = reply.rows.first().map(|row| row.get(0)) else {
+                break Err(Errno::IO);
             };
             match code {
                 0 => break Ok(reply.rows),
-                code::CONTENDED => {
-                    intent = cookie;
-                    thread::sleep(PAUSE);
-                }
+                code::CONTENDED | code::GRACE => thread::sleep(PAUSE),
                 code::FORGOTTEN if reply.was_lost => {
                     self.reopen(id)?;
                     break Err(Errno::IO);
@@ -199,13 +194,8 @@ impl Session {
                 code::DEAD | code::FORGOTTEN => {
                     self.reopen(id)?;
                     taken = self.take_slot();
-                    intent = 0;
                 }
-                code::RESTARTED => {
-                    intent = 0;
-                    self.renew_now()?;
-                }
-                code::GRACE => thread::sleep(PAUSE),
+                code::RESTARTED => self.renew_now()?,
                 code::MOVED => {}
                 errno => break Err(Errno::from_raw_os_error(errno)),
             }
@@ -233,11 +223,11 @@ impl Session {
     /// # Errors
     /// `ESTALE` if the session is dead; `EIO` if the database does not answer.
     pub(crate) async fn renew(&self) -> Result<(), Errno> {
-        let (id, seconds, limit) = (self.id(), self.lease.as_secs_f64(), self.lease / 3);
+        let (id, limit) = (self.id(), self.lease / 3);
         let mut boot = String::new();
         loop {
             let sent = boot_time();
-            let reply = self.database.query_session(RENEW, &[&id, &seconds, &boot], limit).await?;
+            let reply = self.database.query_session(RENEW, &[&id, &boot], limit).await?;
             let row = reply.rows.first().ok_or(Errno::IO)?;
             match row.get(0) {
                 code::DEAD => return Err(Errno::STALE),

@@ -58,8 +58,8 @@ pub(super) enum Source {
     Host,
     /// A store in a directory of the host, which `corewalk fsck` checks at the end.
     Store,
-    /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks it
-    /// with `corewalk fsck`.
+    /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks
+    /// it with `corewalk fsck`.
     Cluster,
     /// The example `mirror` with a directory of the host: a back end by path.
     Mirror,

@@ -15,8 +15,8 @@
 //! - A directory of the host does not take `dirsync`, `strictatime`, and the options for tmpfs and
 //!   stores (`size=`, `mode=` and others).
 //! - Only a store takes `commit=` and `no_create`.
-//! - A cluster file system takes none of these options. It refuses timeouts, too, because its leases
-//!   decide how long the kernel may cache. Reads never update its access times.
+//! - A cluster file system takes none of these options. It refuses timeouts, too, because its
+//!   leases decide how long the kernel may cache. Reads never update its access times.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ const SIZE_PERCENT: u64 = 50;
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
 /// The default of `threads=` for a store that is mounted with `dirsync`, so that changes wait for
-/// the disk, and for a cluster file system, whose calls wait for the database. The first number is the threads per processor. The second is the minimum number of
-/// threads.
+/// the disk, and for a cluster file system, whose calls wait for the database. The first number is
+/// the threads per processor. The second is the minimum number of threads.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The parsed options of the mount, of the server and of each back end.

@@ -9,10 +9,10 @@ use crate::directory::{Change, Entry};
 use crate::node::to_nanos;
 
 const MAKE: &str = "SELECT * FROM cw_make($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-                    $14, $15)";
-const LINK: &str = "SELECT * FROM cw_link($1, $2, $3, $4, $5, $6, $7, $8)";
-const REMOVE: &str = "SELECT * FROM cw_remove($1, $2, $3, $4, $5, $6, $7, $8)";
-const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+                    $14)";
+const LINK: &str = "SELECT * FROM cw_link($1, $2, $3, $4, $5, $6, $7)";
+const REMOVE: &str = "SELECT * FROM cw_remove($1, $2, $3, $4, $5, $6, $7)";
+const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 impl ClusterFs {
     /// Makes an inode, with a name or without.
