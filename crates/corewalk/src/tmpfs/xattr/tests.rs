@@ -16,7 +16,6 @@ use super::set::ATTR_BYTES;
 use super::*;
 use crate::FileKind;
 use crate::acl::{Acl, Entry, Tag};
-use crate::attr::FileKind;
 use crate::fs::{AclKind, FileSystem, Make, Node, XattrMode};
 use crate::name::Name;
 
