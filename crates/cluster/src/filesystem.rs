@@ -43,8 +43,10 @@ const UNLIMITED_BLOCKS: u64 = 1 << 38;
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// How many orphans are purged by one statement.
 const PURGE_COUNT: usize = 256;
-/// How many unused objects a call of `maintain` removes.
-const OBJECTS_COUNT: i32 = 256;
+/// How many unused objects are removed at a time.
+const OBJECTS_COUNT: i32 = 64;
+/// How often a call of `maintain` does so.
+const COLLECT_ROUNDS: u32 = 64;
 /// How long an unused object stays, so that a reader with old slices can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
 /// How many calls of `maintain`, which come once a second, pass between two looks for unused
@@ -238,14 +240,17 @@ impl ClusterFs {
     fn collect_objects(&self) -> Result<(), Errno> {
         let database = &self.meta.session.database;
         let age = OBJECT_AGE.as_secs_f64();
-        let reply = database.query(DEAD_OBJECTS, &[&age, &OBJECTS_COUNT])?;
-        let keys: Vec<String> = reply.rows.first().ok_or(Errno::IO)?.get(0);
-        if keys.is_empty() {
-            return Ok(());
+        for _ in 0..COLLECT_ROUNDS {
+            let reply = database.query(DEAD_OBJECTS, &[&age, &OBJECTS_COUNT])?;
+            let keys: Vec<String> = reply.rows.first().ok_or(Errno::IO)?.get(0);
+            if keys.is_empty() {
+                break;
+            }
+            let delete = keys.iter().map(|key| self.objects.delete(key));
+            database.block_on(futures_util::future::try_join_all(delete)).map_err(errno_of)?;
+            database.query(FORGET_OBJECTS, &[&keys])?;
         }
-        let delete = keys.iter().map(|key| self.objects.delete(key));
-        database.block_on(futures_util::future::try_join_all(delete)).map_err(errno_of)?;
-        database.query(FORGET_OBJECTS, &[&keys]).map(drop)
+        Ok(())
     }
 }
 
