@@ -102,19 +102,15 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
         is_built = outcome == Outcome::Passed;
         outcome
     });
-    let run = |tally: &mut Tally, names: &[&str]| {
-        for name in names {
-            tally.step(&format!("suite {name}"), || {
-                if is_built {
-                    suites::run_one(root, name)
-                } else {
-                    Outcome::Failed("the release build failed".to_owned())
-                }
-            });
-        }
-    };
-    let [first, second] = suites::CI;
-    tally.side_by_side(|tally| run(tally, first), |tally| run(tally, second));
+    for name in suites::CI {
+        tally.step(&format!("suite {name}"), || {
+            if is_built {
+                suites::run_one(root, name)
+            } else {
+                Outcome::Failed("the release build failed".to_owned())
+            }
+        });
+    }
 }
 
 /// Checks that rustfmt would not change a file.
