@@ -119,7 +119,7 @@ pub(crate) fn passthrough_ll(
     Ok(program)
 }
 
-/// Returns the command that mounts the server that only answers ([`super::trivial`]).
+/// Returns the command that mounts the server that only answers ([`trivial`](mod@super::trivial)).
 ///
 /// # Errors
 /// An error if this program does not know its own file.
