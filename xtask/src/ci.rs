@@ -3,7 +3,7 @@
 //! `cargo xtask ci` runs the steps, cheap ones first. Steps that use less than one processor run
 //! beside others. If a step fails, the others still run, so that one run reports all failures. The
 //! command prints the time and the processor time of each step. It also prints how many steps
-//! passed, failed and were skipped. On two processors all steps take about 25 minutes.
+//! passed, failed and were skipped. On two processors all steps take about 28 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains `all`, as in `.ci/run`, it
 //! counts as failed.
@@ -102,19 +102,15 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
         is_built = outcome == Outcome::Passed;
         outcome
     });
-    let run = |tally: &mut Tally, names: &[&str]| {
-        for name in names {
-            tally.step(&format!("suite {name}"), || {
-                if is_built {
-                    suites::run_one(root, name)
-                } else {
-                    Outcome::Failed("the release build failed".to_owned())
-                }
-            });
-        }
-    };
-    let [first, second] = suites::CI;
-    tally.side_by_side(|tally| run(tally, first), |tally| run(tally, second));
+    for name in suites::CI {
+        tally.step(&format!("suite {name}"), || {
+            if is_built {
+                suites::run_one(root, name)
+            } else {
+                Outcome::Failed("the release build failed".to_owned())
+            }
+        });
+    }
 }
 
 /// Checks that rustfmt would not change a file.

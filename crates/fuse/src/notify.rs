@@ -107,8 +107,10 @@ impl KernelCache {
     /// a name asks the back end, and brings new attributes. Call this method when anything may have
     /// changed, for example after notifications of the back end were lost.
     ///
-    /// The kernel keeps the pages of files that are open. [`KernelCache::invalidate_inode`] drops
-    /// them.
+    /// The kernel keeps the pages and the attributes of files that are open.
+    /// [`KernelCache::invalidate_inode`] drops them. A listing that the server answers during the
+    /// call may still enter the kernel's cache afterwards, until its entries' timeouts end. A
+    /// second call a little later drops it.
     ///
     /// # Errors
     /// `EINVAL` if the kernel is older than 6.16. Then only corewalk's cache has dropped its names,

@@ -178,12 +178,13 @@ pub(crate) fn run(mut command: Command) -> Output {
     Output { status, stdout, stderr }
 }
 
-/// Returns the counters of the mount at `path`.
-pub(crate) fn counters(path: &Path) -> serde_json::Value {
+/// Returns the counter `name` of the mount at `path`.
+pub(crate) fn counter(path: &Path, name: &str) -> u64 {
     let mut text = [0; 4096];
-    let name = corewalk_fuse::XATTR_STAT;
-    let len = rustix::fs::getxattr(path, name, &mut text[..]).expect("the counters are read");
-    serde_json::from_slice(&text[..len]).expect("the counters are JSON")
+    let attribute = corewalk_fuse::XATTR_STAT;
+    let len = rustix::fs::getxattr(path, attribute, &mut text[..]).expect("the counters are read");
+    let counters: serde_json::Value = serde_json::from_slice(&text[..len]).expect("valid JSON");
+    counters[name].as_u64().expect("a counter")
 }
 
 /// Returns the mount table, `/proc/self/mountinfo`.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-use crate::fixtures::{Folder, LIMIT, Server, can_mount, counters};
+use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 
 const REQUESTS: u64 = 60_000;
 /// The number of times that the tree is changed and removed.
@@ -45,8 +45,8 @@ impl Sizes {
         Sizes {
             resident_kib: resident.expect("a number of KiB"),
             descriptors: fs::read_dir(proc.join("fd")).expect("the folder is read").count(),
-            entries: count(mount, "entries"),
-            inodes: count(mount, "inodes"),
+            entries: counter(mount, "entries"),
+            inodes: counter(mount, "inodes"),
         }
     }
 
@@ -57,11 +57,6 @@ impl Sizes {
             && self.entries <= before.entries
             && self.inodes <= before.inodes
     }
-}
-
-/// Returns a counter of a mount.
-fn count(mount: &Path, name: &str) -> u64 {
-    counters(mount)[name].as_u64().expect("a counter")
 }
 
 /// Makes one random call in `dir`. Most calls may fail, since the names are random, too.
@@ -98,7 +93,7 @@ fn round(mount: &Path, seed: Seed, requests: u64) {
             let mut rng = Rng::new(seed).fork(at);
             fs::create_dir(&dir).expect("the directory is made");
             thread::spawn(move || {
-                while count(&mount, "requests") < requests {
+                while counter(&mount, "requests") < requests {
                     (0..CALLS).for_each(|_| call(&mut rng, &dir));
                 }
                 fs::remove_dir_all(&dir).expect("the tree is removed");
@@ -119,7 +114,7 @@ fn check(source: &str, total: u64) {
         round(&mount, Seed(seed.0.wrapping_add(at)), total * at / ROUNDS);
         // The kernel tells the server a little later that it has forgotten an inode.
         let begin = Instant::now();
-        while count(&mount, "lookups") > 0 {
+        while counter(&mount, "lookups") > 0 {
             assert!(begin.elapsed() < LIMIT, "the kernel holds files of the removed tree");
             thread::sleep(Duration::from_millis(50));
         }

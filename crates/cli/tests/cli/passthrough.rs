@@ -10,7 +10,7 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::require::has_root;
 
 use self::privileges::{Caller, GROUP, OTHER, OWNER, change_as, compare, prepare, state, user};
-use crate::fixtures::{Folder, Server, can_mount, counters};
+use crate::fixtures::{Folder, Server, can_mount, counter};
 
 #[path = "../../../fuse/tests/real/privileges/table.rs"]
 mod privileges;
@@ -25,21 +25,17 @@ fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
     test(&path, &host);
 }
 
-fn requests(mount: &Path) -> u64 {
-    counters(mount)["requests"].as_u64().expect("a counter of requests")
-}
-
 fn requests_of_reads(mount: &Path) -> u64 {
     fs::write(mount.join("f"), vec![7; 8 << 20]).expect("the file is written");
     rustix::fs::sync();
     let file = File::open(mount.join("f")).expect("the file is opened");
-    let before = requests(mount);
+    let before = counter(mount, "requests");
     for block in 0..1000 {
         let mut buffer = [0; 100];
         file.read_exact_at(&mut buffer, block * 8192).expect("the file is read");
         assert_eq!(buffer, [7; 100]);
     }
-    requests(mount) - before
+    counter(mount, "requests") - before
 }
 
 #[test]

@@ -105,7 +105,13 @@ impl Vfs {
             let seen = dcache.dentries.snapshot(slot);
             let inode = seen.body.inode();
             if inode.is_none() {
-                return None;
+                // An eviction that fails hides the inode for a moment, under this lock.
+                let guard = dcache.dentries.lockref(slot).lock();
+                if dcache.dentries.image(slot).body.inode().is_none() {
+                    return None;
+                }
+                drop(guard);
+                continue;
             }
             if dcache.get_inode(slot, seen.seq, inode) {
                 return Some(InodeRef { vfs: self, slot: inode });

@@ -116,6 +116,12 @@ fn privileges_are_cleared_as_on_the_host_if_other_programs_change_files() {
     assert_as_host(name, tmpfs(), Options::shared(), |_, _, _, _| false);
 }
 
+/// Returns two user namespaces whose user 0 is the owner of the files. Only the first one has the
+/// group of the files. If this machine has no user namespaces, prints that and returns `None`.
+fn namespaces() -> Option<[UserNamespace; 2]> {
+    Some([UserNamespace::new(0, OWNER, GROUP)?, UserNamespace::new(0, OWNER, 1)?])
+}
+
 /// A caller in another user namespace may have `CAP_FSETID` over a file. `/proc` does not show that
 /// to the server, so only the kernel's flag tells whether set-group-ID stays.
 #[test]
@@ -123,9 +129,7 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
     if !has_root() || !has_program("setfacl") {
         return;
     }
-    // User 0 is the owner of the file. The file's group is in the first namespace only.
-    let Some(wide) = UserNamespace::new(0, OWNER, GROUP) else { return };
-    let Some(narrow) = UserNamespace::new(0, OWNER, 1) else { return };
+    let Some([wide, narrow]) = namespaces() else { return };
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let host = HostTmpfs::new();
     let set = |at: &Path, namespace: &UserNamespace| {
@@ -176,8 +180,7 @@ fn new_files_get_set_group_id_as_on_the_host() {
     if !has_root() || !has_program("perl") {
         return;
     }
-    let Some(wide) = UserNamespace::new(0, OWNER, GROUP) else { return };
-    let Some(narrow) = UserNamespace::new(0, OWNER, 1) else { return };
+    let Some([wide, narrow]) = namespaces() else { return };
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let host = HostTmpfs::new();
     let collect = |at: &Path| {

@@ -41,8 +41,8 @@ const DEPTH: usize = 8;
 /// The features that corewalk chooses for a tmpfs with timeouts 0: `ASYNC_READ`, `EXPORT_SUPPORT`,
 /// `BIG_WRITES`, `DONT_MASK`, `HAS_IOCTL_DIR`, `ASYNC_DIO`, `NO_OPEN_SUPPORT`, `PARALLEL_DIROPS`,
 /// `POSIX_ACL`, `MAX_PAGES`, `CACHE_SYMLINKS`, `NO_OPENDIR_SUPPORT`, `HANDLE_KILLPRIV_V2`,
-/// `INIT_EXT`, and `OVER_IO_URING`.
-const FEATURES: u64 = 0x51d6_8871 | 1 << 41;
+/// `SETXATTR_EXT`, `INIT_EXT`, and `OVER_IO_URING`.
+const FEATURES: u64 = 0x71d6_8871 | 1 << 41;
 /// The lower half of a word.
 const LOW: u64 = 0xffff_ffff;
 
