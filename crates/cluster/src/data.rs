@@ -58,7 +58,7 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 const CACHE_BYTES: usize = 64 << 20;
 
 const CONTENT: &str = "SELECT * FROM cw_content($1)";
-const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 const PENDING: &str = "SELECT cw_pending($1, $2)";
 
 /// The contents of the files of a mount.
@@ -142,9 +142,16 @@ impl Data {
         Some(InUse { data: self, file: open.file.clone() })
     }
 
-    /// Counts an open file until [`Data::close`].
+    /// Counts an open file until [`Data::close`]. The contents are loaded again, since another mount
+    /// may have changed them.
     pub(crate) fn open(&self, ino: u64) {
-        std::mem::forget(self.file(ino));
+        let used = self.file(ino);
+        let mut content = used.file.content.lock();
+        if !content.is_changed {
+            content.loaded_by = 0;
+        }
+        drop(content);
+        std::mem::forget(used);
     }
 
     /// Ends a use of a file that [`Data::open`] has counted.

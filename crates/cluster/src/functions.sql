@@ -8,10 +8,11 @@
 -- anything, because a result with an errno commits.
 --
 -- Result codes: 0, an errno, or one of these:
---   -1  contended: other sessions hold leases; `cookie` is the intent
+--   -1  contended: other sessions hold leases; `cookie` is the number of the intent
 --   -2  the session is dead (K.8)
 --   -3  the database has started again since the session renewed (K.10)
---   -4  other sessions have not been seen since the database started; try again later (K.10)
+--   -4  another session has not been seen since the database started (K.10), or does not know yet
+--       that it is not the only one (K.7); try again later
 --   -5  the home of an inode changed before its lock was taken; repeat the call
 --   -6  the answer is right, but must not be cached, since a change waits (K.2)
 --   -7  the session is dead for so long that its row is gone
@@ -69,9 +70,15 @@ END $$;
 
 -- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
 -- that is under way, and the verdict holds (K.8).
+-- A session that has not registered since the database crashed may have renewed without that the
+-- renewal survived. It has one more lease. Rows are locked in ascending order, so that two judges
+-- do not wait for each other.
 CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
-    UPDATE session SET dead = true
-        WHERE id = ANY(p_sessions) AND NOT dead AND until <= clock_timestamp()
+    UPDATE session SET dead = true WHERE id IN (SELECT s.id FROM session s
+        WHERE s.id = ANY(p_sessions) AND NOT s.dead AND s.until <= clock_timestamp()
+            AND (s.boot = (SELECT b.id FROM boot b)
+                OR clock_timestamp() > (SELECT b.since FROM boot b) + s.lease)
+        ORDER BY s.id FOR UPDATE)
 $$;
 
 -- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
@@ -86,55 +93,63 @@ BEGIN
 END $$;
 
 -- Opens a session. Removes sessions that died ten minutes ago; their orphans stay, for `cw_reap`.
--- Refuses if another session lives, and then returns its host, process and start.
-CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8)
+-- Refuses if `p_most` others live, and then returns the host, process and start of one of them.
+CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8, p_most int)
 RETURNS TABLE (id bigint, ino bigint, data text, fs text, host text, pid int, since text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz;
+DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz; v_lease interval;
 BEGIN
     PERFORM pg_advisory_xact_lock(-2);
     v_boot := cw_boot();
     PERFORM cw_judge(array_agg(s.id)) FROM session s;
     v_now := clock_timestamp();
-    SELECT s.* INTO v FROM session s WHERE NOT s.dead LIMIT 1;
+    SELECT s.* INTO v FROM session s WHERE NOT s.dead ORDER BY s.id OFFSET p_most LIMIT 1;
     IF FOUND THEN
         RETURN QUERY SELECT 0::bigint, 0::bigint, ''::text, ''::text, v.host, v.pid,
             to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
         RETURN;
     END IF;
-    PERFORM cw_end_session(s.id) FROM session s WHERE s.until < v_now - interval '10 minutes';
+    PERFORM cw_end_session(s.id) FROM session s
+        WHERE s.dead AND s.until < v_now - interval '10 minutes';
     v_id := nextval('session_seq');
+    v_lease := make_interval(secs => p_lease);
     INSERT INTO session VALUES
-        (v_id, p_host, p_pid, v_now, v_now + make_interval(secs => p_lease), v_boot);
+        (v_id, p_host, p_pid, v_now, v_now + v_lease, v_boot, false, v_lease, v_now);
     RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, f.id::text, ''::text, 0, ''::text
         FROM format f;
 END $$;
 
 -- Renews a session that registered with this start of the database, or that has dropped its caches
--- since it saw the start `p_boot`. Returns the start, and the intents of others that concern
--- leases of the session (K.12). Returns -3 if the session must drop its caches first (K.10).
+-- since it saw the start `p_boot`. Returns the start, whether intents of others wait for leases of
+-- the session (K.12), and the number of live sessions. Returns -3 if the session must drop its
+-- caches first (K.10).
+--
+-- A session that is the only one may let the kernel keep answers until `alone_until`, and the
+-- changes of a session that comes later wait for that time (K.7). The lock orders this with the
+-- opening of a session.
 CREATE FUNCTION cw_renew(p_session bigint, p_lease float8, p_boot text)
-RETURNS TABLE (code int, boot text, intents bigint[]) LANGUAGE plpgsql AS $$
+RETURNS TABLE (code int, boot text, waits bool, sessions bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v_old uuid;
+DECLARE v_boot uuid; v_old uuid; v_lease interval := make_interval(secs => p_lease); v_count bigint;
 BEGIN
     v_boot := cw_boot();
+    PERFORM pg_advisory_xact_lock_shared(-2);
     PERFORM cw_judge(ARRAY[p_session]);
     SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead FOR UPDATE;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT -2, ''::text, '{}'::bigint[];
+        RETURN QUERY SELECT -2, ''::text, false, 0::bigint;
         RETURN;
     END IF;
     IF v_old <> v_boot AND p_boot <> v_boot::text THEN
-        RETURN QUERY SELECT -3, v_boot::text, '{}'::bigint[];
+        RETURN QUERY SELECT -3, v_boot::text, false, 0::bigint;
         RETURN;
     END IF;
-    UPDATE session SET until = clock_timestamp() + make_interval(secs => p_lease), boot = v_boot
+    SELECT count(*) INTO v_count FROM session s WHERE NOT s.dead;
+    UPDATE session SET until = clock_timestamp() + v_lease, boot = v_boot, lease = v_lease,
+        alone_until = CASE WHEN v_count = 1 THEN clock_timestamp() + v_lease ELSE alone_until END
         WHERE id = p_session;
-    RETURN QUERY SELECT 0, v_boot::text, coalesce(array_agg(i.id), '{}') FROM intent i
-        WHERE i.session <> p_session
-            AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs));
+    RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count;
 END $$;
 
 CREATE FUNCTION cw_inos() RETURNS bigint LANGUAGE sql AS $$ SELECT nextval('ino_seq') $$;
@@ -165,7 +180,7 @@ END $$;
 -- Takes the locks of a change, in ascending order, and checks that it may be made. Returns 0 to go
 -- on, 1 for a change that this slot has made already (K.9), or a negative code.
 CREATE FUNCTION cw_begin(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint, p_dirs bigint[]
+    p_session bigint, p_slot int, p_seq bigint, p_dirs bigint[]
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE d bigint; v_code int; v_others bigint[];
 BEGIN
@@ -179,10 +194,12 @@ BEGIN
     END LOOP;
     -- The wait for the locks may have been long.
     IF cw_is_over(p_session) THEN RETURN -2; END IF;
-    PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
+    PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
+        AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
     IF FOUND THEN
         PERFORM cw_judge(array_agg(s.id)) FROM session s WHERE s.id <> p_session;
-        PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
+        PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
+            AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
         IF FOUND THEN RETURN -4; END IF;
     END IF;
     SELECT array_agg(session) INTO v_others FROM lease
@@ -192,15 +209,55 @@ BEGIN
         PERFORM FROM session WHERE id = ANY(v_others) AND NOT dead;
         IF FOUND THEN RETURN -1; END IF;
     END IF;
-    IF p_intent <> 0 THEN
-        DELETE FROM intent WHERE id = p_intent;
-    END IF;
+    DELETE FROM intent WHERE session = p_session AND slot = p_slot;
     RETURN 0;
+END $$;
+
+-- Writes the intent of a slot, and tells the holders of leases. An intent whose directories are
+-- others than before gets a new number. Notifications are only hints (K.12). A text is
+-- `i NUMBER HOLDERS DIRECTORIES`.
+CREATE FUNCTION cw_intend(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE v_id bigint;
+BEGIN
+    SELECT id INTO v_id FROM intent
+        WHERE session = p_session AND slot = p_slot AND dirs = p_dirs;
+    IF FOUND THEN RETURN v_id; END IF;
+    v_id := nextval('intent_seq');
+    INSERT INTO intent VALUES (p_session, p_slot, v_id, p_dirs)
+        ON CONFLICT (session, slot) DO UPDATE SET id = v_id, dirs = p_dirs;
+    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || string_agg(DISTINCT session::text, ',')
+            || ' ' || array_to_string(p_dirs, ','))
+        FROM lease WHERE dir = ANY(p_dirs) AND session <> p_session;
+    RETURN v_id;
+END $$;
+
+-- Returns the intents of others that wait for leases of a session (K.12).
+CREATE FUNCTION cw_waiting(p_session bigint) RETURNS TABLE (id bigint, dirs bigint[])
+LANGUAGE sql AS $$
+    SELECT i.id, i.dirs FROM intent i WHERE i.session <> p_session
+        AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs))
+$$;
+
+-- Gives up the leases of a session on the directories of an intent, if that very intent still
+-- exists (K.4). The row lock keeps the intent until the end. So no fill of the session inserts a
+-- lease meanwhile, and of two sessions the second one sees that the first one has let go. The last
+-- one wakes the writer with the text `a SESSION NUMBER`.
+CREATE FUNCTION cw_acknowledge(p_session bigint, p_id bigint) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE v_writer bigint; v_dirs bigint[];
+BEGIN
+    SELECT session, dirs INTO v_writer, v_dirs FROM intent WHERE id = p_id FOR UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    DELETE FROM lease WHERE session = p_session AND dir = ANY(v_dirs);
+    PERFORM FROM lease l JOIN session s ON s.id = l.session
+        WHERE l.dir = ANY(v_dirs) AND l.session <> v_writer AND NOT s.dead;
+    IF NOT FOUND THEN PERFORM pg_notify('corewalk', 'a ' || v_writer || ' ' || p_id); END IF;
+    RETURN true;
 END $$;
 
 -- Returns the result of a change that `cw_begin` has stopped with `p_code`.
 CREATE FUNCTION cw_stop(
-    p_code int, p_session bigint, p_slot int, p_intent bigint, p_dirs bigint[]
+    p_code int, p_session bigint, p_slot int, p_dirs bigint[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 BEGIN
     IF p_code = 1 THEN
@@ -210,15 +267,7 @@ BEGIN
         RETURN QUERY SELECT n.* FROM slot s, cw_code(0, s.cookie) n
             WHERE s.session = p_session AND s.slot = p_slot;
     ELSIF p_code = -1 THEN
-        -- A repeated change whose directories are others than before gets a new intent.
-        PERFORM FROM intent WHERE id = p_intent AND dirs = p_dirs;
-        IF NOT FOUND THEN
-            DELETE FROM intent WHERE id = p_intent;
-            p_intent := nextval('intent_seq');
-            INSERT INTO intent VALUES (p_intent, p_session, p_dirs);
-            PERFORM pg_notify('corewalk', p_intent::text);
-        END IF;
-        RETURN QUERY SELECT * FROM cw_code(-1, p_intent);
+        RETURN QUERY SELECT * FROM cw_code(-1, cw_intend(p_session, p_slot, p_dirs));
     ELSE
         RETURN QUERY SELECT * FROM cw_code(p_code, 0);
     END IF;
@@ -298,16 +347,16 @@ CREATE FUNCTION cw_getattr(p_ino bigint) RETURNS SETOF cw_row LANGUAGE sql AS $$
 $$;
 
 CREATE FUNCTION cw_make(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_dir bigint, p_name bytea, p_ino bigint, p_mode int, p_uid bigint, p_gid bigint, p_rdev bigint,
     p_target bytea, p_access bytea, p_default bytea, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint := 0; v_is_dir bool := p_mode & 61440 = 16384; v_size bigint := 0;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[p_dir]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[p_dir]);
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[p_dir]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[p_dir]);
         RETURN;
     END IF;
     PERFORM FROM node WHERE ino = p_dir AND nlink > 0;
@@ -356,17 +405,17 @@ CREATE FUNCTION cw_rehome(p_ino bigint) RETURNS void LANGUAGE sql AS $$
 $$;
 
 CREATE FUNCTION cw_link(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_dir bigint, p_name bytea, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint; v_home bigint := cw_home(p_ino); v_links bigint; v_kind int;
     v_dirs bigint[] := ARRAY[p_dir, v_home];
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, v_dirs);
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, v_dirs);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     SELECT nlink, mode & 61440 INTO v_links, v_kind FROM node WHERE ino = p_ino;
@@ -401,24 +450,23 @@ BEGIN
 END $$;
 
 CREATE FUNCTION cw_remove(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_dir bigint, p_name bytea, p_ino bigint, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_home bigint := cw_home(p_ino); v_found bigint; v_kind int;
     v_dirs bigint[] := ARRAY[p_dir, v_home];
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, v_dirs);
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, v_dirs);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     SELECT ino, kind INTO v_found, v_kind FROM edge WHERE parent = p_dir AND name = p_name;
-    IF NOT FOUND OR v_found <> p_ino THEN
-        RETURN QUERY SELECT * FROM cw_code(2, 0);
-        RETURN;
-    END IF;
+    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(2, 0); RETURN; END IF;
+    -- The name has another inode now. The kernel looks it up again and repeats the call.
+    IF v_found <> p_ino THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
     IF v_kind = 16384 THEN
         PERFORM FROM edge WHERE parent = p_ino LIMIT 1;
         IF FOUND THEN RETURN QUERY SELECT * FROM cw_code(39, 0); RETURN; END IF;
@@ -442,10 +490,12 @@ BEGIN
 END $$;
 
 -- Renames a name. p_mode: 0 replace, 1 no replace, 2 exchange. The cookie of the result is the new
--- position of the name; an exchange keeps the positions.
+-- position of the name; an exchange keeps the positions. Fails with ESTALE if the names have other
+-- inodes than `p_ino1` and `p_ino2`, where 0 means that there is no name.
 CREATE FUNCTION cw_rename(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
-    p_dir1 bigint, p_name1 bytea, p_dir2 bigint, p_name2 bytea, p_mode int, p_now bigint
+    p_session bigint, p_slot int, p_seq bigint,
+    p_dir1 bigint, p_name1 bytea, p_dir2 bigint, p_name2 bytea, p_mode int, p_now bigint,
+    p_ino1 bigint, p_ino2 bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint := 0; v_one record; v_two record; v_dirs bigint[];
@@ -460,7 +510,7 @@ BEGIN
     IF p_dir1 <> p_dir2 AND (v_one.kind = 16384 OR v_two.kind = 16384) THEN
         PERFORM pg_advisory_xact_lock(-1);
     END IF;
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, v_dirs);
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 THEN
         PERFORM FROM edge e WHERE e.parent = p_dir1 AND e.name = p_name1
             AND e.ino = v_one.ino AND cw_home(e.ino) = v_one.home;
@@ -470,13 +520,14 @@ BEGIN
         IF FOUND THEN v_code := -5; END IF;
     END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, v_dirs);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     v_dir1 := v_one.kind = 16384;
     v_dir2 := coalesce(v_two.kind = 16384, false);
     PERFORM FROM node WHERE ino = p_dir2 AND nlink > 0;
     v_code := CASE
+        WHEN coalesce(v_one.ino, 0) <> p_ino1 OR coalesce(v_two.ino, 0) <> p_ino2 THEN 116
         WHEN v_one.ino IS NULL OR NOT FOUND THEN 2
         WHEN p_mode = 1 AND v_two.ino IS NOT NULL THEN 17
         WHEN p_mode = 2 AND v_two.ino IS NULL THEN 2
@@ -545,17 +596,17 @@ END $$;
 -- Changes attributes. NULL leaves one as it is. `p_access` is the access ACL that belongs to a new
 -- mode; an empty one removes the ACL. `p_default` is the same for the default ACL.
 CREATE FUNCTION cw_setattr(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_mode int, p_uid bigint, p_gid bigint, p_size bigint,
     p_atime bigint, p_mtime bigint, p_ctime bigint, p_access bytea, p_default bytea
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_set int := 0; v_clear int := 0;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[v_home]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;
@@ -592,16 +643,16 @@ END $$;
 -- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
 -- contents of a file without slices. A slice without an object is zeros.
 CREATE FUNCTION cw_write(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_end bigint, p_mtime bigint, p_inline bytea,
     p_pos bigint[], p_len bigint[], p_object text[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE v_code int; v_home bigint := cw_home(p_ino); v_size bigint;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[v_home]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;
@@ -657,15 +708,15 @@ $$;
 
 -- Sets or (with a NULL value) removes an extended attribute. p_mode: 0 set, 1 create, 2 replace.
 CREATE FUNCTION cw_setxattr(
-    p_session bigint, p_slot int, p_seq bigint, p_intent bigint,
+    p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_name bytea, p_value bytea, p_mode int, p_now bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE v_code int; v_home bigint := cw_home(p_ino); v_count bigint; v_names bigint; v_bytes bigint;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, p_intent, ARRAY[v_home]);
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, p_intent, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
     PERFORM FROM node WHERE ino = p_ino;

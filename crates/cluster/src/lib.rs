@@ -5,9 +5,9 @@
 //! database too; larger ones in immutable objects ([`objects`]). A directory that was read is
 //! cached under a lease, and answers lookups and attributes without a round trip.
 //!
-//! Today one mount at a time may use a file system. The database has the whole protocol for many
-//! already: sessions, leases, changes that look for foreign leases, request slots. The missing part
-//! is in the mounts: one that holds a lease does not let go of it yet when another mount asks.
+//! Several mounts may use a file system at once. Names and attributes are linearizable: what one
+//! mount has changed, each other one sees from the return of the call on. Contents are seen by an
+//! open that comes after the close of the writer.
 //!
 //! # Terms
 //! A *session* is one mount. A *lease* on a directory lets a session answer from its cache: the
@@ -24,15 +24,20 @@
 //! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
 //!   looks for leases of other live sessions. If there are any, it changes nothing but writes an
 //!   intent.
+//! - K.4: on an intent, a holder drops what it has cached of the directories, and deletes its leases
+//!   on them if that very intent still exists.
+//! - K.5: the writer sends its change again until no live session has a lease on the directories.
 //! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
 //!   until its reply. An answer that was asked for before the change ended is not cached.
-//! - K.7: the kernel may keep an answer for at most the time that is left of the lease.
+//! - K.7: the kernel may keep answers while there is one session, and for at most the time that is
+//!   left of its lease. The changes of a session that comes later wait for that time.
 //! - K.8: a session whose time is over is marked dead, and stays dead. Its changes are refused. It
 //!   drops its caches and takes a new session.
 //! - K.9: a change is made exactly once, however often its request is repeated.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
 //!   died, or has dropped its caches and registered again.
 //! - K.11: a request without an answer is repeated on a new connection.
+//! - K.12: notifications may be lost. Each renewal tells of the intents that wait for the session.
 //!
 //! # Locks
 //! Contents of a file, then the state of the session, then the state of the cache. The cache's
@@ -47,6 +52,7 @@ mod data;
 mod directory;
 mod filesystem;
 mod fsck;
+mod intents;
 mod meta;
 mod mkfs;
 mod node;
@@ -57,5 +63,7 @@ mod session;
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck};
 pub use mkfs::{MakeError, mkfs};
+#[doc(hidden)]
+pub use options::Flaws;
 pub use options::{ClusterOptions, Place, SCHEME, Unreachable, Url, UrlError};
 pub use session::Holder;

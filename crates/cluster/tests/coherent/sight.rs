@@ -1,0 +1,127 @@
+//! What one mount has changed, the other one sees from the return of the call on.
+
+use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr, XattrMode};
+use corewalk_cluster::ClusterFs;
+
+use crate::fixtures::{
+    ROOT, Site, create, dir, file, list, mkdir, name, overwrite, read, write_new,
+};
+
+/// Returns the names in a directory.
+fn names(fs: &ClusterFs, ino: u64) -> Vec<String> {
+    list(fs, ino).into_iter().map(|(text, _)| text).collect()
+}
+
+fn find(fs: &ClusterFs, parent: u64, text: &str) -> Result<u64, Errno> {
+    fs.lookup(dir(parent), name(text)).map(|attr| attr.ino)
+}
+
+/// Two mounts that have both listed the root, so that each caches it.
+fn pair(site: &Site) -> [ClusterFs; 2] {
+    let both = [site.open(), site.open()];
+    both.iter().for_each(|fs| drop(list(fs, ROOT)));
+    both
+}
+
+#[test]
+fn each_change_is_seen_by_the_other_mount_at_once() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    assert_eq!(find(b, ROOT, "f"), Err(Errno::NOENT));
+    let made = create(a, ROOT, "f").ino;
+    assert_eq!(find(b, ROOT, "f"), Ok(made));
+    let chmod = SetAttr::default().with_mode(0o600);
+    b.getattr(file(made)).unwrap();
+    a.setattr(file(made), &chmod).unwrap();
+    assert_eq!(b.getattr(file(made)).unwrap().mode & 0o777, 0o600);
+    a.link(file(made), dir(ROOT), name("l")).unwrap();
+    assert_eq!((find(b, ROOT, "l"), b.getattr(file(made)).unwrap().nlink), (Ok(made), 2));
+    assert_eq!(b.getxattr(file(made), b"user.x"), Err(Errno::NODATA));
+    a.setxattr(file(made), b"user.x", b"1", XattrMode::Set).unwrap();
+    assert_eq!(b.getxattr(file(made), b"user.x"), Ok(b"1".to_vec()));
+    b.setxattr(file(made), b"user.x", b"2", XattrMode::Set).unwrap();
+    assert_eq!(a.getxattr(file(made), b"user.x"), Ok(b"2".to_vec()));
+    overwrite(a, made, 0, b"text").unwrap();
+    assert_eq!((b.getattr(file(made)).unwrap().size, read(b, made)), (4, b"text".to_vec()));
+    let other = create(b, ROOT, "g").ino;
+    a.rename((dir(ROOT), name("f")), (dir(ROOT), name("g")), RenameMode::Exchange).unwrap();
+    assert_eq!((find(b, ROOT, "f"), find(b, ROOT, "g")), (Ok(other), Ok(made)));
+    a.remove(dir(ROOT), name("f"), file(other)).unwrap();
+    assert_eq!(find(b, ROOT, "f"), Err(Errno::NOENT));
+    assert_eq!(names(b, ROOT), ["l", "g"]);
+}
+
+#[test]
+fn renamed_directory_takes_its_children_along() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    let (from, to) = (mkdir(a, ROOT, "from").ino, mkdir(a, ROOT, "to").ino);
+    let child = mkdir(a, from, "child").ino;
+    write_new(a, child, "f", b"1");
+    assert_eq!(names(b, from), ["child"]);
+    assert_eq!(b.parent(dir(child)), Ok(from));
+    a.rename((dir(from), name("child")), (dir(to), name("new")), RenameMode::Replace).unwrap();
+    assert_eq!(find(b, from, "child"), Err(Errno::NOENT));
+    assert_eq!((find(b, to, "new"), names(b, child)), (Ok(child), vec!["f".to_owned()]));
+    assert_eq!(b.parent(dir(child)), Ok(to));
+    assert_eq!(b.getattr(dir(from)).unwrap().nlink, 2);
+}
+
+/// Changes of each mount are seen by each other one, with three mounts in turn.
+#[test]
+fn three_mounts_take_turns() {
+    let Some(site) = Site::new() else { return };
+    let mounts = [site.open(), site.open(), site.open()];
+    let made = create(&mounts[0], ROOT, "f").ino;
+    for turn in 0..90_u32 {
+        let writer = &mounts[turn as usize % 3];
+        writer.setattr(file(made), &SetAttr::default().with_mode(turn)).unwrap();
+        for reader in &mounts {
+            assert_eq!(reader.getattr(file(made)).unwrap().mode & 0o777, turn, "turn {turn}");
+        }
+    }
+}
+
+/// The script of JuiceFS 6593 and 6597: a mount that has asked for a name before it is made must
+/// not keep the answer.
+#[test]
+fn juicefs_6593_6597_absent_name_is_found_after_it_was_made() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for round in 0..50 {
+        let text = format!("f{round}");
+        assert_eq!(find(b, ROOT, &text), Err(Errno::NOENT));
+        let made = create(a, ROOT, &text).ino;
+        assert_eq!(find(b, ROOT, &text), Ok(made));
+    }
+}
+
+/// The script of JuiceFS 6323: a file that one mount replaces by a rename has its new contents on
+/// the other mount.
+#[test]
+fn juicefs_6323_replaced_file_has_its_new_contents() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for round in 0..30_u32 {
+        let text = round.to_string();
+        write_new(a, ROOT, "new", text.as_bytes());
+        a.rename((dir(ROOT), name("new")), (dir(ROOT), name("f")), RenameMode::Replace).unwrap();
+        let found = find(b, ROOT, "f").unwrap();
+        assert_eq!(read(b, found), text.as_bytes());
+        assert_eq!(b.getattr(file(found)).unwrap().size, text.len() as u64);
+    }
+}
+
+/// The script of JuiceFS 2774: a name that one mount has removed is gone on the other one, and can
+/// be made there.
+#[test]
+fn juicefs_2774_removed_name_can_be_made_on_the_other_mount() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for _ in 0..30 {
+        let made = create(a, ROOT, "f").ino;
+        assert_eq!(find(b, ROOT, "f"), Ok(made));
+        b.remove(dir(ROOT), name("f"), file(made)).unwrap();
+        assert_eq!(find(a, ROOT, "f"), Err(Errno::NOENT));
+    }
+}
