@@ -499,7 +499,7 @@ CREATE FUNCTION cw_rename(
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint := 0; v_one record; v_two record; v_dirs bigint[];
-    v_dir1 bool; v_dir2 bool; v_down1 int; v_down2 int;
+    v_dir1 bool; v_dir2 bool; v_down1 int; v_down2 int; v_ino1 bigint; v_ino2 bigint;
 BEGIN
     SELECT e.ino, e.kind, e.seq, cw_home(e.ino) AS home INTO v_one
         FROM edge e WHERE e.parent = p_dir1 AND e.name = p_name1;
@@ -512,12 +512,13 @@ BEGIN
     END IF;
     v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 THEN
-        PERFORM FROM edge e WHERE e.parent = p_dir1 AND e.name = p_name1
-            AND e.ino = v_one.ino AND cw_home(e.ino) = v_one.home;
-        IF NOT FOUND AND v_one.ino IS NOT NULL THEN v_code := -5; END IF;
-        PERFORM FROM edge e WHERE e.parent = p_dir2 AND e.name = p_name2
-            AND (e.ino IS DISTINCT FROM v_two.ino OR cw_home(e.ino) <> v_two.home);
-        IF FOUND THEN v_code := -5; END IF;
+        -- What was read before the locks may be old.
+        v_ino1 := (SELECT ino FROM edge WHERE parent = p_dir1 AND name = p_name1);
+        v_ino2 := (SELECT ino FROM edge WHERE parent = p_dir2 AND name = p_name2);
+        IF v_ino1 IS DISTINCT FROM v_one.ino OR cw_home(v_ino1) <> v_one.home
+                OR v_ino2 IS DISTINCT FROM v_two.ino OR cw_home(v_ino2) <> v_two.home THEN
+            v_code := -5;
+        END IF;
     END IF;
     IF v_code <> 0 THEN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);

@@ -210,7 +210,7 @@ impl Session {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Errno> {
-        let start = boot_time();
+        let mut start = boot_time();
         let mut poll = POLLS.0;
         let mut taken = self.take_slot();
         let done = loop {
@@ -221,6 +221,9 @@ impl Session {
                 Ok(reply) => reply,
                 Err(errno) => break Err(errno),
             };
+            if reply.was_lost {
+                start = boot_time();
+            }
             let (code, cookie) = match reply.rows.first() {
                 Some(row) => (row.get::<_, i32>(0), row.get::<_, i64>(1)),
                 None => break Err(Errno::IO),
