@@ -5,8 +5,8 @@
 //! should be rebooted".
 //!
 //! If a process has the store open, the check waits up to 5 seconds, as a mount does. The process
-//! may be the server of a mount that was just unmounted, and may end soon. A cluster file system may
-//! be mounted during the check, which reads one snapshot of the database.
+//! may be the server of a mount that was just unmounted, and may end soon. A cluster file system
+//! may be mounted during the check, which reads one snapshot of the database.
 
 use std::ffi::OsString;
 use std::fmt::Display;

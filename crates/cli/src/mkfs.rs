@@ -22,8 +22,8 @@ Example:
 
 Exit status: 0 if the file system was made, 1 if not, 2 if the command line is invalid.")]
 pub(crate) struct Arguments {
-    /// Where to make it: pg://USER@HOST:PORT/DATABASE?data=WHERE. WHERE is the place of the contents
-    /// of files over 16 KiB: file:DIR or s3://BUCKET/PREFIX.
+    /// Where to make it: pg://USER@HOST:PORT/DATABASE?data=WHERE. WHERE is the place of the
+    /// contents of files over 16 KiB: file:DIR or s3://BUCKET/PREFIX.
     url: OsString,
     /// Replace the file system that the database has already. Its files are lost, and its objects
     /// stay where they are.

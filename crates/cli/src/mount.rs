@@ -233,8 +233,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Sync the store, or close the cluster file system, even after a lazy unmount, when programs may still have files of the mount
-    // open. Their later writes cannot reach it, because the server has ended.
+    // Sync the store, or close the cluster file system, even after a lazy unmount, when programs
+    // may still have files of the mount open. Their later writes cannot reach it, because the
+    // server has ended.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| cluster.close()));
     drop(created);

@@ -1,7 +1,7 @@
 //! The file systems that `corewalk mount` can mount.
 //!
-//! A SOURCE is `tmpfs`, a store (`store:DIR`), a cluster file system (`pg://USER@HOST/DATABASE`), or
-//! a directory of the host. A directory of the host is given by a path with a `/` in it, such as
+//! A SOURCE is `tmpfs`, a store (`store:DIR`), a cluster file system (`pg://USER@HOST/DATABASE`),
+//! or a directory of the host. A directory of the host is given by a path with a `/` in it, such as
 //! `/srv` or `./tmpfs`. Other schemes such as `s3://` are reserved. Each source gives a
 //! [`FileSystem`], and the server options that are safe for it.
 
@@ -137,8 +137,8 @@ impl Source {
     pub(crate) fn open(self, plan: &Plan) -> Result<Opened, Failure> {
         let opened = |fs| Opened { fs, store: None, cluster: None };
         match self {
-            Source::Tmpfs => Ok(opened(Arc::new(Tmpfs::new(plan.tmpfs.clone())))),
-            Source::Host(path) => HostFs::new(path, plan.host.clone())
+            Source::Tmpfs => Ok(opened(Arc::new(Tmpfs::new(plan.tmpfs)))),
+            Source::Host(path) => HostFs::new(path, plan.host)
                 .map(|fs| opened(Arc::new(fs)))
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {

@@ -19,8 +19,8 @@
 //! | 53100 (disk full) | `ENOSPC` |
 //! | others | `EIO`, and a line in the log |
 //!
-//! Source: PostgreSQL, "PostgreSQL Error Codes"; the message flow of pipelining in "Frontend/Backend
-//! Protocol".
+//! Source: PostgreSQL, "PostgreSQL Error Codes"; the message flow of pipelining in
+//! "Frontend/Backend Protocol".
 
 use std::collections::HashMap;
 use std::io;
@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corewalk::Errno;
-use corewalk_base::ShardedCounter;
 use corewalk_base::primitives::shard_index;
+use corewalk_base::{RwLock, ShardedCounter};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio_postgres::types::ToSql;
@@ -44,8 +44,8 @@ pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 const STALL: Duration = Duration::from_secs(20);
 /// The first and the longest pause before a statement is sent again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// What each connection sets. Sequential scans are wrong for every statement of this crate, and
-/// the planner would choose them for tables that it believes to be small.
+/// The settings of each connection. Sequential scans are wrong for every statement of this crate,
+/// and the planner would choose them for tables that it believes to be small.
 const SETTINGS: &str = "SET search_path = corewalk; SET enable_seqscan = off; SET jit = off; \
                         SET plan_cache_mode = force_generic_plan; SET client_min_messages = warning; \
                         SET default_transaction_isolation = 'read committed'";
@@ -56,7 +56,8 @@ pub(crate) struct Database {
     config: Config,
     /// The first one is for the session, the others for calls of the file system.
     lanes: Vec<Lane>,
-    unreachable: Unreachable,
+    /// The behaviour of calls of the file system. The lock is held for an instant.
+    unreachable: RwLock<Unreachable>,
     pub(crate) counters: Counters,
 }
 
@@ -87,7 +88,7 @@ struct Open {
     statements: Mutex<HashMap<&'static str, Statement>>,
 }
 
-/// What to do after an error.
+/// The reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     /// Repeat the statement on a new connection.
@@ -105,6 +106,7 @@ impl Database {
         count: usize,
         unreachable: Unreachable,
     ) -> Database {
+        let unreachable = RwLock::new(unreachable);
         let lanes = (0..count + 1).map(|_| Lane::default()).collect();
         Database { handle, config, lanes, unreachable, counters: Counters::default() }
     }
@@ -112,7 +114,17 @@ impl Database {
     /// Runs a statement for a call of the file system. Must not be called on the runtime.
     pub(crate) fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Reply, Errno> {
         let lane = 1 + shard_index() % (self.lanes.len() - 1);
-        self.handle.block_on(self.run(lane, sql, params, self.unreachable))
+        self.handle.block_on(self.run(lane, sql, params, None))
+    }
+
+    /// Makes all calls fail that the database does not answer within `limit`, also those that wait
+    /// already. For the end of a mount.
+    pub(crate) fn give_up_after(&self, limit: Duration) {
+        let mut unreachable = self.unreachable.write();
+        *unreachable = match *unreachable {
+            Unreachable::Wait => Unreachable::FailAfter(limit),
+            Unreachable::FailAfter(old) => Unreachable::FailAfter(old.min(limit)),
+        };
     }
 
     /// Runs `future` on the runtime of the mount. Must not be called on the runtime.
@@ -135,7 +147,7 @@ impl Database {
         params: &[Param<'_>],
         limit: Duration,
     ) -> Result<Reply, Errno> {
-        self.run(0, sql, params, Unreachable::FailAfter(limit)).await
+        self.run(0, sql, params, Some(limit)).await
     }
 
     /// Runs a statement once, on the connection of the session. For statements that must not be
@@ -153,7 +165,7 @@ impl Database {
         lane: usize,
         sql: &'static str,
         params: &[Param<'_>],
-        unreachable: Unreachable,
+        limit: Option<Duration>,
     ) -> Result<Reply, Errno> {
         let start = Instant::now();
         let (mut was_lost, mut pause) = (false, PAUSES.0);
@@ -182,9 +194,11 @@ impl Database {
                     self.lanes[lane].open.lock().await.take();
                 }
             }
-            if let Unreachable::FailAfter(limit) = unreachable
-                && start.elapsed() >= limit
-            {
+            let limit = limit.or(match *self.unreachable.read() {
+                Unreachable::Wait => None,
+                Unreachable::FailAfter(limit) => Some(limit),
+            });
+            if limit.is_some_and(|limit| start.elapsed() >= limit) {
                 return Err(Errno::IO);
             }
             tokio::time::sleep(pause).await;

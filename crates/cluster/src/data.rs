@@ -62,7 +62,7 @@ const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, 
 const PENDING: &str = "SELECT cw_pending($1, $2)";
 
 /// The contents of the files of a mount.
-pub(crate) struct Data {
+pub(crate) struct Files {
     meta: Arc<Meta>,
     objects: Objects,
     cache: ObjectsCache,
@@ -104,16 +104,20 @@ pub(crate) struct Content {
     mtime: Timespec,
 }
 
+/// A new slice: a range of the file, and the key of the object that has exactly its bytes. Without
+/// a key the range is zeros.
+type Slice = (Range<u64>, Option<Arc<str>>);
+
 /// A use of a file. The record of the file goes with its last use.
 pub(crate) struct InUse<'a> {
-    data: &'a Data,
+    data: &'a Files,
     pub(crate) file: Arc<File>,
 }
 
-impl Data {
+impl Files {
     /// Returns the contents of the files of `meta`, whose objects are in `objects`.
-    pub(crate) fn new(meta: Arc<Meta>, objects: Objects) -> Data {
-        Data {
+    pub(crate) fn new(meta: Arc<Meta>, objects: Objects) -> Files {
+        Files {
             meta,
             cache: ObjectsCache::new(objects.clone(), CACHE_BYTES),
             objects,
@@ -154,7 +158,7 @@ impl Data {
         std::mem::forget(used);
     }
 
-    /// Ends a use of a file that [`Data::open`] has counted.
+    /// Ends a use of a file that [`Files::open`] has counted.
     pub(crate) fn close(&self, ino: u64) {
         let mut files = self.files.lock();
         if let Entry::Occupied(mut open) = files.entry(ino) {
@@ -425,24 +429,22 @@ impl Data {
             return self.commit(file, content, Some(inline), Vec::new());
         }
         let extents = content.dirty.take();
-        let slices = self.put_all(&extents).and_then(|slices| {
-            let slices = slices.into_iter().map(|(range, key)| (range, Some(key))).collect();
-            self.commit(file, content, None, slices)
-        });
-        if slices.is_err() {
+        let put = self.put_all(&extents);
+        let done = put.and_then(|slices| self.commit(file, content, None, slices));
+        if done.is_err() {
             content.dirty.put_back(extents);
         } else {
             let bytes: usize = extents.values().map(Vec::len).sum();
             self.dirty_bytes.add(-(bytes as i64));
         }
-        slices
+        done
     }
 
     /// Writes an object for each extent. Returns their keys.
     fn put_all(
         &self,
         extents: &std::collections::BTreeMap<u64, Vec<u8>>,
-    ) -> Result<Vec<(Range<u64>, Arc<str>)>, Errno> {
+    ) -> Result<Vec<Slice>, Errno> {
         let database = &self.meta.session.database;
         let session = self.meta.session.id();
         let first = {
@@ -469,7 +471,7 @@ impl Data {
             errno_of(error)
         })?;
         let ranges = extents.iter().map(|(start, bytes)| *start..start + bytes.len() as u64);
-        Ok(ranges.zip(keys).map(|(range, key)| (range, key.into())).collect())
+        Ok(ranges.zip(keys).map(|(range, key)| (range, Some(key.into()))).collect())
     }
 
     /// Records new contents in the database.
@@ -478,7 +480,7 @@ impl Data {
         file: &File,
         content: &mut Content,
         inline: Option<Vec<u8>>,
-        slices: Vec<(Range<u64>, Option<Arc<str>>)>,
+        slices: Vec<Slice>,
     ) -> Result<(), Errno> {
         let (ino, size) = (file.ino as i64, content.size as i64);
         let mtime = to_nanos(content.mtime);
@@ -516,8 +518,10 @@ impl Drop for InUse<'_> {
     }
 }
 
-impl std::fmt::Debug for Data {
+impl std::fmt::Debug for Files {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Data").field("dirty_bytes", &self.dirty_bytes.sum()).finish_non_exhaustive()
+        f.debug_struct("Files")
+            .field("dirty_bytes", &self.dirty_bytes.sum())
+            .finish_non_exhaustive()
     }
 }

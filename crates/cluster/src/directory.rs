@@ -51,7 +51,11 @@ pub(crate) struct Entry {
     pub(crate) cookie: u64,
 }
 
-/// What the cache knows of a name.
+/// Receives the names of a listing: each with its position, its inode, and whether the attributes
+/// are current.
+pub(crate) type Sink<'a> = dyn FnMut(&[u8], u64, &Inode, bool) -> ControlFlow<()> + 'a;
+
+/// The knowledge of the cache about a name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Found {
     /// The inode. The flag tells whether its attributes are current, and not only a hint.
@@ -63,8 +67,8 @@ pub(crate) enum Found {
     Ask,
 }
 
-/// The instant before the database was asked. The answer is cached if no change of its directory has
-/// begun or ended since, and none is under way.
+/// The instant before the database was asked. The answer is cached if no change of its directory
+/// has begun or ended since, and none is under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
 
@@ -232,8 +236,8 @@ impl Cache {
         }
     }
 
-    /// Begins a fill of `dir`. Waits while another thread fills it. Returns false if that thread has
-    /// made it known. Otherwise the caller must call [`Cache::end_fill`].
+    /// Begins a fill of `dir`. Waits while another thread fills it. Returns false if that thread
+    /// has made it known. Otherwise the caller must call [`Cache::end_fill`].
     pub(crate) fn begin_fill(&self, dir: u64) -> bool {
         let mut state = self.state.lock();
         let mut has_waited = false;
@@ -314,14 +318,8 @@ impl Cache {
         self.shrink(&mut state);
     }
 
-    /// Reports the names after `cookie` to `sink`, each with its attributes and whether these are
-    /// current. Returns the last position if more names must be asked for, or None at the end.
-    pub(crate) fn list(
-        &self,
-        dir: u64,
-        cookie: u64,
-        sink: &mut dyn FnMut(&[u8], u64, &Inode, bool) -> ControlFlow<()>,
-    ) -> Listed {
+    /// Reports some of the names after `cookie` to `sink`.
+    pub(crate) fn list(&self, dir: u64, cookie: u64, sink: &mut Sink<'_>) -> Listed {
         // The names are collected first, because the sink is foreign code.
         let (batch, rest) = {
             let mut state = self.state.lock();

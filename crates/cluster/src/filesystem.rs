@@ -26,7 +26,7 @@ use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
 use crate::connection::{Database, text_of};
-use crate::data::Data;
+use crate::data::Files;
 use crate::directory::{Cache, Listed};
 use crate::intents;
 use crate::meta::{Known, Meta};
@@ -40,10 +40,14 @@ const ROOT: u64 = 1;
 const BLOCK_BYTES: u64 = 4096;
 /// The free blocks and inodes that statfs(2) reports, since the database sets no limit: 1 PiB.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
+/// How long the end of a mount waits for a database that does not answer.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// How many orphans are purged by one statement.
 const PURGE_COUNT: usize = 256;
-/// How many unused objects a call of `maintain` removes.
-const OBJECTS_COUNT: i32 = 256;
+/// How many unused objects are removed at a time.
+const OBJECTS_COUNT: i32 = 64;
+/// How often a call of `maintain` does so.
+const COLLECT_ROUNDS: u32 = 64;
 /// How long an unused object stays, so that a reader with old slices can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
 /// How many calls of `maintain`, which come once a second, pass between two looks for unused
@@ -70,7 +74,7 @@ const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 /// ```
 pub struct ClusterFs {
     pub(crate) meta: Arc<Meta>,
-    pub(crate) data: Data,
+    pub(crate) data: Files,
     objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
@@ -150,7 +154,7 @@ impl ClusterFs {
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
         let meta = Arc::new(Meta { session, cache });
         let fs = ClusterFs {
-            data: Data::new(meta.clone(), objects.clone()),
+            data: Files::new(meta.clone(), objects.clone()),
             meta,
             objects,
             nameless: Mutex::default(),
@@ -169,6 +173,7 @@ impl ClusterFs {
     /// # Errors
     /// The first error of a write.
     pub fn close(&self) -> Result<(), Errno> {
+        self.meta.session.database.give_up_after(END_LIMIT);
         let flushed = self.data.flush_old(|ino| self.is_nameless(ino), true);
         let purged = {
             let mut nameless = self.nameless.lock();
@@ -237,14 +242,17 @@ impl ClusterFs {
     fn collect_objects(&self) -> Result<(), Errno> {
         let database = &self.meta.session.database;
         let age = OBJECT_AGE.as_secs_f64();
-        let reply = database.query(DEAD_OBJECTS, &[&age, &OBJECTS_COUNT])?;
-        let keys: Vec<String> = reply.rows.first().ok_or(Errno::IO)?.get(0);
-        if keys.is_empty() {
-            return Ok(());
+        for _ in 0..COLLECT_ROUNDS {
+            let reply = database.query(DEAD_OBJECTS, &[&age, &OBJECTS_COUNT])?;
+            let keys: Vec<String> = reply.rows.first().ok_or(Errno::IO)?.get(0);
+            if keys.is_empty() {
+                break;
+            }
+            let delete = keys.iter().map(|key| self.objects.delete(key));
+            database.block_on(futures_util::future::try_join_all(delete)).map_err(errno_of)?;
+            database.query(FORGET_OBJECTS, &[&keys])?;
         }
-        let delete = keys.iter().map(|key| self.objects.delete(key));
-        database.block_on(futures_util::future::try_join_all(delete)).map_err(errno_of)?;
-        database.query(FORGET_OBJECTS, &[&keys]).map(drop)
+        Ok(())
     }
 }
 
@@ -511,7 +519,8 @@ impl FileSystem for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // Without this, the next mount would wait for the lease. The session may have ended already.
+        // Without this, the next mount would wait for the lease. The session may have ended
+        // already.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {

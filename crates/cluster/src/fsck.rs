@@ -120,6 +120,9 @@ const UNOWNED: &str = "SELECT DISTINCT ino FROM (SELECT ino FROM slice UNION ALL
 const STORED: &str = "SELECT inodes, bytes FROM cw_statfs()";
 const SLICES: &str = "SELECT ino, object, len FROM slice WHERE object IS NOT NULL";
 
+/// A query that returns the errors of one kind, and how a row becomes a finding.
+type Check = (&'static str, fn(&Row) -> Finding);
+
 /// Checks the file system at `url`. `settings` are those of the object store
 /// ([`ClusterOptions::settings`](crate::ClusterOptions::settings)).
 ///
@@ -165,7 +168,7 @@ async fn check_tables(
 ) -> Result<(), tokio_postgres::Error> {
     let totals = snapshot.query_one(TOTALS, &[]).await?;
     (report.inodes, report.bytes, report.orphans) = (totals.get(0), totals.get(1), totals.get(2));
-    let checks: [(&str, fn(&Row) -> Finding); 7] = [
+    let checks: [Check; 7] = [
         (NAMES, |row| Finding::Name { parent: row.get(0), name: row.get(1), ino: row.get(2) }),
         (FILE_LINKS, links),
         (DIR_LINKS, links),

@@ -128,14 +128,14 @@ END $$;
 -- A session that is the only one may let the kernel keep answers until `alone_until`, and the
 -- changes of a session that comes later wait for that time (K.7). The lock orders this with the
 -- opening of a session.
-CREATE FUNCTION cw_renew(p_session bigint, p_lease float8, p_boot text)
+CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
 RETURNS TABLE (code int, boot text, waits bool, sessions bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v_old uuid; v_lease interval := make_interval(secs => p_lease); v_count bigint;
+DECLARE v_boot uuid; v_old uuid; v_count bigint;
 BEGIN
     v_boot := cw_boot();
     PERFORM pg_advisory_xact_lock_shared(-2);
-    PERFORM cw_judge(ARRAY[p_session]);
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
     SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead FOR UPDATE;
     IF NOT FOUND THEN
         RETURN QUERY SELECT -2, ''::text, false, 0::bigint;
@@ -146,8 +146,8 @@ BEGIN
         RETURN;
     END IF;
     SELECT count(*) INTO v_count FROM session s WHERE NOT s.dead;
-    UPDATE session SET until = clock_timestamp() + v_lease, boot = v_boot, lease = v_lease,
-        alone_until = CASE WHEN v_count = 1 THEN clock_timestamp() + v_lease ELSE alone_until END
+    UPDATE session SET until = clock_timestamp() + lease, boot = v_boot,
+        alone_until = CASE WHEN v_count = 1 THEN clock_timestamp() + lease ELSE alone_until END
         WHERE id = p_session;
     RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count;
 END $$;

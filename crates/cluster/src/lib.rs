@@ -10,11 +10,10 @@
 //! open that comes after the close of the writer.
 //!
 //! # Terms
-//! A *session* is one mount. A *lease* on a directory lets a session answer from its cache: the
-//! names in the directory, also that a name is absent, and the attributes of the directory and of
-//! the inodes at *home* in it. The home of an inode is a directory with a name of it, at first the
-//! one in which it was made. A directory is its own home. A *change* alters what leases cover. An
-//! *intent* is a change that waits until other sessions have let go of their leases.
+//! - A *session* is one mount. A *lease* on a directory lets a session answer from its cache. It
+//!   covers the names, absent ones too, and the attributes of the inodes at *home* there.
+//! - The home of a file is a directory with a name of it. A directory is its own home.
+//! - A *change* alters what leases cover. An *intent* is a change that waits for other sessions.
 //!
 //! # Guarantees
 //! - K.1: a session answers from a cache only while its lease has time left, by its own
@@ -22,8 +21,7 @@
 //! - K.2: a fill takes the lock of the directory shared, then inserts the lease, then reads. If a
 //!   change waits, it inserts no lease, and its answer is not cached.
 //! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
-//!   looks for leases of other live sessions. If there are any, it changes nothing but writes an
-//!   intent.
+//!   looks for leases of others. If there are any, it changes nothing but writes an intent.
 //! - K.4: on an intent, a holder drops what it has cached of the directories, and deletes its leases
 //!   on them if that very intent still exists.
 //! - K.5: the writer sends its change again until no live session has a lease on the directories.
@@ -31,11 +29,10 @@
 //!   until its reply. An answer that was asked for before the change ended is not cached.
 //! - K.7: the kernel may keep answers while there is one session, and for at most the time that is
 //!   left of its lease. The changes of a session that comes later wait for that time.
-//! - K.8: a session whose time is over is marked dead, and stays dead. Its changes are refused. It
-//!   drops its caches and takes a new session.
+//! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
 //! - K.9: a change is made exactly once, however often its request is repeated.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
-//!   died, or has dropped its caches and registered again.
+//!   died or registered again, with empty caches.
 //! - K.11: a request without an answer is repeated on a new connection.
 //! - K.12: notifications may be lost. Each renewal tells of the intents that wait for the session.
 //!
@@ -67,3 +64,8 @@ pub use mkfs::{MakeError, mkfs};
 pub use options::Flaws;
 pub use options::{ClusterOptions, Place, SCHEME, Unreachable, Url, UrlError};
 pub use session::Holder;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

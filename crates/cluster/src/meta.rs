@@ -1,7 +1,7 @@
 //! Reads and changes of metadata: first from the cached directories, then from the database.
 //!
 //! A reader first checks that the session's lease has time left, and only then looks into the cache
-//! (K.1). What it does not find there it asks the database for: the whole directory if that can be
+//! (K.1). The database answers the rest: the whole directory if that can be
 //! cached, or only the name or the inode if a change is under way.
 
 use std::sync::Arc;

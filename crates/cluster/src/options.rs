@@ -167,7 +167,7 @@ impl std::fmt::Display for UrlError {
 
 impl std::error::Error for UrlError {}
 
-/// What a call does while the database cannot be reached.
+/// The behaviour of a call while the database cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
     /// It waits until the database is back (`hard` of nfs(5)).
@@ -180,7 +180,7 @@ pub enum Unreachable {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClusterOptions {
-    /// What a call does while the database cannot be reached.
+    /// The behaviour of a call while the database cannot be reached.
     pub unreachable: Unreachable,
     /// How long a session lives after its last renewal. It renews every third of this time.
     pub lease: Duration,

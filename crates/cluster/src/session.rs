@@ -64,7 +64,7 @@ mod code {
 }
 
 const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3, $4)";
-const RENEW: &str = "SELECT * FROM cw_renew($1, $2, $3)";
+const RENEW: &str = "SELECT * FROM cw_renew($1, $2)";
 const INOS: &str = "SELECT cw_inos()";
 const END: &str = "SELECT cw_end_session($1)";
 
@@ -77,7 +77,7 @@ pub(crate) enum Refusal {
     Busy(Holder),
 }
 
-/// What the database has stored about a file system.
+/// The facts that the database has stored about a file system.
 #[derive(Debug)]
 pub(crate) struct Stored {
     /// The place for data.
@@ -272,11 +272,11 @@ impl Session {
     /// # Errors
     /// `ESTALE` if the session is dead; `EIO` if the database does not answer.
     pub(crate) async fn renew(&self) -> Result<(), Errno> {
-        let (id, seconds, limit) = (self.id(), self.lease.as_secs_f64(), self.lease / 3);
+        let (id, limit) = (self.id(), self.lease / 3);
         let mut boot = String::new();
         loop {
             let sent = boot_time();
-            let reply = self.database.query_session(RENEW, &[&id, &seconds, &boot], limit).await?;
+            let reply = self.database.query_session(RENEW, &[&id, &boot], limit).await?;
             let row = reply.rows.first().ok_or(Errno::IO)?;
             match row.get(0) {
                 code::DEAD => return Err(Errno::STALE),

@@ -25,7 +25,7 @@ use crate::require::{Need, skip};
 
 /// Where Debian has the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The user that runs the server if the test is root: nobody.
+/// The user that runs the server if the test is root. On Debian it has no rights.
 const NOBODY: u32 = 65534;
 /// How long the server may take to start or to stop.
 const LIMIT: Duration = Duration::from_secs(120);

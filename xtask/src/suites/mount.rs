@@ -61,8 +61,8 @@ pub(super) enum Source {
     /// A store in a directory of the host. At the end, the suite checks the store with `corewalk
     /// fsck`.
     Store,
-    /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks it
-    /// with `corewalk fsck`.
+    /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks
+    /// it with `corewalk fsck`.
     Cluster,
     /// The example `mirror` with a directory of the host: a back end by path.
     Mirror,

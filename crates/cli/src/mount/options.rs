@@ -41,8 +41,8 @@ const SIZE_PERCENT: u64 = 50;
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
 /// The default of `threads=` for a store that is mounted with `dirsync`, so that changes wait for
-/// the disk, and for a cluster file system, whose calls wait for the database. The first number is the threads per processor. The second is the minimum number of
-/// threads.
+/// the disk, and for a cluster file system, whose calls wait for the database. The first number is
+/// the threads per processor. The second is the minimum number of threads.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The parsed options of the mount, of the server and of each back end.

@@ -127,7 +127,7 @@ mod tests {
             for (start, extent) in &extents {
                 let end = start + extent.len() as u64;
                 assert_eq!(start / OBJECT_BYTES, (end - 1) / OBJECT_BYTES);
-                assert!(!extents.contains_key(&end) || end % OBJECT_BYTES == 0);
+                assert!(!extents.contains_key(&end) || end.is_multiple_of(OBJECT_BYTES));
             }
         }
     }

@@ -32,7 +32,7 @@ fn change(
         let made = write_new(fs, parent, &first, &bytes);
         let (from, to) = ((dir(parent), name(&first)), (dir(parent), name(&last)));
         fs.rename(from, to, RenameMode::NoReplace).unwrap();
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             fs.remove(dir(parent), name(&last), file(made.ino)).unwrap();
         } else {
             kept.push((last, bytes));
@@ -55,11 +55,12 @@ fn killed_database_loses_nothing_that_was_confirmed_and_repeats_nothing() {
             scope.spawn(move || change(fs, parent, stop, done))
         };
         let writers: Vec<_> = parents.iter().map(start).collect();
+        // ORDERING: Relaxed. See `change`.
+        let count = || done.load(Ordering::Relaxed);
         for _ in 0..KILLS {
-            // ORDERING: Relaxed. See `change`.
-            let before = done.load(Ordering::Relaxed);
+            let before = count();
             let begin = Instant::now();
-            while done.load(Ordering::Relaxed) < before + 30 {
+            while count() < before + 30 {
                 assert!(begin.elapsed() < Duration::from_secs(60), "the writers do not go on");
                 assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer failed");
                 thread::sleep(Duration::from_millis(5));
@@ -67,6 +68,7 @@ fn killed_database_loses_nothing_that_was_confirmed_and_repeats_nothing() {
             postgres.kill();
             postgres.restart();
         }
+        // ORDERING: Relaxed. See `change`.
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
     });

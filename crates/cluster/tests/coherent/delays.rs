@@ -24,6 +24,7 @@ fn contended_change_needs_few_statements() {
             let [writer, other] = [0, 1].map(|it| &mounts[(turn as usize + it) % 2]);
             list(other, ROOT);
             other.getattr(file(made)).unwrap();
+            writer.getattr(file(made)).unwrap();
             let before = writer.statements() + other.statements();
             let set = SetAttr::default().with_mode(turn & 0o777);
             writer.setattr(file(made), &set).unwrap();

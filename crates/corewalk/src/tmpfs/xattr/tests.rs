@@ -14,6 +14,7 @@ use super::super::{Tmpfs, TmpfsOptions};
 use super::blocks::{FindResult, USERS_MAX};
 use super::set::ATTR_BYTES;
 use super::*;
+use crate::FileKind;
 use crate::acl::{Acl, Entry, Tag};
 use crate::fs::{AclKind, FileSystem, Make, Node, XattrMode};
 use crate::name::Name;
