@@ -42,7 +42,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 12] = [
+const LONG: [Long; 13] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -57,6 +57,11 @@ const LONG: [Long; 12] = [
         name: "suites through fuser",
         words: POSIX_SUITES,
         variables: &[("COREWALK_TRANSPORT", "fuser")],
+    },
+    Long {
+        name: "cluster histories",
+        words: &["test", "-p", "corewalk-cluster", "--test", "coherent", "histories"],
+        variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
     },
     Long {
         name: "ipc differential",

@@ -146,8 +146,8 @@ impl Files {
         Some(InUse { data: self, file: open.file.clone() })
     }
 
-    /// Counts an open file until [`Data::close`]. The contents are loaded again, since another mount
-    /// may have changed them.
+    /// Counts an open file until [`Files::close`]. The contents are loaded again, since another
+    /// mount may have changed them.
     pub(crate) fn open(&self, ino: u64) {
         let used = self.file(ino);
         let mut content = used.file.content.lock();

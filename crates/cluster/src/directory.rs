@@ -391,7 +391,7 @@ impl Cache {
 
     /// Ends a change that was made. `names` are the new states of names, and `inodes` the new
     /// attributes. A name of the change that is not in `names` stays unknown until a lookup asks
-    /// for it. What is said of a directory is cached only if it was cached all the time since `begun`.
+    /// for it. Nothing is cached for a directory that was not cached all the time since `begun`.
     pub(crate) fn end(
         &self,
         change: &Change<'_>,
@@ -537,6 +537,7 @@ impl Caches for Cache {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.era += 1;
+        state.epoch += 1;
         state.inodes.clear();
         state.count = 0;
         for directory in state.dirs.values_mut() {

@@ -127,7 +127,7 @@ END $$;
 --
 -- A session that is the only one may let the kernel keep answers until `alone_until`, and the
 -- changes of a session that comes later wait for that time (K.7). The lock orders this with the
--- opening of a session.
+-- opening of a session. A crash may have lost the last value of `alone_until`.
 CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
 RETURNS TABLE (code int, boot text, waits bool, sessions bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -147,7 +147,8 @@ BEGIN
     END IF;
     SELECT count(*) INTO v_count FROM session s WHERE NOT s.dead;
     UPDATE session SET until = clock_timestamp() + lease, boot = v_boot,
-        alone_until = CASE WHEN v_count = 1 THEN clock_timestamp() + lease ELSE alone_until END
+        alone_until = CASE WHEN v_count = 1 OR v_old <> v_boot THEN clock_timestamp() + lease
+            ELSE alone_until END
         WHERE id = p_session;
     RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count;
 END $$;

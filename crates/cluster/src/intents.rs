@@ -1,15 +1,15 @@
-//! What mounts tell each other: intents of changes, and that the holders of leases have let go.
+//! Messages between mounts: intents of changes, and the news that holders have let go of leases.
 //!
 //! A mount has one connection on which it listens. An *intent* is a change of another mount that
 //! waits for leases of this one. The listener drops what is cached of the directories of the intent
 //! ([`Caches::drop_directories`]), and then acknowledges it. The acknowledgement deletes the leases
 //! of this session on these directories, if the intent still exists. The last acknowledgement
-//! notifies the writer, which sends its change again.
+//! notifies the writer, and that mount sends its change again.
 //!
 //! # Lost notifications
 //! A notification is only a hint. The listener asks for the intents that wait for its session after
 //! each connect, and when a renewal says that there are any (K.12). A writer sends its change again
-//! after some time, although nobody has notified it.
+//! after some time, also without a notification.
 //!
 //! # Why an answer of before the change is not cached
 //! Take a directory d with an intent. The intent is written under the exclusive lock of d. A fill
@@ -21,7 +21,7 @@
 //! The acknowledgement has the row lock of the intent to its end, so it deletes no lease of a fill
 //! that came after the change.
 //!
-//! # Why nobody waits for each other in a circle
+//! # Why no mounts wait for each other in a circle
 //! The listener waits for the mutex of the cache, which is never held during a statement, and for
 //! its own statements on its own connection. In the database, it waits for the row of the intent.
 //! Three others lock that row:

@@ -5,9 +5,8 @@
 //! database too; larger ones in immutable objects ([`objects`]). A directory that was read is
 //! cached under a lease, and answers lookups and attributes without a round trip.
 //!
-//! Several mounts may use a file system at once. Names and attributes are linearizable: what one
-//! mount has changed, each other one sees from the return of the call on. Contents are seen by an
-//! open that comes after the close of the writer.
+//! Several mounts may use a file system at once. Names and attributes are linearizable. An open
+//! sees the contents that an earlier close has written.
 //!
 //! # Terms
 //! - A *session* is one mount. A *lease* on a directory lets a session answer from its cache. It
@@ -22,13 +21,13 @@
 //!   change waits, it inserts no lease, and its answer is not cached.
 //! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
 //!   looks for leases of others. If there are any, it changes nothing but writes an intent.
-//! - K.4: on an intent, a holder drops what it has cached of the directories, and deletes its leases
-//!   on them if that very intent still exists.
+//! - K.4: on an intent, a holder drops what it has cached of the directories, and deletes its
+//!   leases on them if that very intent still exists.
 //! - K.5: the writer sends its change again until no live session has a lease on the directories.
 //! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
 //!   until its reply. An answer that was asked for before the change ended is not cached.
-//! - K.7: the kernel may keep answers while there is one session, and for at most the time that is
-//!   left of its lease. The changes of a session that comes later wait for that time.
+//! - K.7: the kernel keeps answers while there is one session, for at most what is left of its
+//!   lease. The changes of a session that comes later wait for that time.
 //! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
 //! - K.9: a change is made exactly once, however often its request is repeated.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
@@ -37,8 +36,7 @@
 //! - K.12: notifications may be lost. Each renewal tells of the intents that wait for the session.
 //!
 //! # Locks
-//! Contents of a file, then the state of the session, then the state of the cache. The cache's
-//! state is never locked during a statement.
+//! Contents of a file, then the session, then the cache. No statement runs with the cache locked.
 //!
 //! Source: Gray and Cheriton, "Leases" (SOSP 1989); RFC 8881 (sessions and slots of NFSv4.1).
 

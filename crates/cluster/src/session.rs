@@ -300,7 +300,7 @@ impl Session {
                 current.sessions = row.get("sessions");
                 current.kernel_deadline = match current.sessions {
                     1 => current.deadline,
-                    // What the kernel has already, it keeps. Others wait until that is over.
+                    // The kernel keeps what it has already. Other sessions wait until that is over.
                     _ => Duration::ZERO,
                 };
             }

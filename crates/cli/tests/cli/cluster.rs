@@ -80,8 +80,8 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     assert!(printed.contains("1 links are stored, 0 were counted"), "{printed}");
 }
 
-/// What one mount changes, a process on the other mount sees at once, also after it has looked
-/// before, so that its kernel might have kept the answer.
+/// A change of one mount is seen by a process on the other mount at once, although the process has
+/// looked before, so that the kernel might have kept the answer.
 #[test]
 fn two_mounts_of_a_cluster_file_system_are_coherent() {
     if !can_mount() {

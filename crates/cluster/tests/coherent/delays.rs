@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use corewalk::{FileSystem as _, SetAttr};
 use corewalk_base::primitives::thread;
-use corewalk_cluster::ClusterFs;
+use corewalk_cluster::{ClusterFs, Flaws};
 
 use crate::fixtures::{ROOT, Site, create, file, list, options};
 use crate::proxy::Proxy;
@@ -37,26 +37,44 @@ fn contended_change_needs_few_statements() {
     assert!(counts[counts.len() * 99 / 100] <= 5, "{counts:?}");
 }
 
-#[test]
-fn silent_holder_delays_others_once_until_its_lease_ends() {
-    let Some(site) = Site::new() else { return };
+/// A mount whose connections stop, while another one changes a file three times. Returns how long
+/// the changes took, and the mode that the silent mount answers for the file afterwards.
+fn change_beside_silent_mount(flaws: Flaws) -> Option<([Duration; 3], u32)> {
+    let site = Site::new()?;
     let proxy = Proxy::new(&site.url);
     let short = options().with_lease(LEASE);
     let fs = ClusterFs::open(&site.parsed(), &short).unwrap();
-    let silent = ClusterFs::open(&proxy.url(), &short).unwrap();
+    let silent = ClusterFs::open(&proxy.url(), &short.with_flaws(flaws)).unwrap();
     let made = create(&fs, ROOT, "f").ino;
     thread::sleep(LEASE);
     list(&silent, ROOT);
     silent.getattr(file(made)).unwrap();
     proxy.pause(true);
-    let mut took = [0, 1, 2].map(|mode| {
+    let took = [1, 2, 3].map(|mode| {
         let begin = Instant::now();
         fs.setattr(file(made), &SetAttr::default().with_mode(mode)).unwrap();
         begin.elapsed()
     });
+    let seen = thread::scope(|scope| {
+        let reader = scope.spawn(|| silent.getattr(file(made)).unwrap().mode & 0o777);
+        thread::sleep(Duration::from_millis(300));
+        proxy.pause(false);
+        reader.join().unwrap()
+    });
+    Some((took, seen))
+}
+
+#[test]
+fn silent_holder_delays_others_once_until_its_lease_ends() {
+    let Some((took, seen)) = change_beside_silent_mount(Flaws::default()) else { return };
     assert!(took[0] < LEASE + Duration::from_secs(1), "{took:?}");
-    took[1..].sort_unstable();
-    assert!(took[2] < Duration::from_millis(500), "{took:?}");
-    proxy.pause(false);
-    assert_eq!(silent.getattr(file(made)).unwrap().mode & 0o777, 2);
+    assert!(took[1..].iter().all(|time| *time < Duration::from_millis(500)), "{took:?}");
+    assert_eq!(seen, 3);
+}
+
+#[test]
+fn control_mount_that_ignores_the_clock_is_caught() {
+    let flaws = Flaws { ignores_the_clock: true, ..Flaws::default() };
+    let Some((_, seen)) = change_beside_silent_mount(flaws) else { return };
+    assert_eq!(seen, 0o644);
 }

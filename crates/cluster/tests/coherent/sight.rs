@@ -1,4 +1,4 @@
-//! What one mount has changed, the other one sees from the return of the call on.
+//! A change of one mount is seen by the other mounts from the return of the call on.
 
 use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr, XattrMode};
 use corewalk_cluster::ClusterFs;
