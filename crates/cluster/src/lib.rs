@@ -21,8 +21,7 @@
 //!   change waits, it inserts no lease, and its answer is not cached.
 //! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
 //!   looks for leases of others. If there are any, it changes nothing but writes an intent.
-//! - K.4: on an intent, a holder drops what it has cached of the directories, and deletes its
-//!   leases on them if that very intent still exists.
+//! - K.4: on an intent, a holder drops what it caches of the directories, and deletes its leases.
 //! - K.5: the writer sends its change again until no live session has a lease on the directories.
 //! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
 //!   until its reply. An answer that was asked for before the change ended is not cached.

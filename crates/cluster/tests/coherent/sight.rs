@@ -1,6 +1,6 @@
 //! A change of one mount is seen by the other mounts from the return of the call on.
 
-use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr, XattrMode};
+use corewalk::{Errno, FileSystem as _, Make, RenameMode, SetAttr, XattrMode};
 use corewalk_cluster::ClusterFs;
 
 use crate::fixtures::{
@@ -82,40 +82,9 @@ fn three_mounts_take_turns() {
     }
 }
 
-/// The script of JuiceFS 6593 and 6597: a mount that has asked for a name before it is made must
-/// not keep the answer.
+/// JuiceFS 6593: a file that another mount has removed can be made again at once.
 #[test]
-fn juicefs_6593_6597_absent_name_is_found_after_it_was_made() {
-    let Some(site) = Site::new() else { return };
-    let [a, b] = &pair(&site);
-    for round in 0..50 {
-        let text = format!("f{round}");
-        assert_eq!(find(b, ROOT, &text), Err(Errno::NOENT));
-        let made = create(a, ROOT, &text).ino;
-        assert_eq!(find(b, ROOT, &text), Ok(made));
-    }
-}
-
-/// The script of JuiceFS 6323: a file that one mount replaces by a rename has its new contents on
-/// the other mount.
-#[test]
-fn juicefs_6323_replaced_file_has_its_new_contents() {
-    let Some(site) = Site::new() else { return };
-    let [a, b] = &pair(&site);
-    for round in 0..30_u32 {
-        let text = round.to_string();
-        write_new(a, ROOT, "new", text.as_bytes());
-        a.rename((dir(ROOT), name("new")), (dir(ROOT), name("f")), RenameMode::Replace).unwrap();
-        let found = find(b, ROOT, "f").unwrap();
-        assert_eq!(read(b, found), text.as_bytes());
-        assert_eq!(b.getattr(file(found)).unwrap().size, text.len() as u64);
-    }
-}
-
-/// The script of JuiceFS 2774: a name that one mount has removed is gone on the other one, and can
-/// be made there.
-#[test]
-fn juicefs_2774_removed_name_can_be_made_on_the_other_mount() {
+fn juicefs_6593_removed_file_can_be_made_again_on_the_other_mount() {
     let Some(site) = Site::new() else { return };
     let [a, b] = &pair(&site);
     for _ in 0..30 {
@@ -123,5 +92,53 @@ fn juicefs_2774_removed_name_can_be_made_on_the_other_mount() {
         assert_eq!(find(b, ROOT, "f"), Ok(made));
         b.remove(dir(ROOT), name("f"), file(made)).unwrap();
         assert_eq!(find(a, ROOT, "f"), Err(Errno::NOENT));
+    }
+}
+
+/// JuiceFS 6597: a directory that another mount has renamed is not found by its old name, so no
+/// file is made in it by that path.
+#[test]
+fn juicefs_6597_renamed_directory_has_no_old_name() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for round in 0..30 {
+        let made = mkdir(a, ROOT, "active").ino;
+        assert_eq!(find(a, ROOT, "active"), Ok(made));
+        let backup = format!("backup{round}");
+        let (from, to) = ((dir(ROOT), name("active")), (dir(ROOT), name(&backup)));
+        b.rename(from, to, RenameMode::Replace).unwrap();
+        assert_eq!(find(a, ROOT, "active"), Err(Errno::NOENT));
+        assert_eq!(find(a, ROOT, &backup), Ok(made));
+    }
+}
+
+/// JuiceFS 6323: an open reads all that another mount had appended before it closed the file.
+#[test]
+fn juicefs_6323_appended_bytes_are_read_after_an_open() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    let made = write_new(a, ROOT, "f", b"").ino;
+    let mut text = Vec::new();
+    for round in 0..30_u8 {
+        assert_eq!(b.getattr(file(made)).unwrap().size, u64::from(round));
+        overwrite(a, made, u64::from(round), &[round]).unwrap();
+        text.push(round);
+        assert_eq!(read(b, made), text);
+    }
+}
+
+/// JuiceFS 2774: nothing can be made in a directory that another mount has removed.
+#[test]
+fn juicefs_2774_nothing_is_made_in_a_removed_directory() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for _ in 0..30 {
+        let made = mkdir(a, ROOT, "d").ino;
+        assert_eq!(find(b, ROOT, "d"), Ok(made));
+        assert_eq!(names(b, made), Vec::<String>::new());
+        a.remove(dir(ROOT), name("d"), dir(made)).unwrap();
+        let refused = b.make(dir(made), name("f"), &Make::new(0o644, 0, 0));
+        assert_eq!(refused, Err(Errno::NOENT));
+        assert_eq!(find(b, ROOT, "d"), Err(Errno::NOENT));
     }
 }
