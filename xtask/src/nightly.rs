@@ -58,6 +58,11 @@ const LONG: [Long; 13] = [
         variables: &[("COREWALK_TRANSPORT", "fuser")],
     },
     Long {
+        name: "cluster histories",
+        words: &["test", "-p", "corewalk-cluster", "--test", "coherent", "histories"],
+        variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
+    },
+    Long {
         name: "ipc differential",
         words: &["test", "-p", "corewalk-ipc", "--test", "differential"],
         variables: STEPS,

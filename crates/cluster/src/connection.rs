@@ -132,6 +132,10 @@ impl Database {
         self.handle.block_on(future)
     }
 
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }

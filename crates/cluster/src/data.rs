@@ -146,9 +146,16 @@ impl Files {
         Some(InUse { data: self, file: open.file.clone() })
     }
 
-    /// Counts an open file until [`Files::close`].
+    /// Counts an open file until [`Files::close`]. The contents are loaded again, since another
+    /// mount may have changed them.
     pub(crate) fn open(&self, ino: u64) {
-        std::mem::forget(self.file(ino));
+        let used = self.file(ino);
+        let mut content = used.file.content.lock();
+        if !content.is_changed {
+            content.loaded_by = 0;
+        }
+        drop(content);
+        std::mem::forget(used);
     }
 
     /// Ends a use of a file that [`Files::open`] has counted.

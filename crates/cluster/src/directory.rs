@@ -31,6 +31,7 @@ use std::sync::Arc;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
 
 use crate::node::Inode;
+use crate::options::Flaws;
 use crate::session::Caches;
 
 /// The memory of a name or an inode, with its share of the tables, in bytes.
@@ -71,6 +72,13 @@ pub(crate) enum Found {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
 
+/// The instant before a change was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    era: u64,
+    epoch: u64,
+}
+
 /// The directories and inodes that a change alters.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
@@ -79,12 +87,21 @@ pub(crate) struct Change<'a> {
     pub(crate) inos: Vec<u64>,
 }
 
+/// A name whose state is unknown.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unknown {
+    /// The changes of the name that are under way.
+    changes: u32,
+    /// True if two changes were under way at once. Their replies do not tell which was the last.
+    is_mixed: bool,
+}
+
 #[derive(Debug, Default)]
 struct Names {
     /// None for a name that is known not to exist.
     known: HashMap<Box<[u8]>, Option<Entry>>,
-    /// Names that a change is about to alter. Their entries in `known` may be old.
-    unknown: HashSet<Box<[u8]>>,
+    /// Names that changes are about to alter. Their entries in `known` may be old.
+    unknown: HashMap<Box<[u8]>, Unknown>,
     /// The names inside the window, by position.
     order: BTreeMap<u64, Box<[u8]>>,
     /// All names with a position above the first and up to the second number are in `order`.
@@ -97,6 +114,8 @@ struct Names {
 struct Directory {
     names: Names,
     is_leased: bool,
+    /// The epoch in which `is_leased` became true.
+    leased_since: u64,
     /// The epoch of the last begin or end of a change, or of the last drop.
     epoch: u64,
     /// The changes that are under way.
@@ -129,6 +148,8 @@ struct State {
     epoch: u64,
     /// The highest epoch of a directory whose record was removed. New records begin with it.
     removed_epoch: u64,
+    /// The epoch of the last drop for another mount.
+    dropped_epoch: u64,
     clock: u64,
     count: usize,
 }
@@ -140,13 +161,14 @@ pub(crate) struct Cache {
     filled: Condvar,
     /// The most names and inodes.
     limit: usize,
+    flaws: Flaws,
 }
 
 impl Cache {
     /// Returns an empty cache that uses about `bytes` bytes at most.
-    pub(crate) fn new(bytes: usize) -> Cache {
+    pub(crate) fn new(bytes: usize, flaws: Flaws) -> Cache {
         let limit = (bytes / ENTRY_BYTES).max(1000);
-        Cache { state: Mutex::default(), filled: Condvar::new(), limit }
+        Cache { state: Mutex::default(), filled: Condvar::new(), limit, flaws }
     }
 
     /// Looks a name up.
@@ -159,7 +181,7 @@ impl Cache {
         let found = match () {
             () if directory.changing > 0 && !directory.is_leased => return Found::Ask,
             () if !directory.is_leased => return Found::Fill,
-            () if directory.names.unknown.contains(name) => return Found::Ask,
+            () if directory.names.unknown.contains_key(name) => return Found::Ask,
             () => match directory.names.known.get(name) {
                 Some(Some(entry)) => entry.ino,
                 Some(None) => return Found::Absent,
@@ -260,6 +282,9 @@ impl Cache {
     ) -> bool {
         let Some(mut state) = self.valid(ticket, dir) else { return false };
         state.lease(dir);
+        if after == 0 && at_end {
+            state.forget_names(dir);
+        }
         inodes.iter().for_each(|inode| state.insert(dir, *inode));
         for (name, cookie, inode) in names {
             state.set_name(dir, name, Some(Entry { ino: inode.attr.ino, cookie: *cookie }));
@@ -344,7 +369,7 @@ impl Cache {
     }
 
     /// Marks what a change alters as unknown, before the change is sent (K.6).
-    pub(crate) fn begin(&self, change: &Change<'_>) -> u64 {
+    pub(crate) fn begin(&self, change: &Change<'_>) -> Begun {
         let mut state = self.state.lock();
         for dir in &change.dirs {
             let epoch = state.next_epoch();
@@ -354,21 +379,23 @@ impl Cache {
         }
         for (dir, name) in &change.names {
             let directory = state.directory(*dir);
-            directory.names.unknown.insert((*name).into());
+            let unknown = directory.names.unknown.entry((*name).into()).or_default();
+            unknown.is_mixed = unknown.changes > 0;
+            unknown.changes += 1;
         }
         for ino in &change.inos {
             *state.busy.entry(*ino).or_default() += 1;
         }
-        state.era
+        Begun { era: state.era, epoch: state.epoch }
     }
 
     /// Ends a change that was made. `names` are the new states of names, and `inodes` the new
     /// attributes. A name of the change that is not in `names` stays unknown until a lookup asks
-    /// for it. `era` is what [`Cache::begin`] has returned.
+    /// for it. Nothing is cached for a directory that was not cached all the time since `begun`.
     pub(crate) fn end(
         &self,
         change: &Change<'_>,
-        era: u64,
+        begun: Begun,
         names: &[(u64, &[u8], Option<Entry>)],
         inodes: &[Inode],
     ) {
@@ -376,9 +403,12 @@ impl Cache {
         for ino in &change.inos {
             state.settle(*ino);
         }
-        if state.era == era {
+        state.end_names(change, true);
+        if state.era == begun.era {
             for (dir, name, entry) in names {
-                state.set_name(*dir, name, *entry);
+                if state.is_held(*dir, begun) && !state.is_ambiguous(*dir, name) {
+                    state.set_name(*dir, name, *entry);
+                }
             }
             for inode in inodes {
                 let cover = inode.cover();
@@ -388,11 +418,10 @@ impl Cache {
                     Some(directory) => directory.epoch = epoch,
                     None => state.removed_epoch = epoch,
                 }
-                if state.dirs.get(&cover).is_some_and(|directory| directory.is_leased) {
+                if state.is_held(cover, begun) {
                     state.insert(cover, *inode);
-                } else if let Some(cached) = state.inodes.get_mut(&inode.attr.ino) {
-                    cached.inode = *inode;
-                    cached.xattrs = None;
+                } else {
+                    state.update_hint(*inode);
                 }
             }
         }
@@ -410,11 +439,7 @@ impl Cache {
                 state.remove_inode(*ino);
             }
         }
-        for (dir, name) in &change.names {
-            if let Some(directory) = state.dirs.get_mut(dir).filter(|_| is_unchanged) {
-                directory.names.unknown.remove(*name);
-            }
-        }
+        state.end_names(change, !is_unchanged);
         state.end_changing(change);
     }
 
@@ -435,9 +460,11 @@ impl Cache {
     }
 
     /// Caches a directory that this session has just made, with its lease. It has no names.
-    pub(crate) fn add_new_directory(&self, era: u64, inode: Inode) {
+    /// Does nothing if another mount has asked for any lease since the change began, because that
+    /// may have been this one.
+    pub(crate) fn add_new_directory(&self, begun: Begun, inode: Inode) {
         let mut state = self.state.lock();
-        if state.era != era {
+        if state.era != begun.era || state.dropped_epoch > begun.epoch {
             return;
         }
         let dir = inode.attr.ino;
@@ -460,11 +487,17 @@ impl Cache {
         self.state.lock().count
     }
 
+    /// Returns the number of cached directories.
+    pub(crate) fn leases(&self) -> usize {
+        self.state.lock().dirs.values().filter(|directory| directory.is_leased).count()
+    }
+
     /// Returns the state if `ticket` is still valid for an answer about `dir`.
     fn valid(&self, ticket: Ticket, dir: u64) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         let directory = state.directory(dir);
         let is_valid = directory.epoch <= ticket.0 && directory.changing == 0;
+        let is_valid = is_valid || self.flaws.caches_late_answers;
         is_valid.then_some(state)
     }
 
@@ -504,6 +537,7 @@ impl Caches for Cache {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.era += 1;
+        state.epoch += 1;
         state.inodes.clear();
         state.count = 0;
         for directory in state.dirs.values_mut() {
@@ -517,6 +551,20 @@ impl Caches for Cache {
         }
         state.removed_epoch = state.epoch;
         state.dirs.retain(|_, directory| !directory.is_idle());
+    }
+
+    /// Also invalidates the tickets of answers that are under way.
+    fn drop_directories(&self, dirs: &[u64]) {
+        let mut state = self.state.lock();
+        for dir in dirs {
+            let epoch = state.next_epoch();
+            state.dropped_epoch = epoch;
+            match state.dirs.get_mut(dir) {
+                Some(directory) => directory.epoch = epoch,
+                None => state.removed_epoch = epoch,
+            }
+            state.remove_dir(*dir);
+        }
     }
 }
 
@@ -570,16 +618,46 @@ impl State {
             }
         }
         // A directory without a lease knows nothing, and needs no record.
-        for (dir, name) in &change.names {
-            if let Some(directory) = self.dirs.get_mut(dir).filter(|it| !it.is_leased) {
-                directory.names.unknown.remove(*name);
-            }
-        }
         for dir in &change.dirs {
             if self.dirs.get(dir).is_some_and(|it| !it.is_leased && it.inos.is_empty()) {
                 self.remove_dir(*dir);
             }
         }
+    }
+
+    /// Counts the end of a change of names. They stay unknown if `stays`, or if two changes of them
+    /// overlapped.
+    fn end_names(&mut self, change: &Change<'_>, stays: bool) {
+        for (dir, name) in &change.names {
+            let Some(directory) = self.dirs.get_mut(dir) else { continue };
+            let Some(unknown) = directory.names.unknown.get_mut(*name) else { continue };
+            unknown.changes = unknown.changes.saturating_sub(1);
+            let is_known = unknown.changes == 0 && !unknown.is_mixed && !stays;
+            if is_known || unknown.changes == 0 && !directory.is_leased {
+                directory.names.unknown.remove(*name);
+            }
+        }
+    }
+
+    /// Returns true if the reply to a change does not tell the state of a name, because another
+    /// change of it overlapped.
+    fn is_ambiguous(&self, dir: u64, name: &[u8]) -> bool {
+        let unknown = self.dirs.get(&dir).and_then(|directory| directory.names.unknown.get(name));
+        unknown.is_some_and(|unknown| unknown.changes > 0 || unknown.is_mixed)
+    }
+
+    /// Returns true if a directory was cached all the time since a change began.
+    fn is_held(&self, dir: u64, begun: Begun) -> bool {
+        let held = |it: &Directory| it.is_leased && it.leased_since <= begun.epoch;
+        self.dirs.get(&dir).is_some_and(held)
+    }
+
+    /// Forgets the names of a directory, because all of them follow.
+    fn forget_names(&mut self, dir: u64) {
+        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        let unknown = std::mem::take(&mut directory.names.unknown);
+        self.count -= directory.names.known.len();
+        directory.names = Names { unknown, ..Names::default() };
     }
 
     fn next_epoch(&mut self) -> u64 {
@@ -595,9 +673,11 @@ impl State {
 
     fn lease(&mut self, dir: u64) {
         self.clock += 1;
-        let clock = self.clock;
+        let (clock, epoch) = (self.clock, self.next_epoch());
         let directory = self.directory(dir);
-        directory.is_leased = true;
+        if !directory.is_leased {
+            (directory.is_leased, directory.leased_since) = (true, epoch);
+        }
         directory.used = clock;
     }
 
@@ -629,6 +709,18 @@ impl State {
         self.inodes.insert(ino, Cached { inode, holder, xattrs, was_opened });
         self.directory(holder).inos.insert(ino);
         self.count += 1;
+    }
+
+    /// Replaces a hint by newer attributes, if it stays a hint. Otherwise removes the inode.
+    fn update_hint(&mut self, inode: Inode) {
+        let ino = inode.attr.ino;
+        match self.inodes.get_mut(&ino).filter(|cached| cached.holder != inode.cover()) {
+            Some(cached) if cached.inode.version < inode.version => {
+                (cached.inode, cached.xattrs) = (inode, None);
+            }
+            Some(_) => {}
+            None => self.remove_inode(ino),
+        }
     }
 
     fn remove_inode(&mut self, ino: u64) {

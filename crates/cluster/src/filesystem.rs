@@ -22,12 +22,13 @@ use corewalk::{
     AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node,
     OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
 };
-use corewalk_base::Mutex;
+use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
 use crate::connection::{Database, text_of};
 use crate::data::Files;
 use crate::directory::{Cache, Listed};
+use crate::intents;
 use crate::meta::{Known, Meta};
 use crate::node::Inode;
 use crate::objects::Objects;
@@ -98,7 +99,7 @@ pub enum OpenError {
     Database(tokio_postgres::Error),
     /// There is no file system in the database.
     NoFileSystem,
-    /// Another mount holds the file system.
+    /// The file system has too many mounts. This is one of them.
     Busy(Holder),
     /// The URL names another place for data than the database.
     OtherData(String),
@@ -125,9 +126,9 @@ impl ClusterFs {
             options.connections,
             options.unreachable,
         ));
-        let cache = Arc::new(Cache::new(options.cache_bytes));
+        let cache = Arc::new(Cache::new(options.cache_bytes, options.flaws));
         let caches: Arc<dyn Caches> = cache.clone();
-        let opened = Session::open(database, Arc::downgrade(&caches), options.lease);
+        let opened = Session::open(database, Arc::downgrade(&caches), options.lease, options.flaws);
         let (session, stored) = opened.map_err(|refusal| match refusal {
             Refusal::Database(error) => OpenError::Database(error),
             Refusal::NoFormat => OpenError::NoFileSystem,
@@ -150,6 +151,7 @@ impl ClusterFs {
             let _ = session.end();
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
+        runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
         let meta = Arc::new(Meta { session, cache });
         let fs = ClusterFs {
             data: Files::new(meta.clone(), objects.clone()),
@@ -503,6 +505,13 @@ impl FileSystem for ClusterFs {
         let counters = &self.meta.session.database.counters;
         sink("cluster_statements", counters.statements.sum().max(0) as u64);
         sink("cluster_connections_opened", counters.connections.sum().max(0) as u64);
+        let session = &self.meta.session;
+        let count = |counter: &ShardedCounter| counter.sum().max(0) as u64;
+        sink("cluster_sessions", session.sessions());
+        sink("cluster_leases", self.meta.cache.leases() as u64);
+        sink("cluster_intents_seen", count(&session.post.intents));
+        sink("cluster_acknowledgements", count(&session.post.acknowledgements));
+        sink("cluster_waits", count(&session.post.waits));
         sink("cluster_cached_entries", self.meta.cache.len() as u64);
         sink("cluster_dirty_bytes", self.data.dirty_bytes.sum().max(0) as u64);
     }
@@ -535,7 +544,7 @@ impl std::fmt::Display for OpenError {
             }
             OpenError::Busy(Holder { host, pid, since }) => write!(
                 f,
-                "mounted by {host} pid {pid} since {since}; only one mount at a time is supported"
+                "it has too many mounts already; one is on {host}, pid {pid}, since {since}"
             ),
             OpenError::OtherData(stored) => write!(f, "its data is in {stored}"),
             OpenError::UnknownData(stored) => {

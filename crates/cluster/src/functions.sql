@@ -8,10 +8,11 @@
 -- anything, because a result with an errno commits.
 --
 -- Result codes: 0, an errno, or one of these:
---   -1  contended: other sessions hold leases; `cookie` is the intent
+--   -1  contended: other sessions hold leases; `cookie` is the number of the intent
 --   -2  the session is dead (K.8)
 --   -3  the database has started again since the session renewed (K.10)
---   -4  other sessions have not been seen since the database started; try again later (K.10)
+--   -4  another session has not been seen since the database started (K.10), or does not know yet
+--       that it is not the only one (K.7); try again later
 --   -5  the home of an inode changed before its lock was taken; repeat the call
 --   -6  the answer is right, but must not be cached, since a change waits (K.2)
 --   -7  the session is dead for so long that its row is gone
@@ -68,16 +69,17 @@ BEGIN
 END $$;
 
 -- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
--- that is under way, and the verdict holds (K.8). The locks are taken in one order. A session that
--- has not registered since the database started gets one lease from then on, because a renewal may
--- have been lost with the crash (K.10).
-CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM session WHERE id = ANY(p_sessions) AND NOT dead ORDER BY id FOR UPDATE;
-    UPDATE session s SET dead = true FROM boot b
+-- that is under way, and the verdict holds (K.8).
+-- A session that has not registered since the database crashed may have renewed without that the
+-- renewal survived. It has one more lease. Rows are locked in ascending order, so that two judges
+-- do not wait for each other.
+CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
+    UPDATE session SET dead = true WHERE id IN (SELECT s.id FROM session s
         WHERE s.id = ANY(p_sessions) AND NOT s.dead AND s.until <= clock_timestamp()
-            AND (s.boot = b.id OR clock_timestamp() > b.since + s.lease);
-END $$;
+            AND (s.boot = (SELECT b.id FROM boot b)
+                OR clock_timestamp() > (SELECT b.since FROM boot b) + s.lease)
+        ORDER BY s.id FOR UPDATE)
+$$;
 
 -- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
 -- way, and the session would live on (K.8).
@@ -91,56 +93,64 @@ BEGIN
 END $$;
 
 -- Opens a session. Removes sessions that died ten minutes ago; their orphans stay, for `cw_reap`.
--- Refuses if another session lives, and then returns its host, process and start.
-CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8)
+-- Refuses if `p_most` others live, and then returns the host, process and start of one of them.
+CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8, p_most int)
 RETURNS TABLE (id bigint, ino bigint, data text, fs text, host text, pid int, since text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz;
+DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz; v_lease interval;
 BEGIN
     PERFORM pg_advisory_xact_lock(-2);
     v_boot := cw_boot();
     PERFORM cw_judge(array_agg(s.id)) FROM session s;
     v_now := clock_timestamp();
-    SELECT s.* INTO v FROM session s WHERE NOT s.dead LIMIT 1;
+    SELECT s.* INTO v FROM session s WHERE NOT s.dead ORDER BY s.id OFFSET p_most LIMIT 1;
     IF FOUND THEN
         RETURN QUERY SELECT 0::bigint, 0::bigint, ''::text, ''::text, v.host, v.pid,
             to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
         RETURN;
     END IF;
-    PERFORM cw_end_session(s.id) FROM session s WHERE s.until < v_now - interval '10 minutes';
+    PERFORM cw_end_session(s.id) FROM session s
+        WHERE s.dead AND s.until < v_now - interval '10 minutes';
     v_id := nextval('session_seq');
+    v_lease := make_interval(secs => p_lease);
     INSERT INTO session VALUES
-        (v_id, p_host, p_pid, v_now, v_now + make_interval(secs => p_lease),
-        make_interval(secs => p_lease), v_boot);
+        (v_id, p_host, p_pid, v_now, v_now + v_lease, v_boot, false, v_lease, v_now);
     RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, f.id::text, ''::text, 0, ''::text
         FROM format f;
 END $$;
 
 -- Renews a session that registered with this start of the database, or that has dropped its caches
--- since it saw the start `p_boot`. Returns the start, and the intents of others that concern
--- leases of the session (K.12). Returns -3 if the session must drop its caches first (K.10).
+-- since it saw the start `p_boot`. Returns the start, whether intents of others wait for leases of
+-- the session (K.12), and the number of live sessions. Returns -3 if the session must drop its
+-- caches first (K.10).
+--
+-- A session that is the only one may let the kernel keep answers until `alone_until`, and the
+-- changes of a session that comes later wait for that time (K.7). The lock orders this with the
+-- opening of a session. A crash may have lost the last value of `alone_until`.
 CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
-RETURNS TABLE (code int, boot text, intents bigint[]) LANGUAGE plpgsql AS $$
+RETURNS TABLE (code int, boot text, waits bool, sessions bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v_old uuid;
+DECLARE v_boot uuid; v_old uuid; v_count bigint;
 BEGIN
     v_boot := cw_boot();
-    PERFORM cw_judge(ARRAY[p_session]);
+    PERFORM pg_advisory_xact_lock_shared(-2);
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
     SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead FOR UPDATE;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT -2, ''::text, '{}'::bigint[];
+        RETURN QUERY SELECT -2, ''::text, false, 0::bigint;
         RETURN;
     END IF;
     IF v_old <> v_boot AND p_boot <> v_boot::text THEN
-        RETURN QUERY SELECT -3, v_boot::text, '{}'::bigint[];
+        RETURN QUERY SELECT -3, v_boot::text, false, 0::bigint;
         RETURN;
     END IF;
-    UPDATE session SET until = clock_timestamp() + lease, boot = v_boot
+    SELECT count(*) INTO v_count FROM session s WHERE NOT s.dead;
+    UPDATE session SET until = clock_timestamp() + lease, boot = v_boot,
+        alone_until = CASE WHEN v_count = 1 OR v_old <> v_boot THEN clock_timestamp() + lease
+            ELSE alone_until END
         WHERE id = p_session;
-    RETURN QUERY SELECT 0, v_boot::text, coalesce(array_agg(i.id), '{}') FROM intent i
-        WHERE i.session <> p_session
-            AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs));
+    RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count;
 END $$;
 
 CREATE FUNCTION cw_inos() RETURNS bigint LANGUAGE sql AS $$ SELECT nextval('ino_seq') $$;
@@ -185,10 +195,12 @@ BEGIN
     END LOOP;
     -- The wait for the locks may have been long.
     IF cw_is_over(p_session) THEN RETURN -2; END IF;
-    PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
+    PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
+        AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
     IF FOUND THEN
         PERFORM cw_judge(array_agg(s.id)) FROM session s WHERE s.id <> p_session;
-        PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead AND s.boot <> b.id;
+        PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
+            AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
         IF FOUND THEN RETURN -4; END IF;
     END IF;
     SELECT array_agg(session) INTO v_others FROM lease
@@ -202,11 +214,52 @@ BEGIN
     RETURN 0;
 END $$;
 
+-- Writes the intent of a slot, and tells the holders of leases. An intent whose directories are
+-- others than before gets a new number. Notifications are only hints (K.12). A text is
+-- `i NUMBER HOLDERS DIRECTORIES`.
+CREATE FUNCTION cw_intend(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE v_id bigint;
+BEGIN
+    SELECT id INTO v_id FROM intent
+        WHERE session = p_session AND slot = p_slot AND dirs = p_dirs;
+    IF FOUND THEN RETURN v_id; END IF;
+    v_id := nextval('intent_seq');
+    INSERT INTO intent VALUES (p_session, p_slot, v_id, p_dirs)
+        ON CONFLICT (session, slot) DO UPDATE SET id = v_id, dirs = p_dirs;
+    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || string_agg(DISTINCT session::text, ',')
+            || ' ' || array_to_string(p_dirs, ','))
+        FROM lease WHERE dir = ANY(p_dirs) AND session <> p_session;
+    RETURN v_id;
+END $$;
+
+-- Returns the intents of others that wait for leases of a session (K.12).
+CREATE FUNCTION cw_waiting(p_session bigint) RETURNS TABLE (id bigint, dirs bigint[])
+LANGUAGE sql AS $$
+    SELECT i.id, i.dirs FROM intent i WHERE i.session <> p_session
+        AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs))
+$$;
+
+-- Gives up the leases of a session on the directories of an intent, if that very intent still
+-- exists (K.4). The row lock keeps the intent until the end. So no fill of the session inserts a
+-- lease meanwhile, and of two sessions the second one sees that the first one has let go. The last
+-- one wakes the writer with the text `a SESSION NUMBER`.
+CREATE FUNCTION cw_acknowledge(p_session bigint, p_id bigint) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE v_writer bigint; v_dirs bigint[];
+BEGIN
+    SELECT session, dirs INTO v_writer, v_dirs FROM intent WHERE id = p_id FOR UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    DELETE FROM lease WHERE session = p_session AND dir = ANY(v_dirs);
+    PERFORM FROM lease l JOIN session s ON s.id = l.session
+        WHERE l.dir = ANY(v_dirs) AND l.session <> v_writer AND NOT s.dead;
+    IF NOT FOUND THEN PERFORM pg_notify('corewalk', 'a ' || v_writer || ' ' || p_id); END IF;
+    RETURN true;
+END $$;
+
 -- Returns the result of a change that `cw_begin` has stopped with `p_code`.
 CREATE FUNCTION cw_stop(
     p_code int, p_session bigint, p_slot int, p_dirs bigint[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
-DECLARE v_intent bigint;
 BEGIN
     IF p_code = 1 THEN
         -- The second row keeps a result without inodes from having no row at all.
@@ -215,16 +268,7 @@ BEGIN
         RETURN QUERY SELECT n.* FROM slot s, cw_code(0, s.cookie) n
             WHERE s.session = p_session AND s.slot = p_slot;
     ELSIF p_code = -1 THEN
-        -- A repeated change whose directories are others than before gets a new intent.
-        SELECT id INTO v_intent FROM intent
-            WHERE session = p_session AND slot = p_slot AND dirs = p_dirs;
-        IF NOT FOUND THEN
-            v_intent := nextval('intent_seq');
-            DELETE FROM intent WHERE session = p_session AND slot = p_slot;
-            INSERT INTO intent VALUES (p_session, p_slot, v_intent, p_dirs);
-            PERFORM pg_notify('corewalk', v_intent::text);
-        END IF;
-        RETURN QUERY SELECT * FROM cw_code(-1, v_intent);
+        RETURN QUERY SELECT * FROM cw_code(-1, cw_intend(p_session, p_slot, p_dirs));
     ELSE
         RETURN QUERY SELECT * FROM cw_code(p_code, 0);
     END IF;
@@ -421,10 +465,9 @@ BEGIN
         RETURN;
     END IF;
     SELECT ino, kind INTO v_found, v_kind FROM edge WHERE parent = p_dir AND name = p_name;
-    IF NOT FOUND OR v_found <> p_ino THEN
-        RETURN QUERY SELECT * FROM cw_code(2, 0);
-        RETURN;
-    END IF;
+    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(2, 0); RETURN; END IF;
+    -- The name has another inode now. The kernel looks it up again and repeats the call.
+    IF v_found <> p_ino THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
     IF v_kind = 16384 THEN
         PERFORM FROM edge WHERE parent = p_ino LIMIT 1;
         IF FOUND THEN RETURN QUERY SELECT * FROM cw_code(39, 0); RETURN; END IF;
@@ -448,14 +491,16 @@ BEGIN
 END $$;
 
 -- Renames a name. p_mode: 0 replace, 1 no replace, 2 exchange. The cookie of the result is the new
--- position of the name; an exchange keeps the positions.
+-- position of the name; an exchange keeps the positions. Fails with ESTALE if the names have other
+-- inodes than `p_ino1` and `p_ino2`, where 0 means that there is no name.
 CREATE FUNCTION cw_rename(
     p_session bigint, p_slot int, p_seq bigint,
-    p_dir1 bigint, p_name1 bytea, p_dir2 bigint, p_name2 bytea, p_mode int, p_now bigint
+    p_dir1 bigint, p_name1 bytea, p_dir2 bigint, p_name2 bytea, p_mode int, p_now bigint,
+    p_ino1 bigint, p_ino2 bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
     v_code int; v_cookie bigint := 0; v_one record; v_two record; v_dirs bigint[];
-    v_dir1 bool; v_dir2 bool; v_down1 int; v_down2 int;
+    v_dir1 bool; v_dir2 bool; v_down1 int; v_down2 int; v_ino1 bigint; v_ino2 bigint;
 BEGIN
     SELECT e.ino, e.kind, e.seq, cw_home(e.ino) AS home INTO v_one
         FROM edge e WHERE e.parent = p_dir1 AND e.name = p_name1;
@@ -468,12 +513,13 @@ BEGIN
     END IF;
     v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 THEN
-        PERFORM FROM edge e WHERE e.parent = p_dir1 AND e.name = p_name1
-            AND e.ino = v_one.ino AND cw_home(e.ino) = v_one.home;
-        IF NOT FOUND AND v_one.ino IS NOT NULL THEN v_code := -5; END IF;
-        PERFORM FROM edge e WHERE e.parent = p_dir2 AND e.name = p_name2
-            AND (e.ino IS DISTINCT FROM v_two.ino OR cw_home(e.ino) <> v_two.home);
-        IF FOUND THEN v_code := -5; END IF;
+        -- What was read before the locks may be old.
+        v_ino1 := (SELECT ino FROM edge WHERE parent = p_dir1 AND name = p_name1);
+        v_ino2 := (SELECT ino FROM edge WHERE parent = p_dir2 AND name = p_name2);
+        IF v_ino1 IS DISTINCT FROM v_one.ino OR cw_home(v_ino1) <> v_one.home
+                OR v_ino2 IS DISTINCT FROM v_two.ino OR cw_home(v_ino2) <> v_two.home THEN
+            v_code := -5;
+        END IF;
     END IF;
     IF v_code <> 0 THEN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
@@ -483,6 +529,7 @@ BEGIN
     v_dir2 := coalesce(v_two.kind = 16384, false);
     PERFORM FROM node WHERE ino = p_dir2 AND nlink > 0;
     v_code := CASE
+        WHEN coalesce(v_one.ino, 0) <> p_ino1 OR coalesce(v_two.ino, 0) <> p_ino2 THEN 116
         WHEN v_one.ino IS NULL OR NOT FOUND THEN 2
         WHEN p_mode = 1 AND v_two.ino IS NOT NULL THEN 17
         WHEN p_mode = 2 AND v_two.ino IS NULL THEN 2

@@ -5,8 +5,8 @@
 //! database too; larger ones in immutable objects ([`objects`]). A directory that was read is
 //! cached under a lease, and answers lookups and attributes without a round trip.
 //!
-//! Today one mount at a time may use a file system. The database has the protocol for many already.
-//! But a mount that holds a lease does not let go of it yet when another one asks.
+//! Several mounts may use a file system at once. Names and attributes are linearizable. An open
+//! sees the contents that an earlier close has written.
 //!
 //! # Terms
 //! - A *session* is one mount. A *lease* on a directory lets a session answer from its cache. It
@@ -21,18 +21,21 @@
 //!   change waits, it inserts no lease, and its answer is not cached.
 //! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
 //!   looks for leases of others. If there are any, it changes nothing but writes an intent.
+//! - K.4: on an intent, a holder drops what it caches of the directories, and deletes its leases.
+//! - K.5: the writer sends its change again until no live session has a lease on the directories.
 //! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
 //!   until its reply. An answer that was asked for before the change ended is not cached.
-//! - K.7: the kernel may keep an answer for at most the time that is left of the lease.
+//! - K.7: the kernel keeps answers while there is one session, for at most what is left of its
+//!   lease. The changes of a session that comes later wait for that time.
 //! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
 //! - K.9: a change is made exactly once, however often its request is repeated.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
 //!   died or registered again, with empty caches.
 //! - K.11: a request without an answer is repeated on a new connection.
+//! - K.12: notifications may be lost. Each renewal tells of the intents that wait for the session.
 //!
 //! # Locks
-//! Contents of a file, then the state of the session, then the state of the cache. The cache's
-//! state is never locked during a statement.
+//! Contents of a file, then the session, then the cache. No statement runs with the cache locked.
 //!
 //! Source: Gray and Cheriton, "Leases" (SOSP 1989); RFC 8881 (sessions and slots of NFSv4.1).
 
@@ -43,6 +46,7 @@ mod data;
 mod directory;
 mod filesystem;
 mod fsck;
+mod intents;
 mod meta;
 mod mkfs;
 mod node;
@@ -53,6 +57,8 @@ mod session;
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck};
 pub use mkfs::{MakeError, mkfs};
+#[doc(hidden)]
+pub use options::Flaws;
 pub use options::{ClusterOptions, Place, SCHEME, Unreachable, Url, UrlError};
 pub use session::Holder;
 

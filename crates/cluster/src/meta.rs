@@ -10,7 +10,7 @@ use corewalk::{Attr, Errno, Ttl};
 use tokio_postgres::Row;
 
 use crate::connection::Param;
-use crate::directory::{Cache, Change, Entry, Found, Listing, Xattrs};
+use crate::directory::{Begun, Cache, Change, Entry, Found, Listing, Xattrs};
 use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
 use crate::session::Session;
 
@@ -52,8 +52,8 @@ pub(crate) struct Known {
 /// The result of a change.
 #[derive(Debug)]
 pub(crate) struct Changed {
-    /// The era of the cache when the change began.
-    pub(crate) era: u64,
+    /// The instant before the change was sent.
+    pub(crate) begun: Begun,
     inodes: Vec<Inode>,
 }
 
@@ -161,11 +161,10 @@ impl Meta {
             }
             _ => return Err(Errno::STALE),
         };
-        // The home was looked up before its lock was taken, and may have changed in between.
-        let is_current = page.may_be_cached
-            && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end)
-            && inode.cover() == dir;
-        Ok(Known { inode, is_current })
+        let is_cached = page.may_be_cached
+            && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
+        // The inode may have got another home before the lock of `dir` was taken.
+        Ok(Known { inode, is_current: is_cached && inode.cover() == dir })
     }
 
     /// Returns the names of a directory after a position, and caches them if possible.
@@ -247,13 +246,13 @@ impl Meta {
         params: &[Param<'_>],
         names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
     ) -> Result<Changed, Errno> {
-        let era = self.cache.begin(change);
+        let begun = self.cache.begin(change);
         match self.session.change(sql, params) {
             Ok(rows) => {
                 let cookie = rows.first().map_or(0, |row| row.get::<_, i64>(1)) as u64;
                 let inodes: Vec<Inode> = rows.iter().filter_map(Inode::of).collect();
-                self.cache.end(change, era, &names(cookie), &inodes);
-                Ok(Changed { era, inodes })
+                self.cache.end(change, begun, &names(cookie), &inodes);
+                Ok(Changed { begun, inodes })
             }
             Err(errno) => {
                 self.cache.end_failed(change, UNCHANGED.contains(&errno));
@@ -269,7 +268,7 @@ impl Meta {
 
     /// Returns attributes with the times for which the kernel may keep them and the name (K.7).
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
-        let left = self.session.left();
+        let left = self.session.kernel_time();
         let time = |is_cached: bool| Some(if is_cached { left } else { Default::default() });
         let ttl = Ttl { entry: time(is_name_cached), attr: time(known.is_current) };
         known.inode.attr.with_ttl(ttl)

@@ -191,6 +191,25 @@ pub struct ClusterOptions {
     /// The settings of the object store, each with the name of its environment variable in other
     /// programs, such as `AWS_ACCESS_KEY_ID`.
     pub settings: Vec<(String, String)>,
+    /// Protections that a test leaves out.
+    #[doc(hidden)]
+    pub flaws: Flaws,
+}
+
+/// Protections that a test leaves out, to see that it notices.
+#[derive(Clone, Copy, Debug, Default)]
+#[doc(hidden)]
+pub struct Flaws {
+    /// Notifications are lost. This is no flaw: renewals tell of intents too.
+    pub hears_nothing: bool,
+    /// An intent is acknowledged without dropping what is cached (K.4).
+    pub keeps_after_intent: bool,
+    /// Answers that were asked for before a drop are cached (K.4).
+    pub caches_late_answers: bool,
+    /// Caches are used after the end of the lease (K.1).
+    pub ignores_the_clock: bool,
+    /// Caches stay after the database has started again (K.10).
+    pub keeps_after_restart: bool,
 }
 
 impl ClusterOptions {
@@ -200,6 +219,7 @@ impl ClusterOptions {
         with_connections: connections = usize;
         with_cache_bytes: cache_bytes = usize;
         with_settings: settings = Vec<(String, String)>;
+        with_flaws: flaws = Flaws;
     }
 }
 
@@ -207,10 +227,11 @@ impl Default for ClusterOptions {
     fn default() -> ClusterOptions {
         ClusterOptions {
             unreachable: Unreachable::Wait,
-            lease: Duration::from_secs(30),
+            lease: Duration::from_secs(10),
             connections: 4,
             cache_bytes: 256 << 20,
             settings: Vec::new(),
+            flaws: Flaws::default(),
         }
     }
 }

@@ -79,9 +79,11 @@ CREATE TABLE session (
     pid int NOT NULL,
     since timestamptz NOT NULL,
     until timestamptz NOT NULL,
-    lease interval NOT NULL,
     boot uuid NOT NULL,
-    dead bool NOT NULL DEFAULT false
+    dead bool NOT NULL,
+    lease interval NOT NULL,
+    -- Until then, the kernel of the mount may keep answers, because the mount was the only one.
+    alone_until timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
 -- The last change of a request slot, and what the changes of the slot added to the totals of the
@@ -110,12 +112,12 @@ CREATE UNLOGGED TABLE lease (
 );
 
 -- A change that waits until other sessions have let go of their leases. It belongs to a request
--- slot, which has one change at a time. Its number comes from a logged sequence, so it never repeats
--- (K.10).
+-- slot, so that a repeated request finds it. Its number comes from a logged sequence, so it never
+-- repeats (K.10).
 CREATE UNLOGGED TABLE intent (
     session bigint NOT NULL,
     slot int NOT NULL,
-    id bigint NOT NULL,
+    id bigint NOT NULL UNIQUE,
     dirs bigint[] NOT NULL,
     PRIMARY KEY (session, slot)
 );

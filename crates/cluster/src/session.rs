@@ -15,6 +15,11 @@
 //! The change is then sent again under the new session. After ten minutes the database has
 //! forgotten the slots of a dead session. A change without an answer then fails with `EIO`.
 //!
+//! # Other mounts
+//! A change that concerns leases of others waits until they have let go of them
+//! ([`crate::intents`]). The kernel keeps answers only while the session is the only one
+//! ([`Session::kernel_time`]).
+//!
 //! # Locks
 //! - `current`: the session, protected by a read-write lock. Readers hold it for an instant.
 //! - `slots`, `numbers`: leaves.
@@ -30,6 +35,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio_postgres::Row;
 
 use crate::connection::{Database, Param};
+use crate::intents::Post;
+use crate::options::Flaws;
 
 /// The part of the lease that is left unused, so that clocks may run at different speeds.
 const MARGIN_PERCENT: u32 = 10;
@@ -37,6 +44,11 @@ const MARGIN_PERCENT: u32 = 10;
 const INO_RANGE: u64 = 4096;
 /// How long a change that must wait sleeps before it is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The first and the longest time after which a change is sent again without the news that all
+/// holders have let go of their leases.
+const POLLS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
+/// How many mounts may use a file system at once.
+const MOUNTS_MAX: i32 = 1000;
 
 /// How often a new session is tried if the database does not answer.
 const REOPEN_TRIES: u32 = 20;
@@ -51,7 +63,7 @@ mod code {
     pub(super) const FORGOTTEN: i32 = -7;
 }
 
-const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3)";
+const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3, $4)";
 const RENEW: &str = "SELECT * FROM cw_renew($1, $2)";
 const INOS: &str = "SELECT cw_inos()";
 const END: &str = "SELECT cw_end_session($1)";
@@ -74,7 +86,7 @@ pub(crate) struct Stored {
     pub(crate) id: String,
 }
 
-/// The mount that holds a file system.
+/// A mount that uses a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The name of its machine.
@@ -89,6 +101,8 @@ pub struct Holder {
 pub(crate) trait Caches: Send + Sync {
     /// Drops everything that was cached under a lease.
     fn drop_all(&self);
+    /// Drops what was cached under the leases of some directories.
+    fn drop_directories(&self, dirs: &[u64]);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +110,10 @@ struct Current {
     id: i64,
     /// CLOCK_BOOTTIME up to which caches may be used.
     deadline: Duration,
+    /// The number of live sessions, as the last renewal has told.
+    sessions: i64,
+    /// CLOCK_BOOTTIME up to which the kernel may keep answers.
+    kernel_deadline: Duration,
 }
 
 /// The request slots of a session.
@@ -118,6 +136,9 @@ pub(crate) struct Session {
     /// The next inode number, and the end of the range.
     numbers: Mutex<(u64, u64)>,
     reopening: Mutex<()>,
+    flaws: Flaws,
+    /// The news from other mounts, and for them.
+    pub(crate) post: Post,
 }
 
 impl Session {
@@ -126,6 +147,7 @@ impl Session {
         database: Arc<Database>,
         caches: Weak<dyn Caches>,
         lease: Duration,
+        flaws: Flaws,
     ) -> Result<(Session, Stored), Refusal> {
         let (current, first, stored) = database.block_on(open_new(&database, lease))?;
         let session = Session {
@@ -136,7 +158,11 @@ impl Session {
             slots: Mutex::default(),
             numbers: Mutex::new((first, first + INO_RANGE)),
             reopening: Mutex::new(()),
+            flaws,
+            post: Post::default(),
         };
+        // The first renewal tells how many sessions there are. If it fails, the next one does.
+        let _ = session.database.block_on(session.renew());
         Ok((session, stored))
     }
 
@@ -147,7 +173,20 @@ impl Session {
 
     /// Returns how long answers of caches may still be used. Zero if they may not.
     pub(crate) fn left(&self) -> Duration {
+        if self.flaws.ignores_the_clock {
+            return self.lease;
+        }
         self.current.read().deadline.saturating_sub(boot_time())
+    }
+
+    /// Returns how long the kernel may keep an answer. Zero if other mounts use the file system.
+    pub(crate) fn kernel_time(&self) -> Duration {
+        self.current.read().kernel_deadline.saturating_sub(boot_time())
+    }
+
+    /// Returns the number of live sessions, as the last renewal has told.
+    pub(crate) fn sessions(&self) -> u64 {
+        self.current.read().sessions.max(0) as u64
     }
 
     /// Returns an inode number that was never used.
@@ -161,7 +200,7 @@ impl Session {
         Ok(numbers.0 as i64 - 1)
     }
 
-    /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number
+    /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number,
     /// and `params`. Returns the rows of its result.
     ///
     /// # Errors
@@ -171,7 +210,8 @@ impl Session {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Errno> {
-        let start = boot_time();
+        let mut start = boot_time();
+        let mut poll = POLLS.0;
         let mut taken = self.take_slot();
         let done = loop {
             let (id, slot, seq) = taken;
@@ -181,12 +221,20 @@ impl Session {
                 Ok(reply) => reply,
                 Err(errno) => break Err(errno),
             };
-            let Some(code) = reply.rows.first().map(|row| row.get(0)) else {
-                break Err(Errno::IO);
+            if reply.was_lost {
+                start = boot_time();
+            }
+            let (code, cookie) = match reply.rows.first() {
+                Some(row) => (row.get::<_, i32>(0), row.get::<_, i64>(1)),
+                None => break Err(Errno::IO),
             };
             match code {
                 0 => break Ok(reply.rows),
-                code::CONTENDED | code::GRACE => thread::sleep(PAUSE),
+                code::CONTENDED => {
+                    self.post.waits.add(1);
+                    self.database.block_on(self.post.wait(cookie, poll));
+                    poll = (poll * 2).min(POLLS.1);
+                }
                 code::FORGOTTEN if reply.was_lost => {
                     self.reopen(id)?;
                     break Err(Errno::IO);
@@ -196,6 +244,7 @@ impl Session {
                     taken = self.take_slot();
                 }
                 code::RESTARTED => self.renew_now()?,
+                code::GRACE => thread::sleep(PAUSE),
                 code::MOVED => {}
                 errno => break Err(Errno::from_raw_os_error(errno)),
             }
@@ -235,14 +284,25 @@ impl Session {
                 // longer wait for it.
                 code::RESTARTED => {
                     boot = row.get(1);
-                    self.drop_caches();
+                    if !self.flaws.keeps_after_restart {
+                        self.drop_caches();
+                    }
                     continue;
                 }
                 _ => {}
             }
+            if row.get("waits") {
+                self.post.look();
+            }
             let mut current = self.current.write();
             if current.id == id {
                 current.deadline = deadline(sent, self.lease);
+                current.sessions = row.get("sessions");
+                current.kernel_deadline = match current.sessions {
+                    1 => current.deadline,
+                    // The kernel keeps what it has already. Other sessions wait until that is over.
+                    _ => Duration::ZERO,
+                };
             }
             return Ok(());
         }
@@ -265,7 +325,7 @@ impl Session {
         if self.id() != dead {
             return Ok(());
         }
-        self.current.write().deadline = Duration::ZERO;
+        self.stop_answers();
         self.drop_caches();
         let mut opened = Err(Refusal::NoFormat);
         for _ in 0..REOPEN_TRIES {
@@ -288,9 +348,26 @@ impl Session {
     /// Ends the session, so that the next mount need not wait for its lease.
     pub(crate) fn end(&self) -> Result<(), Errno> {
         let id = self.id();
-        self.current.write().deadline = Duration::ZERO;
+        self.stop_answers();
         let limit = self.lease / 3;
         self.database.block_on(self.database.query_session(END, &[&id], limit)).map(drop)
+    }
+
+    fn stop_answers(&self) {
+        let mut current = self.current.write();
+        (current.deadline, current.kernel_deadline) = (Duration::ZERO, Duration::ZERO);
+    }
+
+    /// Returns the lease time.
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// Drops what is cached of some directories, because another mount is about to change them.
+    pub(crate) fn drop_directories(&self, dirs: &[u64]) {
+        if let Some(caches) = self.caches.upgrade() {
+            caches.drop_directories(dirs);
+        }
     }
 
     fn drop_caches(&self) {
@@ -347,7 +424,7 @@ async fn open_new(database: &Database, lease: Duration) -> Result<(Current, u64,
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let sent = boot_time();
     let seconds = lease.as_secs_f64();
-    let rows = database.query_once(OPEN, &[&host, &pid, &seconds]).await;
+    let rows = database.query_once(OPEN, &[&host, &pid, &seconds, &MOUNTS_MAX]).await;
     let rows = rows.map_err(|error| match error.code().map(|code| code.code()) {
         // An undefined function, table or schema.
         Some("42883" | "42P01" | "3F000") => Refusal::NoFormat,
@@ -361,7 +438,9 @@ async fn open_new(database: &Database, lease: Duration) -> Result<(Current, u64,
     }
     let first: i64 = row.get("ino");
     let stored = Stored { data: row.get("data"), id: row.get("fs") };
-    Ok((Current { id, deadline: deadline(sent, lease) }, first as u64, stored))
+    let deadline = deadline(sent, lease);
+    let current = Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO };
+    Ok((current, first as u64, stored))
 }
 
 /// Returns when a lease ends whose renewal was sent at `sent`.

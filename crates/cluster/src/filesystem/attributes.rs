@@ -16,8 +16,8 @@ const VALUE_BYTES_MAX: usize = 65536;
 /// The class of names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
-const SETATTR: &str = "SELECT * FROM cw_setattr($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, \
-                       $13)";
+const SETATTR: &str = "SELECT * FROM cw_setattr($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+                       $12, $13)";
 const SETXATTR: &str = "SELECT * FROM cw_setxattr($1, $2, $3, $4, $5, $6, $7, $8)";
 
 /// The values of a change of attributes, as the database takes them.

@@ -12,7 +12,9 @@ const MAKE: &str = "SELECT * FROM cw_make($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
                     $14)";
 const LINK: &str = "SELECT * FROM cw_link($1, $2, $3, $4, $5, $6, $7)";
 const REMOVE: &str = "SELECT * FROM cw_remove($1, $2, $3, $4, $5, $6, $7)";
-const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+/// How often a rename is tried again after another mount has replaced one of its inodes.
+const RENAME_TRIES: u32 = 100;
 
 impl ClusterFs {
     /// Makes an inode, with a name or without.
@@ -57,7 +59,7 @@ impl ClusterFs {
         )?;
         let made = changed.inode(ino as u64)?;
         if made.attr.is_dir() {
-            self.meta.cache.add_new_directory(changed.era, made);
+            self.meta.cache.add_new_directory(changed.begun, made);
         }
         if made.attr.nlink == 0 {
             self.nameless.lock().used.insert(made.attr.ino);
@@ -114,6 +116,22 @@ impl ClusterFs {
         to: (u64, Name<'_>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
+        for _ in 0..RENAME_TRIES {
+            match self.try_rename(from, to, mode) {
+                Err(Errno::STALE) => {}
+                done => return done,
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Renames a name. `ESTALE` if another mount has put other inodes at the names meanwhile.
+    fn try_rename(
+        &self,
+        from: (u64, Name<'_>),
+        to: (u64, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<(), Errno> {
         let (name1, name2) = (from.1.as_bytes(), to.1.as_bytes());
         let one = self.meta.lookup(from.0, name1)?.0.inode;
         let two = match self.meta.lookup(to.0, name2) {
@@ -126,6 +144,7 @@ impl ClusterFs {
             RenameMode::NoReplace => 1,
             RenameMode::Exchange => 2,
         };
+        let [ino1, ino2] = [Some(one), two].map(|it| it.map_or(0, |inode| inode.attr.ino as i64));
         let inodes = [Some(one), two];
         let inodes = || inodes.iter().flatten();
         let change = Change {
@@ -137,7 +156,7 @@ impl ClusterFs {
         let changed = self.meta.change(
             &change,
             RENAME,
-            &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now()],
+            &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
                 // Both names stay as they are. The next lookups ask for them.
                 _ if is_same => Vec::new(),

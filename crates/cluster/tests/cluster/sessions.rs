@@ -1,22 +1,17 @@
-//! Sessions: one mount at a time, death, and files without a name.
+//! Sessions: mkfs, death, and files without a name.
 
 use corewalk::{Errno, FileSystem as _, Make};
-use corewalk_cluster::{ClusterFs, MakeError, OpenError, mkfs};
+use corewalk_cluster::{MakeError, mkfs};
 
-use crate::fixtures::{ROOT, Site, create, dir, file, list, name, options, write_new};
+use crate::fixtures::{ROOT, Site, create, dir, file, list, name, write_new};
 
 #[test]
-fn second_mount_is_refused_with_the_name_of_the_first() {
+fn file_system_in_use_is_not_made_anew() {
     let Some(site) = Site::new() else { return };
     let fs = site.open();
-    let refused = ClusterFs::open(&site.parsed(), &options()).unwrap_err();
-    let OpenError::Busy(holder) = &refused else { panic!("{refused:?}") };
-    assert_eq!(holder.pid as u32, std::process::id());
-    assert!(refused.to_string().starts_with(&format!("mounted by {} pid", holder.host)));
     assert!(matches!(mkfs(&site.parsed(), (0, 0), true), Err(MakeError::Busy(_))));
     assert!(matches!(mkfs(&site.parsed(), (0, 0), false), Err(MakeError::Exists)));
     drop(fs);
-    drop(site.open());
     mkfs(&site.parsed(), (0, 0), true).unwrap();
 }
 

@@ -1,0 +1,287 @@
+//! Messages between mounts: intents of changes, and the news that holders have let go of leases.
+//!
+//! A mount has one connection on which it listens. An *intent* is a change of another mount that
+//! waits for leases of this one. The listener drops what is cached of the directories of the intent
+//! ([`Caches::drop_directories`]), and then acknowledges it. The acknowledgement deletes the leases
+//! of this session on these directories, if the intent still exists. The last acknowledgement
+//! notifies the writer, and that mount sends its change again.
+//!
+//! # Lost notifications
+//! A notification is only a hint. The listener asks for the intents that wait for its session after
+//! each connect, and when a renewal says that there are any (K.12). A writer sends its change again
+//! after some time, also without a notification.
+//!
+//! # Why an answer of before the change is not cached
+//! Take a directory d with an intent. The intent is written under the exclusive lock of d. A fill
+//! of d takes that lock shared, and looks for intents before it inserts a lease (K.2).
+//! - A fill that has the lock before the intent is written may insert a lease. If its reply comes
+//!   after the drop, its ticket is too old (`directory.rs`). The acknowledgement deletes the lease.
+//! - A fill that has the lock later finds the intent, inserts no lease, and its reply says so.
+//!
+//! The acknowledgement has the row lock of the intent to its end, so it deletes no lease of a fill
+//! that came after the change.
+//!
+//! # Why no mounts wait for each other in a circle
+//! The listener waits for the mutex of the cache, which is never held during a statement, and for
+//! its own statements on its own connection. In the database, it waits for the row of the intent.
+//! Three others lock that row:
+//! - the writer, which writes it and commits, or deletes it after the last lease is gone,
+//! - another acknowledgement, which only waits for this row,
+//! - a fill that deletes the intent of a dead session; it waits for no lock after that.
+//!
+//! None of them waits for a listener while it has the row. A call of this mount that waits for an
+//! acknowledgement holds no lock that the listener takes. So two mounts that change the same
+//! directory at once each acknowledge the intent of the other one.
+//!
+//! The listener tells the kernel nothing. The kernel keeps answers only while there is one session
+//! (K.7), and then there are no intents.
+//!
+//! Source: PostgreSQL, "NOTIFY"; Gray and Cheriton, "Leases" (SOSP 1989).
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use corewalk::Errno;
+use corewalk_base::{Mutex, ShardedCounter};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::timeout;
+use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Statement};
+
+use crate::connection::text_of;
+use crate::options::Flaws;
+use crate::session::Session;
+
+const LISTEN: &str = "SET search_path = corewalk; SET enable_seqscan = off; LISTEN corewalk";
+const WAITING: &str = "SELECT * FROM cw_waiting($1)";
+const ACKNOWLEDGE: &str = "SELECT cw_acknowledge($1, $2)";
+/// The pause before the listener connects again.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How many numbers of acknowledged intents are kept for writers that have not asked yet.
+const KEPT: usize = 1024;
+
+/// The news between a mount and the others.
+#[derive(Debug, Default)]
+pub(crate) struct Post {
+    /// Intents of this mount that all holders have acknowledged.
+    acknowledged: Mutex<VecDeque<i64>>,
+    arrived: Notify,
+    /// Wakes the listener, so that it asks for intents.
+    look: Notify,
+    /// How often a change has waited for other mounts.
+    pub(crate) waits: ShardedCounter,
+    /// Intents of others that the listener has seen.
+    pub(crate) intents: ShardedCounter,
+    /// Acknowledgements that the listener has sent.
+    pub(crate) acknowledgements: ShardedCounter,
+}
+
+impl Post {
+    /// Makes the listener ask for intents.
+    pub(crate) fn look(&self) {
+        self.look.notify_one();
+    }
+
+    /// Waits until all holders have acknowledged an intent of this mount, for at most `limit`.
+    pub(crate) async fn wait(&self, intent: i64, limit: Duration) {
+        let news = async {
+            loop {
+                let mut arrived = std::pin::pin!(self.arrived.notified());
+                arrived.as_mut().enable();
+                if self.take(intent) {
+                    return;
+                }
+                arrived.await;
+            }
+        };
+        // After the limit, the caller asks the database.
+        let _ = timeout(limit, news).await;
+    }
+
+    fn take(&self, intent: i64) -> bool {
+        let mut acknowledged = self.acknowledged.lock();
+        let place = acknowledged.iter().position(|it| *it == intent);
+        place.and_then(|place| acknowledged.remove(place)).is_some()
+    }
+
+    fn deliver(&self, intent: i64) {
+        let mut acknowledged = self.acknowledged.lock();
+        if acknowledged.len() == KEPT {
+            acknowledged.pop_front();
+        }
+        acknowledged.push_back(intent);
+        drop(acknowledged);
+        self.arrived.notify_waiters();
+    }
+}
+
+/// A notification.
+#[derive(Debug, PartialEq, Eq)]
+enum News {
+    /// An intent with its directories.
+    Intent(i64, Vec<u64>),
+    /// An intent of this session that all others have acknowledged.
+    Acknowledged(i64),
+    /// It is for other sessions.
+    Other,
+}
+
+/// Reads the text of a notification. `functions.sql` tells its form.
+fn parse(text: &str, session: i64) -> News {
+    let mut words = text.split(' ');
+    let mut word = || words.next().unwrap_or_default();
+    let is_mine = |id: &str| id.parse() == Ok(session);
+    match (word(), word(), word(), word()) {
+        ("i", id, holders, dirs) if holders.split(',').any(is_mine) => {
+            let dirs = dirs.split(',').map(str::parse).collect::<Result<_, _>>();
+            match (id.parse(), dirs) {
+                (Ok(id), Ok(dirs)) => News::Intent(id, dirs),
+                _ => News::Other,
+            }
+        }
+        ("a", writer, id, _) if is_mine(writer) => {
+            id.parse().map_or(News::Other, News::Acknowledged)
+        }
+        _ => News::Other,
+    }
+}
+
+/// A connection that listens.
+struct Line {
+    client: Client,
+    news: UnboundedReceiver<String>,
+    waiting: Statement,
+    acknowledge: Statement,
+}
+
+/// Listens until the session is dropped. Runs on the runtime of the mount.
+pub(crate) async fn listen(session: Weak<Session>, flaws: Flaws) {
+    loop {
+        let Some(strong) = session.upgrade() else { return };
+        let limit = strong.lease() / 3;
+        let connected = timeout(limit, connect(&strong)).await;
+        drop(strong);
+        match connected {
+            Ok(Ok(line)) => serve(&session, line, flaws, limit).await,
+            Ok(Err(error)) => log::debug!("the listener cannot connect: {}", text_of(&error)),
+            Err(_) => log::debug!("the listener cannot connect: no answer"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn connect(session: &Session) -> Result<Line, Error> {
+    let (client, mut connection) = session.database.config().connect(NoTls).await?;
+    let (sender, news) = unbounded_channel();
+    session.database.handle().spawn(async move {
+        while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+            match message {
+                Ok(AsyncMessage::Notification(notification)) => {
+                    if sender.send(notification.payload().to_owned()).is_err() {
+                        return;
+                    }
+                }
+                Ok(_) => {}
+                // The end of the channel tells the listener.
+                Err(_) => return,
+            }
+        }
+    });
+    client.batch_execute(LISTEN).await?;
+    let waiting = client.prepare(WAITING).await?;
+    let acknowledge = client.prepare(ACKNOWLEDGE).await?;
+    Ok(Line { client, news, waiting, acknowledge })
+}
+
+/// Serves a connection until it fails, or the session is gone.
+async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Duration) {
+    let mut asks = true;
+    loop {
+        let Some(strong) = session.upgrade() else { return };
+        if asks {
+            let asked = timeout(limit, answer_waiting(&strong, &line, flaws)).await;
+            if !matches!(asked, Ok(Ok(()))) {
+                return;
+            }
+        }
+        // The session must be able to end while nothing happens.
+        let idle = async {
+            tokio::select! {
+                text = line.news.recv() => Some(text),
+                () = strong.post.look.notified() => None,
+                () = tokio::time::sleep(PAUSE * 5) => Some(Some(String::new())),
+            }
+        };
+        let text = match idle.await {
+            None => {
+                asks = true;
+                continue;
+            }
+            Some(None) => return,
+            Some(Some(text)) => text,
+        };
+        asks = false;
+        if flaws.hears_nothing {
+            continue;
+        }
+        let id = strong.id();
+        match parse(&text, id) {
+            News::Other => {}
+            News::Acknowledged(intent) => strong.post.deliver(intent),
+            News::Intent(intent, dirs) => {
+                let done = timeout(limit, answer(&strong, &line, id, intent, &dirs, flaws)).await;
+                if !matches!(done, Ok(Ok(()))) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Answers all intents that wait for the session.
+async fn answer_waiting(session: &Arc<Session>, line: &Line, flaws: Flaws) -> Result<(), Errno> {
+    let id = session.id();
+    let rows = line.client.query(&line.waiting, &[&id]).await.map_err(|_| Errno::IO)?;
+    for row in rows {
+        let dirs: Vec<i64> = row.get("dirs");
+        let dirs: Vec<u64> = dirs.into_iter().map(|dir| dir as u64).collect();
+        answer(session, line, id, row.get("id"), &dirs, flaws).await?;
+    }
+    Ok(())
+}
+
+/// Drops what is cached of the directories of an intent, and acknowledges it for the session `id`.
+async fn answer(
+    session: &Session,
+    line: &Line,
+    id: i64,
+    intent: i64,
+    dirs: &[u64],
+    flaws: Flaws,
+) -> Result<(), Errno> {
+    session.post.intents.add(1);
+    if !flaws.keeps_after_intent {
+        session.drop_directories(dirs);
+    }
+    session.database.counters.statements.add(1);
+    let sent = line.client.query(&line.acknowledge, &[&id, &intent]).await;
+    sent.map_err(|_| Errno::IO)?;
+    session.post.acknowledgements.add(1);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notification_is_for_the_sessions_that_it_names() {
+        assert_eq!(parse("i 7 3,14 1,22", 14), News::Intent(7, vec![1, 22]));
+        assert_eq!(parse("i 7 3,14 1,22", 4), News::Other);
+        assert_eq!(parse("a 3 7", 3), News::Acknowledged(7));
+        assert_eq!(parse("a 3 7", 7), News::Other);
+        assert_eq!(parse("", 0), News::Other);
+    }
+}

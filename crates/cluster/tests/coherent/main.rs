@@ -1,0 +1,12 @@
+//! Tests of several mounts of one file system.
+
+#![forbid(unsafe_code)]
+
+mod delays;
+#[allow(dead_code, reason = "the other program with tests uses the rest")]
+#[path = "../cluster/fixtures.rs"]
+mod fixtures;
+mod model;
+mod proxy;
+mod race;
+mod sight;

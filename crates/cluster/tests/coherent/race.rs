@@ -1,0 +1,254 @@
+//! Racing histories of several mounts: each one is linearizable, with and without disturbances.
+//!
+//! A run consists of rounds. In a round, threads of all mounts make random calls in two new
+//! directories, and the checker then looks for an order that explains all results. The share of
+//! changes differs between rounds, since caches are only used where changes are rare.
+//! `COREWALK_COHERENT_CALLS` sets the number of calls of a run.
+//!
+//! Each protection that a disturbance needs has a control, which leaves it out and must be caught.
+
+use std::time::Duration;
+
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
+use corewalk_cluster::{ClusterFs, ClusterOptions, Flaws, Url};
+use corewalk_testkit::history::{Clock, History, Recorder};
+use corewalk_testkit::linearize::{Limit, Verdict, check, report};
+use corewalk_testkit::postgres::Postgres;
+use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+
+use crate::fixtures::{ROOT, Site, mkdir, options};
+use crate::model::{NAMES, Op, Place, Space};
+use crate::proxy::Proxy;
+
+/// The threads of each mount.
+const THREADS: usize = 2;
+/// The calls of a thread in a round.
+const CALLS: usize = 50;
+/// The lease of the mounts of a test that waits for its end.
+const LEASE: Duration = Duration::from_secs(2);
+
+/// How a run is made.
+struct Run {
+    rounds: usize,
+    /// The longest pause between two calls.
+    pace: Duration,
+    /// A mount that makes no changes.
+    reader: Option<usize>,
+    rng: Rng,
+}
+
+impl Run {
+    fn new(rounds: usize, pace: Duration, seed: Seed) -> Run {
+        Run { rounds, pace, reader: None, rng: Rng::new(seed) }
+    }
+
+    /// Runs the rounds, with `disturb` beside each. Returns a report of the first history that is
+    /// not linearizable.
+    fn race(
+        &self,
+        mounts: &[ClusterFs],
+        mut disturb: impl FnMut(usize) + Send,
+    ) -> Result<usize, String> {
+        let mut count = 0;
+        for round in 0..self.rounds {
+            let parent = mkdir(&mounts[round % mounts.len()], ROOT, &format!("r{round}")).ino;
+            let dirs =
+                ["d", "e"].map(|text| mkdir(&mounts[round % mounts.len()], parent, text).ino);
+            let place = Place { dirs, known: Mutex::default() };
+            let (clock, owners) = (Clock::new(), AtomicU64::new(1));
+            let rng = self.rng.fork(round as u64);
+            let recorders = thread::scope(|scope| {
+                let start = |number: usize| {
+                    let (place, clock, owners) = (&place, &clock, &owners);
+                    let fs = &mounts[number % mounts.len()];
+                    let mut rng = rng.fork(number as u64);
+                    let is_reader = self.reader == Some(number % mounts.len());
+                    let changes = if is_reader { 0 } else { [3, 15, 60][round % 3] };
+                    scope.spawn(move || {
+                        let mut recorder = Recorder::new(clock, number, CALLS);
+                        for _ in 0..CALLS {
+                            let pace = self.pace.as_micros() as u64;
+                            if pace > 0 {
+                                thread::sleep(Duration::from_micros(rng.below(pace)));
+                            }
+                            let op = choose(&mut rng, changes, place, owners);
+                            recorder.call(op, || place.call(fs, op));
+                        }
+                        recorder
+                    })
+                };
+                let threads: Vec<_> = (0..mounts.len() * THREADS).map(start).collect();
+                disturb(round);
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            });
+            let history = History::join(recorders);
+            count += history.len();
+            match check(&Space::default(), &history, Limit::default()) {
+                Verdict::Linearizable(_) => {}
+                Verdict::Violated => {
+                    let text = report(&Space::default(), &history, Limit::default());
+                    return Err(format!("round {round}: {text}"));
+                }
+                Verdict::Undecided => return Err(format!("round {round} was not decided")),
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// Chooses a call. `changes` of a hundred calls are changes.
+fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op {
+    let known: Vec<u32> = place.known.lock().iter().map(|(owner, _)| *owner).collect();
+    // Old inodes without a name are of little interest.
+    let known = &known[known.len().saturating_sub(4)..];
+    let at = rng.index(NAMES);
+    let other = (at + 1 + rng.index(NAMES - 1)) % NAMES;
+    // ORDERING: Relaxed. The addition alone makes the numbers differ.
+    let make = || Op::Create(at, owners.fetch_add(1, Ordering::Relaxed) as u32);
+    if known.is_empty() {
+        return make();
+    }
+    let owner = *rng.pick(known);
+    if !rng.chance(changes, 100) {
+        return if rng.chance(1, 2) { Op::Lookup(at) } else { Op::Get(owner) };
+    }
+    match rng.below(8) {
+        0 | 1 => make(),
+        2 => Op::Remove(at, owner),
+        3 => Op::Rename(at, other),
+        4 => Op::Exchange(at, other),
+        5 => Op::Link(owner, at),
+        _ => Op::SetMode(owner, rng.below(0o1000) as u32),
+    }
+}
+
+/// Returns how many rounds make about `calls` calls, or as many as the environment says.
+fn rounds(mounts: usize, calls: usize) -> usize {
+    let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
+        Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),
+        Err(_) => calls,
+    };
+    (calls / (mounts * THREADS * CALLS)).max(3)
+}
+
+fn short() -> ClusterOptions {
+    options().with_lease(LEASE)
+}
+
+fn open(url: &Url, options: &ClusterOptions) -> ClusterFs {
+    ClusterFs::open(url, options).unwrap()
+}
+
+fn counter(fs: &ClusterFs, wanted: &str) -> u64 {
+    let mut found = 0;
+    corewalk::FileSystem::counters(fs, &mut |name, value| {
+        if name == wanted {
+            found = value;
+        }
+    });
+    found
+}
+
+#[test]
+fn histories_of_three_mounts_are_linearizable() {
+    let Some(site) = Site::new() else { return };
+    let seed = ReportSeed::new(Seed::choose());
+    let mounts = [(); 3].map(|()| open(&site.parsed(), &short()));
+    let run = Run::new(rounds(3, 30_000), Duration::ZERO, seed.seed());
+    let count = run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
+    let waits: u64 = mounts.iter().map(|fs| counter(fs, "cluster_waits")).sum();
+    let intents: u64 = mounts.iter().map(|fs| counter(fs, "cluster_intents_seen")).sum();
+    let statements: u64 = mounts.iter().map(ClusterFs::statements).sum();
+    println!("{count} calls, {statements} statements, {waits} waits, {intents} intents");
+    assert!(waits > 0 && intents > 0);
+    drop(mounts);
+    site.assert_clean();
+}
+
+#[test]
+fn mount_that_hears_nothing_is_late_but_not_wrong() {
+    let Some(site) = Site::new() else { return };
+    let seed = ReportSeed::new(Seed::choose());
+    let deaf = short().with_flaws(Flaws { hears_nothing: true, ..Flaws::default() });
+    let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &deaf)];
+    let run = Run::new(9, Duration::ZERO, seed.seed());
+    run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
+}
+
+/// Runs with one mount whose connections stop for longer than its lease, in each round. It makes no
+/// changes, so that it does not wait for its connections while its cache has answers.
+fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
+    let site = Site::new()?;
+    let seed = ReportSeed::new(Seed::choose());
+    let proxy = Proxy::new(&site.url);
+    let mounts = [open(&site.parsed(), &short()), open(&proxy.url(), &short().with_flaws(flaws))];
+    let mut run = Run::new(rounds, Duration::from_millis(120), seed.seed());
+    run.reader = Some(1);
+    Some(run.race(&mounts, |_| {
+        thread::sleep(LEASE / 4);
+        proxy.pause(true);
+        thread::sleep(LEASE * 3 / 2);
+        proxy.pause(false);
+    }))
+}
+
+#[test]
+fn paused_mount_does_not_answer_after_its_lease() {
+    let Some(done) = race_with_pauses(Flaws::default(), 6) else { return };
+    done.unwrap_or_else(|text| panic!("{text}"));
+}
+
+#[test]
+fn control_paused_mount_that_ignores_the_clock_is_caught() {
+    let flaws = Flaws { ignores_the_clock: true, ..Flaws::default() };
+    let Some(done) = race_with_pauses(flaws, 30) else { return };
+    assert!(done.is_err());
+}
+
+#[test]
+fn control_mount_that_keeps_what_it_should_drop_is_caught() {
+    let Some(site) = Site::new() else { return };
+    let seed = ReportSeed::new(Seed::choose());
+    let flawed = short().with_flaws(Flaws { keeps_after_intent: true, ..Flaws::default() });
+    let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &flawed)];
+    assert!(Run::new(200, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
+}
+
+#[test]
+fn control_mount_that_caches_late_answers_is_caught() {
+    let Some(site) = Site::new() else { return };
+    let seed = ReportSeed::new(Seed::choose());
+    let flawed = short().with_flaws(Flaws { caches_late_answers: true, ..Flaws::default() });
+    let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &flawed)];
+    assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
+}
+
+/// Runs while the database is killed and started again in each round.
+fn race_with_crashes(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
+    let mut postgres = Postgres::start()?;
+    let site = Site::on(&postgres);
+    let seed = ReportSeed::new(Seed::choose());
+    let flawed = short().with_flaws(flaws);
+    let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &flawed)];
+    let run = Run::new(rounds, Duration::from_millis(100), seed.seed());
+    Some(run.race(&mounts, |_| {
+        thread::sleep(Duration::from_millis(500));
+        postgres.kill();
+        postgres.restart();
+    }))
+}
+
+#[test]
+fn crash_of_the_database_leaves_no_old_answer() {
+    let Some(done) = race_with_crashes(Flaws::default(), 6) else { return };
+    done.unwrap_or_else(|text| panic!("{text}"));
+}
+
+#[test]
+fn control_mount_that_keeps_its_cache_over_a_crash_is_caught() {
+    let flaws = Flaws { keeps_after_restart: true, ..Flaws::default() };
+    let Some(done) = race_with_crashes(flaws, 30) else { return };
+    assert!(done.is_err());
+}

@@ -1,0 +1,144 @@
+//! A change of one mount is seen by the other mounts from the return of the call on.
+
+use corewalk::{Errno, FileSystem as _, Make, RenameMode, SetAttr, XattrMode};
+use corewalk_cluster::ClusterFs;
+
+use crate::fixtures::{
+    ROOT, Site, create, dir, file, list, mkdir, name, overwrite, read, write_new,
+};
+
+/// Returns the names in a directory.
+fn names(fs: &ClusterFs, ino: u64) -> Vec<String> {
+    list(fs, ino).into_iter().map(|(text, _)| text).collect()
+}
+
+fn find(fs: &ClusterFs, parent: u64, text: &str) -> Result<u64, Errno> {
+    fs.lookup(dir(parent), name(text)).map(|attr| attr.ino)
+}
+
+/// Two mounts that have both listed the root, so that each caches it.
+fn pair(site: &Site) -> [ClusterFs; 2] {
+    let both = [site.open(), site.open()];
+    both.iter().for_each(|fs| drop(list(fs, ROOT)));
+    both
+}
+
+#[test]
+fn each_change_is_seen_by_the_other_mount_at_once() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    assert_eq!(find(b, ROOT, "f"), Err(Errno::NOENT));
+    let made = create(a, ROOT, "f").ino;
+    assert_eq!(find(b, ROOT, "f"), Ok(made));
+    let chmod = SetAttr::default().with_mode(0o600);
+    b.getattr(file(made)).unwrap();
+    a.setattr(file(made), &chmod).unwrap();
+    assert_eq!(b.getattr(file(made)).unwrap().mode & 0o777, 0o600);
+    a.link(file(made), dir(ROOT), name("l")).unwrap();
+    assert_eq!((find(b, ROOT, "l"), b.getattr(file(made)).unwrap().nlink), (Ok(made), 2));
+    assert_eq!(b.getxattr(file(made), b"user.x"), Err(Errno::NODATA));
+    a.setxattr(file(made), b"user.x", b"1", XattrMode::Set).unwrap();
+    assert_eq!(b.getxattr(file(made), b"user.x"), Ok(b"1".to_vec()));
+    b.setxattr(file(made), b"user.x", b"2", XattrMode::Set).unwrap();
+    assert_eq!(a.getxattr(file(made), b"user.x"), Ok(b"2".to_vec()));
+    overwrite(a, made, 0, b"text").unwrap();
+    assert_eq!((b.getattr(file(made)).unwrap().size, read(b, made)), (4, b"text".to_vec()));
+    let other = create(b, ROOT, "g").ino;
+    a.rename((dir(ROOT), name("f")), (dir(ROOT), name("g")), RenameMode::Exchange).unwrap();
+    assert_eq!((find(b, ROOT, "f"), find(b, ROOT, "g")), (Ok(other), Ok(made)));
+    a.remove(dir(ROOT), name("f"), file(other)).unwrap();
+    assert_eq!(find(b, ROOT, "f"), Err(Errno::NOENT));
+    assert_eq!(names(b, ROOT), ["l", "g"]);
+}
+
+#[test]
+fn renamed_directory_takes_its_children_along() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    let (from, to) = (mkdir(a, ROOT, "from").ino, mkdir(a, ROOT, "to").ino);
+    let child = mkdir(a, from, "child").ino;
+    write_new(a, child, "f", b"1");
+    assert_eq!(names(b, from), ["child"]);
+    assert_eq!(b.parent(dir(child)), Ok(from));
+    a.rename((dir(from), name("child")), (dir(to), name("new")), RenameMode::Replace).unwrap();
+    assert_eq!(find(b, from, "child"), Err(Errno::NOENT));
+    assert_eq!((find(b, to, "new"), names(b, child)), (Ok(child), vec!["f".to_owned()]));
+    assert_eq!(b.parent(dir(child)), Ok(to));
+    assert_eq!(b.getattr(dir(from)).unwrap().nlink, 2);
+}
+
+/// Changes of each mount are seen by each other one, with three mounts in turn.
+#[test]
+fn three_mounts_take_turns() {
+    let Some(site) = Site::new() else { return };
+    let mounts = [site.open(), site.open(), site.open()];
+    let made = create(&mounts[0], ROOT, "f").ino;
+    for turn in 0..90_u32 {
+        let writer = &mounts[turn as usize % 3];
+        writer.setattr(file(made), &SetAttr::default().with_mode(turn)).unwrap();
+        for reader in &mounts {
+            assert_eq!(reader.getattr(file(made)).unwrap().mode & 0o777, turn, "turn {turn}");
+        }
+    }
+}
+
+/// JuiceFS 6593: a file that another mount has removed can be made again at once.
+#[test]
+fn juicefs_6593_removed_file_can_be_made_again_on_the_other_mount() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for _ in 0..30 {
+        let made = create(a, ROOT, "f").ino;
+        assert_eq!(find(b, ROOT, "f"), Ok(made));
+        b.remove(dir(ROOT), name("f"), file(made)).unwrap();
+        assert_eq!(find(a, ROOT, "f"), Err(Errno::NOENT));
+    }
+}
+
+/// JuiceFS 6597: a directory that another mount has renamed is not found by its old name, so no
+/// file is made in it by that path.
+#[test]
+fn juicefs_6597_renamed_directory_has_no_old_name() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for round in 0..30 {
+        let made = mkdir(a, ROOT, "active").ino;
+        assert_eq!(find(a, ROOT, "active"), Ok(made));
+        let backup = format!("backup{round}");
+        let (from, to) = ((dir(ROOT), name("active")), (dir(ROOT), name(&backup)));
+        b.rename(from, to, RenameMode::Replace).unwrap();
+        assert_eq!(find(a, ROOT, "active"), Err(Errno::NOENT));
+        assert_eq!(find(a, ROOT, &backup), Ok(made));
+    }
+}
+
+/// JuiceFS 6323: an open reads all that another mount had appended before it closed the file.
+#[test]
+fn juicefs_6323_appended_bytes_are_read_after_an_open() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    let made = write_new(a, ROOT, "f", b"").ino;
+    let mut text = Vec::new();
+    for round in 0..30_u8 {
+        assert_eq!(b.getattr(file(made)).unwrap().size, u64::from(round));
+        overwrite(a, made, u64::from(round), &[round]).unwrap();
+        text.push(round);
+        assert_eq!(read(b, made), text);
+    }
+}
+
+/// JuiceFS 2774: nothing can be made in a directory that another mount has removed.
+#[test]
+fn juicefs_2774_nothing_is_made_in_a_removed_directory() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    for _ in 0..30 {
+        let made = mkdir(a, ROOT, "d").ino;
+        assert_eq!(find(b, ROOT, "d"), Ok(made));
+        assert_eq!(names(b, made), Vec::<String>::new());
+        a.remove(dir(ROOT), name("d"), dir(made)).unwrap();
+        let refused = b.make(dir(made), name("f"), &Make::new(0o644, 0, 0));
+        assert_eq!(refused, Err(Errno::NOENT));
+        assert_eq!(find(b, ROOT, "d"), Err(Errno::NOENT));
+    }
+}
