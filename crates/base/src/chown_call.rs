@@ -14,6 +14,20 @@ const CHOWN: &[i64] = &[libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, lib
 #[cfg(not(target_arch = "x86_64"))]
 const CHOWN: &[i64] = &[libc::SYS_fchown, libc::SYS_fchownat];
 
+/// The numbers of the same calls of a 32-bit program, each with the position of the user ID among
+/// the arguments: fchown32, chown32, lchown32, chown, fchown, lchown, fchownat. A 64-bit program
+/// can make these calls too.
+const CHOWN_32: [(i64, usize); 7] =
+    [(207, 1), (212, 1), (198, 1), (182, 1), (95, 1), (16, 1), (FCHOWNAT_32, 2)];
+#[cfg(target_arch = "x86_64")]
+const FCHOWNAT_32: i64 = 298;
+#[cfg(not(target_arch = "x86_64"))]
+const FCHOWNAT_32: i64 = 325;
+/// This bit of a number on x86-64 says that pointers have 32 bits (x32).
+const X32: i64 = 0x4000_0000;
+/// No program has an address below this one (`vm.mmap_min_addr`).
+const LOWEST_ADDRESS: u64 = 0x1_0000;
+
 /// How often the file of a thread is read while the thread does not sleep yet.
 const TRIES: u32 = 1000;
 /// The pause before the next try.
@@ -22,16 +36,34 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 /// Returns true if the thread with the ID `thread` waits inside chown(2), lchown(2), fchown(2) or
 /// fchownat(2). Waits a while if the thread does not sleep yet. Returns `None` if its system call
 /// is unknown, for example because this process may not trace the thread.
+///
+/// A call of a 32-bit program counts if its user ID is -1 or below 65536. Otherwise its number and
+/// arguments could also be those of lremovexattr(2), whose second argument is an address.
 pub fn waits_in_chown(thread: u32) -> Option<bool> {
     let path = format!("/proc/{thread}/syscall");
     for _ in 0..TRIES {
         let text = std::fs::read_to_string(&path).ok()?;
-        match text.split_ascii_whitespace().next()? {
-            "running" => drop(nanosleep(&PAUSE)),
-            number => return number.parse().ok().map(|number| CHOWN.contains(&number)),
+        if text.trim_end() != "running" {
+            return is_chown(&text);
         }
+        drop(nanosleep(&PAUSE));
     }
     None
+}
+
+/// Returns true if `text`, the content of `/proc/PID/syscall`, names a call of chown(2) or one of
+/// its relatives. Returns `None` if the text has another form.
+fn is_chown(text: &str) -> Option<bool> {
+    let mut words = text.split_ascii_whitespace();
+    let number: i64 = words.next()?.parse().ok()?;
+    if CHOWN.contains(&(number & !X32)) {
+        return Some(true);
+    }
+    let Some((_, at)) = CHOWN_32.iter().find(|(chown, _)| *chown == number) else {
+        return Some(false);
+    };
+    let user = u64::from_str_radix(words.nth(*at)?.strip_prefix("0x")?, 16).ok()?;
+    Some(user < LOWEST_ADDRESS || user == u64::from(u32::MAX))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -44,5 +76,23 @@ mod tests {
         assert_eq!(waits_in_chown(std::process::id()), Some(false));
         // Use an ID that no thread has: all IDs are below 2^22.
         assert_eq!(waits_in_chown(u32::MAX), None);
+    }
+
+    #[test]
+    fn calls_of_32_bit_programs_are_recognised() {
+        let rest = "0x0 0x0 0x0 0x7ffd 0x7f12";
+        let text = |number: i64, user: &str| format!("{number} 0x3 {user} 0xffffffff {rest}");
+        let native = libc::SYS_fchown;
+        assert_eq!(is_chown(&text(native, "0xffffffff")), Some(true));
+        assert_eq!(is_chown(&text(native | X32, "0x7")), Some(true));
+        for (number, at) in CHOWN_32 {
+            let path = if at == 2 { "0x5000000 " } else { "" };
+            assert_eq!(is_chown(&text(number, &format!("{path}0xffffffff"))), Some(true));
+            assert_eq!(is_chown(&text(number, &format!("{path}0x7"))), Some(true));
+            assert_eq!(is_chown(&text(number, &format!("{path}0x55d0c0de"))), Some(false));
+        }
+        assert_eq!(is_chown(&text(libc::SYS_pwrite64, "0x7")), Some(false));
+        assert_eq!(is_chown("-1 0x7ffd 0x7f12"), Some(false));
+        assert_eq!(is_chown(""), None);
     }
 }

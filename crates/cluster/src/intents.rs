@@ -128,7 +128,7 @@ enum News {
     Other,
 }
 
-/// Reads the text of a notification. `functions.sql` tells its form.
+/// Reads the text of a notification. `functions/changes.sql` tells its form.
 fn parse(text: &str, session: i64) -> News {
     let mut words = text.split(' ');
     let mut word = || words.next().unwrap_or_default();

@@ -11,7 +11,15 @@ use crate::options::{Place, Url};
 use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
-const FUNCTIONS: &str = include_str!("functions.sql");
+/// The functions, each file after those whose functions it needs.
+const FUNCTIONS: [&str; 6] = [
+    include_str!("functions/results.sql"),
+    include_str!("functions/sessions.sql"),
+    include_str!("functions/changes.sql"),
+    include_str!("functions/names.sql"),
+    include_str!("functions/contents.sql"),
+    include_str!("functions/attributes.sql"),
+];
 /// The version of the schema.
 pub(crate) const VERSION: i32 = 1;
 
@@ -75,7 +83,9 @@ async fn make(
     transaction.batch_execute(clean).await.map_err(failed)?;
     // `SET` lasts to the end of the connection, which is closed soon.
     transaction.batch_execute(SCHEMA).await.map_err(failed)?;
-    transaction.batch_execute(FUNCTIONS).await.map_err(failed)?;
+    for functions in FUNCTIONS {
+        transaction.batch_execute(functions).await.map_err(failed)?;
+    }
     let (uid, gid) = (i64::from(owner.0), i64::from(owner.1));
     transaction.execute(FORMAT, &[&VERSION, &place.to_string()]).await.map_err(failed)?;
     transaction.execute(ROOT, &[&uid, &gid]).await.map_err(failed)?;

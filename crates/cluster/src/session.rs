@@ -53,7 +53,7 @@ const MOUNTS_MAX: i32 = 1000;
 /// How often a new session is tried if the database does not answer.
 const REOPEN_TRIES: u32 = 20;
 
-/// Codes of results that are no errno. `functions.sql` lists them.
+/// Codes of results that are no errno. `functions/results.sql` lists them.
 mod code {
     pub(super) const CONTENDED: i32 = -1;
     pub(super) const DEAD: i32 = -2;

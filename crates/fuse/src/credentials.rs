@@ -81,6 +81,17 @@ pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Op
     is_exact.then(|| resolve(caller, ours))
 }
 
+/// Returns the credentials that decide whether `caller` may make a chown(2) that the kernel has not
+/// checked. A caller outside the user namespace `ours` has no capabilities. If `/proc` shows another
+/// file system user ID, the request comes from a file system that lies over this one, such as
+/// overlayfs, and that one has checked the caller.
+pub(crate) fn resolve_for_chown(caller: Caller, ours: Option<UserNamespace>) -> Cred {
+    match Status::of(&format!("/proc/{}/status", caller.pid)) {
+        Ok(status) if status.fsuid != Some(caller.uid) => prechecked(caller),
+        _ => resolve(caller, ours),
+    }
+}
+
 /// Returns true if the caller is in the user namespace `ours`.
 fn is_in(caller: Caller, ours: Option<UserNamespace>) -> bool {
     ours.is_some() && UserNamespace::of(caller.pid) == ours

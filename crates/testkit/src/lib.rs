@@ -11,6 +11,7 @@
 //! | [`history`] | the calls of several threads are recorded, to be checked as a whole |
 //! | [`linearize`] | a sequential model decides whether a history is correct |
 //! | [`alloc`] | an operation must not allocate, or must free all that it allocates |
+//! | `call32` | a 64-bit program makes the system call of a 32-bit program |
 //! | [`seal`] | an operation must not store to memory that another thread can reach |
 //! | `lines` | an operation must not write cache lines that another one touches (x86-64) |
 //! | [`sysv`] | the System V IPC of the host kernel is the oracle |
@@ -34,6 +35,8 @@
 //! controls: wrong code that a test must reject.
 
 pub mod alloc;
+#[cfg(all(target_os = "linux", not(miri)))]
+pub mod call32;
 pub mod fork;
 pub mod fuzz;
 pub mod history;

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use corewalk_base::primitives::thread;
-use corewalk_testkit::require::has_root;
+use corewalk_testkit::require::{has_program, has_root};
+use corewalk_testkit::user::UserNamespace;
 
 use self::privileges::{Caller, GROUP, OTHER, OWNER, change_as, compare, prepare, state, user};
 use crate::fixtures::{Folder, Server, can_mount, counter};
@@ -156,6 +157,34 @@ fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     let other = Folder::new();
     with_mount("passthrough", |mount, _| {
         compare(mount, &other.0, |caller, what, mode, _| is_cleared_for_all(caller, what, mode));
+    });
+}
+
+/// A perl program that calls chown(2) without an owner and without a group.
+const CHOWN: &str = "chown(-1, -1, $ARGV[0]) or exit($!)";
+
+/// A caller that does not own a passed-through file must not clear its bits with chown(2). The
+/// server cannot see the capabilities of a caller in another user namespace.
+#[test]
+fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
+    if !can_mount() || !has_root() || !has_program("perl") {
+        return;
+    }
+    let Some(namespace) = UserNamespace::new(0, OWNER, 2) else { return };
+    with_mount("passthrough", |mount, _| {
+        let path = mount.join("f");
+        let _open = File::create(&path).expect("the file is created");
+        prepare(&path, 0o6755, false);
+        let chown = |user| {
+            let mut perl = namespace.command(user, "perl");
+            let done = perl.args(["-e", CHOWN]).arg(&path).status().expect("perl is run");
+            (done.code(), state(&path))
+        };
+        assert_eq!(
+            chown(1),
+            (Some(rustix::io::Errno::PERM.raw_os_error()), format!("6755 {OWNER} {GROUP}"))
+        );
+        assert_eq!(chown(0), (Some(0), format!("755 {OWNER} {GROUP}")));
     });
 }
 

@@ -33,8 +33,9 @@
 //! follows. So the server clears the bits at once, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
-//! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case,
-//! and chown(2) succeeds without an effect.
+//! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case. So
+//! chown(2) by any user succeeds: without an effect, or with that of a write if the kernel writes
+//! the file itself. A server without `CAP_SYS_PTRACE` cannot read them.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 
@@ -43,7 +44,7 @@ use corewalk::{Attr, Caller, Caps, Cred, Errno, InodeRef, SetAttr};
 use corewalk_base::waits_in_chown;
 
 use super::{Change, Server};
-use crate::credentials::{resolve, resolve_exactly};
+use crate::credentials::{resolve, resolve_exactly, resolve_for_chown};
 use crate::options::{Ownership, Permissions};
 use crate::wire::Features;
 
@@ -182,7 +183,8 @@ impl Server {
     ) -> Result<Attr, Errno> {
         let may_matter =
             self.clears_bits_of(self.vfs.mode(inode)?) || self.may_keep_capability(inode)?;
-        if may_matter && let Some(cred) = self.cred_in_chown(caller) {
+        if may_matter && is_in_chown(caller) {
+            let cred = resolve_for_chown(caller, self.namespace);
             let attr = self.vfs.chown_without_owner(&cred, inode)?;
             self.vfs.remove_capability(inode)?;
             return Ok(attr);
@@ -206,14 +208,7 @@ impl Server {
         inode: &InodeRef<'_>,
         name: &[u8],
     ) -> Result<bool, Errno> {
-        Ok(name == CAPABILITY && self.checks_chown(inode)? && self.cred_in_chown(caller).is_some())
-    }
-
-    /// Returns the credentials of a caller that waits in chown(2). Returns `None` for a caller in
-    /// another system call, and if the server cannot find out.
-    fn cred_in_chown(&self, caller: Caller) -> Option<Cred> {
-        let is_chown = waits_in_chown(caller.pid) == Some(true);
-        is_chown.then(|| resolve_exactly(caller, self.namespace)).flatten()
+        Ok(name == CAPABILITY && self.checks_chown(inode)? && is_in_chown(caller))
     }
 
     /// Returns true if a chown has to remove capabilities of `inode`.
@@ -257,6 +252,11 @@ impl Server {
             }
         }
     }
+}
+
+/// Returns true if the caller waits in chown(2). Returns false if the server cannot find out.
+fn is_in_chown(caller: Caller) -> bool {
+    waits_in_chown(caller.pid) == Some(true)
 }
 
 #[cfg(test)]

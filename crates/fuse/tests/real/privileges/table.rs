@@ -75,7 +75,7 @@ pub(crate) const CALLERS: [Caller; 7] = [
 /// has opened for reading and writing. So a caller without a right to open the file can write.
 type Change = fn(&Path, &File) -> io::Result<()>;
 
-const CHANGES: [(&str, Change); 19] = [
+const CHANGES: [(&str, Change); 20] = [
     ("write", |_, mut file| file.write_all(b"xy")),
     ("pwrite", |_, file| file.write_all_at(b"xy", 5)),
     ("pwrite of a page", |_, file| file.write_all_at(&[7; 8192], 0)),
@@ -106,18 +106,31 @@ const CHANGES: [(&str, Change); 19] = [
     ("chown to another group", |path, _| chown(path, None, Some(OTHER))),
     ("chown to the same owner", |path, _| chown(path, Some(OWNER), Some(GROUP))),
     ("chown without an owner", |path, _| chown(path, None, None)),
+    ("32-bit chown without an owner", |_, file| fchown_32(file)),
     ("chmod", |path, _| fs::set_permissions(path, Permissions::from_mode(0o6711))),
     ("set an ACL", |path, _| {
         Ok(rustix::fs::setxattr(path, "system.posix_acl_access", &ACL, XattrFlags::empty())?)
     }),
 ];
 
+/// Calls fchown(2) without an owner and without a group, as a 32-bit program does. A kernel for
+/// 64-bit programs only, or another architecture, gets the call of a 64-bit program.
+fn fchown_32(file: &File) -> io::Result<()> {
+    match corewalk_testkit::call32::fchown(file, u32::MAX, u32::MAX) {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error()) => {
+            std::os::unix::fs::fchown(file, None, None)
+        }
+        done => done,
+    }
+}
+
 /// The changes of a directory.
-const DIR_CHANGES: [&str; 6] = [
+const DIR_CHANGES: [&str; 7] = [
     "chown to another user",
     "chown to another group",
     "chown to the same owner",
     "chown without an owner",
+    "32-bit chown without an owner",
     "chmod",
     "set an ACL",
 ];

@@ -1,0 +1,297 @@
+//! What the cache knows: directories with their names, and inodes.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{Begun, Change, Entry, Listing, Xattrs};
+use crate::node::Inode;
+
+/// A name whose state is unknown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unknown {
+    /// The changes of the name that are under way.
+    pub(super) changes: u32,
+    /// True if two changes were under way at once. Their replies do not tell which was the last.
+    pub(super) is_mixed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    /// None for a name that is known not to exist.
+    pub(super) known: HashMap<Box<[u8]>, Option<Entry>>,
+    /// Names that changes are about to alter. Their entries in `known` may be old.
+    pub(super) unknown: HashMap<Box<[u8]>, Unknown>,
+    /// The names inside the window, by position.
+    pub(super) order: BTreeMap<u64, Box<[u8]>>,
+    /// All names with a position above the first and up to the second number are in `order`.
+    pub(super) window: (u64, u64),
+    /// True if there is no name behind the window.
+    pub(super) at_end: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Directory {
+    pub(super) names: Names,
+    pub(super) is_leased: bool,
+    /// The epoch in which `is_leased` became true.
+    pub(super) leased_since: u64,
+    /// The epoch of the last begin or end of a change, or of the last drop.
+    pub(super) epoch: u64,
+    /// The changes that are under way.
+    pub(super) changing: u32,
+    pub(super) is_filling: bool,
+    /// The inodes that this directory has brought into the cache.
+    pub(super) inos: HashSet<u64>,
+    pub(super) used: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Cached {
+    pub(super) inode: Inode,
+    /// The directory that has brought the inode into the cache.
+    pub(super) holder: u64,
+    pub(super) xattrs: Option<Xattrs>,
+    /// True if the file was opened since the inode is cached. Only own changes keep this.
+    pub(super) was_opened: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) dirs: HashMap<u64, Directory>,
+    pub(super) inodes: HashMap<u64, Cached>,
+    /// The inodes that changes are altering, each with the number of these changes.
+    pub(super) busy: HashMap<u64, u32>,
+    /// Counts how often everything was dropped.
+    pub(super) era: u64,
+    /// Counts the begins and ends of changes, and the drops.
+    pub(super) epoch: u64,
+    /// The highest epoch of a directory whose record was removed. New records begin with it.
+    pub(super) removed_epoch: u64,
+    /// The epoch of the last drop for another mount.
+    pub(super) dropped_epoch: u64,
+    pub(super) clock: u64,
+    pub(super) count: usize,
+}
+
+impl Directory {
+    /// Returns true if no thread relies on this record.
+    pub(super) fn is_idle(&self) -> bool {
+        self.changing == 0 && !self.is_filling
+    }
+}
+
+impl Names {
+    pub(super) fn is_complete(&self) -> bool {
+        self.window.0 == 0 && self.at_end
+    }
+
+    /// Extends the window by a page of names, or begins a new window.
+    pub(super) fn extend(&mut self, after: u64, last: u64, names: &[Listing], at_end: bool) {
+        let continues = self.window.0 <= after && after <= self.window.1;
+        if !continues {
+            self.order.clear();
+            self.window = (after, after);
+            self.at_end = false;
+        }
+        self.window.1 = self.window.1.max(last);
+        for (name, cookie, _) in names {
+            self.order.insert(*cookie, name.clone());
+        }
+        self.at_end |= at_end;
+        if after == 0 && at_end {
+            // These are all names, and no change is under way.
+            self.unknown.clear();
+        }
+    }
+}
+
+impl State {
+    /// Returns true if a lease covers the attributes of a cached inode, and no change alters them.
+    pub(super) fn is_current(&self, cached: &Cached) -> bool {
+        let cover = cached.inode.cover();
+        cached.holder == cover
+            && !self.busy.contains_key(&cached.inode.attr.ino)
+            && self.dirs.get(&cover).is_some_and(|directory| directory.is_leased)
+    }
+
+    pub(super) fn end_changing(&mut self, change: &Change<'_>) {
+        for dir in &change.dirs {
+            let epoch = self.next_epoch();
+            if let Some(directory) = self.dirs.get_mut(dir) {
+                directory.changing = directory.changing.saturating_sub(1);
+                directory.epoch = epoch;
+            }
+        }
+        // A directory without a lease knows nothing, and needs no record.
+        for dir in &change.dirs {
+            if self.dirs.get(dir).is_some_and(|it| !it.is_leased && it.inos.is_empty()) {
+                self.remove_dir(*dir);
+            }
+        }
+    }
+
+    /// Counts the end of a change of names. They stay unknown if `stays`, or if two changes of them
+    /// overlapped.
+    pub(super) fn end_names(&mut self, change: &Change<'_>, stays: bool) {
+        for (dir, name) in &change.names {
+            let Some(directory) = self.dirs.get_mut(dir) else { continue };
+            let Some(unknown) = directory.names.unknown.get_mut(*name) else { continue };
+            unknown.changes = unknown.changes.saturating_sub(1);
+            let is_known = unknown.changes == 0 && !unknown.is_mixed && !stays;
+            if is_known || unknown.changes == 0 && !directory.is_leased {
+                directory.names.unknown.remove(*name);
+            }
+        }
+    }
+
+    /// Returns true if the reply to a change does not tell the state of a name, because another
+    /// change of it overlapped.
+    pub(super) fn is_ambiguous(&self, dir: u64, name: &[u8]) -> bool {
+        let unknown = self.dirs.get(&dir).and_then(|directory| directory.names.unknown.get(name));
+        unknown.is_some_and(|unknown| unknown.changes > 0 || unknown.is_mixed)
+    }
+
+    /// Returns true if a directory was cached all the time since a change began.
+    pub(super) fn is_held(&self, dir: u64, begun: Begun) -> bool {
+        let held = |it: &Directory| it.is_leased && it.leased_since <= begun.epoch;
+        self.dirs.get(&dir).is_some_and(held)
+    }
+
+    /// Forgets the names of a directory, because all of them follow.
+    pub(super) fn forget_names(&mut self, dir: u64) {
+        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        let unknown = std::mem::take(&mut directory.names.unknown);
+        self.count -= directory.names.known.len();
+        directory.names = Names { unknown, ..Names::default() };
+    }
+
+    pub(super) fn next_epoch(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    /// Returns the record of a directory, a new one if there is none.
+    pub(super) fn directory(&mut self, dir: u64) -> &mut Directory {
+        let new = || Directory { epoch: self.removed_epoch, ..Directory::default() };
+        self.dirs.entry(dir).or_insert_with(new)
+    }
+
+    pub(super) fn lease(&mut self, dir: u64) {
+        self.clock += 1;
+        let (clock, epoch) = (self.clock, self.next_epoch());
+        let directory = self.directory(dir);
+        if !directory.is_leased {
+            (directory.is_leased, directory.leased_since) = (true, epoch);
+        }
+        directory.used = clock;
+    }
+
+    /// Caches an inode that `holder` has brought. Keeps a newer version, and does not replace
+    /// current attributes by a hint.
+    pub(super) fn insert(&mut self, holder: u64, inode: Inode) {
+        let ino = inode.attr.ino;
+        let (mut xattrs, mut was_opened) = (None, false);
+        if let Some(old) = self.inodes.get(&ino) {
+            let is_newer = inode.version > old.inode.version;
+            if !is_newer && (self.is_current(old) || inode.version < old.inode.version) {
+                return;
+            }
+            let keeps_holder = self.is_current(old) && holder != inode.cover();
+            if keeps_holder {
+                if let Some(old) = self.inodes.get_mut(&ino) {
+                    old.inode = inode;
+                    old.xattrs = None;
+                }
+                return;
+            }
+            if !is_newer {
+                xattrs = old.xattrs.clone();
+            }
+            // While the lease is held, only own changes make a newer version.
+            was_opened = old.was_opened && self.is_current(old);
+            self.remove_inode(ino);
+        }
+        self.inodes.insert(ino, Cached { inode, holder, xattrs, was_opened });
+        self.directory(holder).inos.insert(ino);
+        self.count += 1;
+    }
+
+    /// Replaces a hint by newer attributes, if it stays a hint. Otherwise removes the inode.
+    pub(super) fn update_hint(&mut self, inode: Inode) {
+        let ino = inode.attr.ino;
+        match self.inodes.get_mut(&ino).filter(|cached| cached.holder != inode.cover()) {
+            Some(cached) if cached.inode.version < inode.version => {
+                (cached.inode, cached.xattrs) = (inode, None);
+            }
+            Some(_) => {}
+            None => self.remove_inode(ino),
+        }
+    }
+
+    pub(super) fn remove_inode(&mut self, ino: u64) {
+        if let Some(old) = self.inodes.remove(&ino) {
+            self.count -= 1;
+            if let Some(directory) = self.dirs.get_mut(&old.holder) {
+                directory.inos.remove(&ino);
+            }
+        }
+    }
+
+    /// Notes that one change of an inode has ended.
+    pub(super) fn settle(&mut self, ino: u64) {
+        if let Some(count) = self.busy.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.busy.remove(&ino);
+            }
+        }
+    }
+
+    /// Sets what is known of a name in a directory with a lease.
+    pub(super) fn set_name(&mut self, dir: u64, name: &[u8], entry: Option<Entry>) {
+        let Some(directory) = self.dirs.get_mut(&dir).filter(|directory| directory.is_leased)
+        else {
+            return;
+        };
+        let names = &mut directory.names;
+        names.unknown.remove(name);
+        let old = match entry {
+            None if names.is_complete() => {
+                let old = names.known.remove(name);
+                self.count -= usize::from(old.is_some());
+                old
+            }
+            _ => {
+                let old = names.known.insert(name.into(), entry);
+                self.count += usize::from(old.is_none());
+                old
+            }
+        };
+        if let Some(Some(old)) = old {
+            names.order.remove(&old.cookie);
+        }
+        if let Some(entry) = entry
+            && entry.cookie > names.window.0
+            && (names.at_end || entry.cookie <= names.window.1)
+        {
+            names.window.1 = names.window.1.max(entry.cookie);
+            names.order.insert(entry.cookie, name.into());
+        }
+    }
+
+    pub(super) fn remove_dir(&mut self, dir: u64) {
+        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        directory.is_leased = false;
+        let names = std::mem::take(&mut directory.names);
+        let inos = std::mem::take(&mut directory.inos);
+        directory.names.unknown = names.unknown;
+        self.count -= names.known.len();
+        for ino in inos {
+            self.count -= usize::from(self.inodes.remove(&ino).is_some());
+        }
+        let idle = |it: &&Directory| it.is_idle() && it.names.unknown.is_empty();
+        if let Some(directory) = self.dirs.get(&dir).filter(idle) {
+            self.removed_epoch = self.removed_epoch.max(directory.epoch);
+            self.dirs.remove(&dir);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+-- The steps that all changes share: the request slot, the locks, the leases of others.
+
+-- Takes the lock of a request slot. Returns 0 to go on, 1 if this slot has made the change already,
+-- or a code. The slot comes before the check of the session. So a session that is dead learns
+-- whether its change was made, and -2 means that it never will be (K.8, K.9).
+CREATE FUNCTION cw_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE v_seq bigint; v_boot uuid;
+BEGIN
+    SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
+    IF NOT FOUND THEN
+        INSERT INTO slot VALUES (p_session, p_slot, 0, 0, '{}', 0, 0) ON CONFLICT DO NOTHING;
+        SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
+    END IF;
+    IF v_seq = p_seq THEN RETURN 1; END IF;
+    -- A connection that was given up has delivered an old request after a newer one.
+    IF v_seq > p_seq THEN RETURN 5; END IF;
+    SELECT boot INTO v_boot FROM session WHERE id = p_session;
+    IF NOT FOUND THEN RETURN -7; END IF;
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
+    PERFORM FROM boot WHERE id = v_boot;
+    IF NOT FOUND THEN RETURN -3; END IF;
+    RETURN 0;
+END $$;
+
+-- Takes the locks of a change, in ascending order, and checks that it may be made. Returns 0 to go
+-- on, 1 for a change that this slot has made already (K.9), or a negative code.
+CREATE FUNCTION cw_begin(
+    p_session bigint, p_slot int, p_seq bigint, p_dirs bigint[]
+) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE d bigint; v_code int; v_others bigint[];
+BEGIN
+    v_code := cw_slot(p_session, p_slot, p_seq);
+    IF v_code <> 0 THEN RETURN v_code; END IF;
+    IF array_length(p_dirs, 1) > 1 THEN
+        p_dirs := (SELECT array_agg(x ORDER BY x) FROM unnest(p_dirs) x);
+    END IF;
+    FOREACH d IN ARRAY p_dirs LOOP
+        PERFORM pg_advisory_xact_lock(d);
+    END LOOP;
+    -- The wait for the locks may have been long.
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
+    PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
+        AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
+    IF FOUND THEN
+        PERFORM cw_judge(array_agg(s.id)) FROM session s WHERE s.id <> p_session;
+        PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
+            AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
+        IF FOUND THEN RETURN -4; END IF;
+    END IF;
+    SELECT array_agg(session) INTO v_others FROM lease
+        WHERE dir = ANY(p_dirs) AND session <> p_session;
+    IF v_others IS NOT NULL THEN
+        PERFORM cw_judge(v_others);
+        PERFORM FROM session WHERE id = ANY(v_others) AND NOT dead;
+        IF FOUND THEN RETURN -1; END IF;
+    END IF;
+    DELETE FROM intent WHERE session = p_session AND slot = p_slot;
+    RETURN 0;
+END $$;
+
+-- Writes the intent of a slot, and tells the holders of leases. An intent whose directories are
+-- others than before gets a new number. Notifications are only hints (K.12). A text is
+-- `i NUMBER HOLDERS DIRECTORIES`.
+CREATE FUNCTION cw_intend(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE v_id bigint;
+BEGIN
+    SELECT id INTO v_id FROM intent
+        WHERE session = p_session AND slot = p_slot AND dirs = p_dirs;
+    IF FOUND THEN RETURN v_id; END IF;
+    v_id := nextval('intent_seq');
+    INSERT INTO intent VALUES (p_session, p_slot, v_id, p_dirs)
+        ON CONFLICT (session, slot) DO UPDATE SET id = v_id, dirs = p_dirs;
+    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || string_agg(DISTINCT session::text, ',')
+            || ' ' || array_to_string(p_dirs, ','))
+        FROM lease WHERE dir = ANY(p_dirs) AND session <> p_session;
+    RETURN v_id;
+END $$;
+
+-- Returns the intents of others that wait for leases of a session (K.12).
+CREATE FUNCTION cw_waiting(p_session bigint) RETURNS TABLE (id bigint, dirs bigint[])
+LANGUAGE sql AS $$
+    SELECT i.id, i.dirs FROM intent i WHERE i.session <> p_session
+        AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs))
+$$;
+
+-- Gives up the leases of a session on the directories of an intent, if that very intent still
+-- exists (K.4). The row lock keeps the intent until the end. So no fill of the session inserts a
+-- lease meanwhile, and of two sessions the second one sees that the first one has let go. The last
+-- one wakes the writer with the text `a SESSION NUMBER`.
+CREATE FUNCTION cw_acknowledge(p_session bigint, p_id bigint) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE v_writer bigint; v_dirs bigint[];
+BEGIN
+    SELECT session, dirs INTO v_writer, v_dirs FROM intent WHERE id = p_id FOR UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    DELETE FROM lease WHERE session = p_session AND dir = ANY(v_dirs);
+    PERFORM FROM lease l JOIN session s ON s.id = l.session
+        WHERE l.dir = ANY(v_dirs) AND l.session <> v_writer AND NOT s.dead;
+    IF NOT FOUND THEN PERFORM pg_notify('corewalk', 'a ' || v_writer || ' ' || p_id); END IF;
+    RETURN true;
+END $$;
+
+-- Returns the result of a change that `cw_begin` has stopped with `p_code`.
+CREATE FUNCTION cw_stop(
+    p_code int, p_session bigint, p_slot int, p_dirs bigint[]
+) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_code = 1 THEN
+        -- The second row keeps a result without inodes from having no row at all.
+        RETURN QUERY SELECT n.* FROM slot s, cw_nodes(s.cookie, s.inos) n
+            WHERE s.session = p_session AND s.slot = p_slot;
+        RETURN QUERY SELECT n.* FROM slot s, cw_code(0, s.cookie) n
+            WHERE s.session = p_session AND s.slot = p_slot;
+    ELSIF p_code = -1 THEN
+        RETURN QUERY SELECT * FROM cw_code(-1, cw_intend(p_session, p_slot, p_dirs));
+    ELSE
+        RETURN QUERY SELECT * FROM cw_code(p_code, 0);
+    END IF;
+END $$;
+
+-- Ends a change: stores what a repetition of the request gets, and returns the changed inodes.
+CREATE FUNCTION cw_done(
+    p_session bigint, p_slot int, p_seq bigint, p_cookie bigint, p_inos bigint[],
+    p_inodes bigint, p_bytes bigint
+) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE slot SET seq = p_seq, cookie = p_cookie, inos = p_inos,
+        inodes = inodes + p_inodes, bytes = bytes + p_bytes
+        WHERE session = p_session AND slot = p_slot;
+    RETURN QUERY SELECT * FROM cw_nodes(p_cookie, p_inos);
+END $$;

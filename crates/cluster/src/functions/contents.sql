@@ -1,0 +1,107 @@
+-- The contents of files: inline bytes, slices and objects.
+
+-- Forgets the slices of a file behind `p_size`, and the objects that no slice of it names then.
+CREATE FUNCTION cw_cut(p_ino bigint, p_size bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    WITH gone AS (DELETE FROM slice WHERE ino = p_ino AND chunk >= p_size >> 26 AND pos >= p_size
+            RETURNING object)
+        INSERT INTO dead_object SELECT object, clock_timestamp() FROM gone
+            WHERE object IS NOT NULL ON CONFLICT DO NOTHING;
+    UPDATE slice SET len = p_size - pos
+        WHERE ino = p_ino AND chunk = p_size >> 26 AND pos + len > p_size;
+END $$;
+
+-- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
+-- contents of a file without slices. A slice without an object is zeros.
+CREATE FUNCTION cw_write(
+    p_session bigint, p_slot int, p_seq bigint,
+    p_ino bigint, p_end bigint, p_mtime bigint, p_inline bytea,
+    p_pos bigint[], p_len bigint[], p_object text[]
+) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+DECLARE v_code int; v_home bigint := cw_home(p_ino); v_size bigint;
+BEGIN
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
+    IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
+        RETURN;
+    END IF;
+    SELECT size INTO v_size FROM node WHERE ino = p_ino;
+    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF array_length(p_pos, 1) > 0 THEN
+        WITH gone AS (DELETE FROM slice s USING unnest(p_pos, p_len) AS w(pos, len)
+                WHERE s.ino = p_ino AND s.chunk = w.pos >> 26
+                    AND s.pos >= w.pos AND s.pos + s.len <= w.pos + w.len
+                RETURNING s.object)
+            INSERT INTO dead_object SELECT DISTINCT object, clock_timestamp() FROM gone
+                WHERE object IS NOT NULL ON CONFLICT DO NOTHING;
+        INSERT INTO slice SELECT p_ino, w.pos >> 26, nextval('slice_seq'), w.pos, w.len, w.object
+            FROM unnest(p_pos, p_len, p_object) AS w(pos, len, object);
+        DELETE FROM pending_object WHERE object = ANY(p_object);
+    END IF;
+    UPDATE node SET size = greatest(size, p_end), mtime = p_mtime, ctime = greatest(ctime, p_mtime),
+        version = version + 1, inline = coalesce(p_inline, inline)
+        WHERE ino = p_ino;
+    RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0,
+        greatest(p_end - v_size, 0));
+END $$;
+
+-- Records objects before they are written.
+CREATE FUNCTION cw_pending(p_session bigint, p_objects text[]) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
+    INSERT INTO pending_object SELECT o, p_session FROM unnest(p_objects) o ON CONFLICT DO NOTHING;
+    RETURN 0;
+END $$;
+
+-- Returns the contents of a file: a row without a position for the inline bytes, then its slices,
+-- oldest first.
+CREATE FUNCTION cw_content(p_ino bigint)
+RETURNS TABLE (version bigint, size bigint, inline bytea, pos bigint, len bigint, object text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+        SELECT n.version, n.size, n.inline, NULL::bigint, NULL::bigint, NULL::text
+            FROM node n WHERE n.ino = p_ino
+        UNION ALL
+        (SELECT 0, 0, NULL::bytea, s.pos, s.len, s.object FROM slice s WHERE s.ino = p_ino
+            ORDER BY s.seq);
+END $$;
+
+-- Removes orphans for good. Returns a code.
+CREATE FUNCTION cw_purge(p_session bigint, p_slot int, p_seq bigint, p_inos bigint[])
+RETURNS int LANGUAGE plpgsql AS $$
+DECLARE v_inodes bigint; v_bytes bigint; v_code int := cw_slot(p_session, p_slot, p_seq);
+BEGIN
+    IF v_code <> 0 THEN RETURN v_code; END IF;
+    p_inos := (SELECT coalesce(array_agg(ino), '{}') FROM
+        (SELECT ino FROM orphan WHERE ino = ANY(p_inos) FOR UPDATE) o);
+    SELECT count(*), coalesce(sum(size), 0) INTO v_inodes, v_bytes FROM node
+        WHERE ino = ANY(p_inos) AND nlink = 0;
+    WITH gone AS (DELETE FROM slice WHERE ino = ANY(p_inos) RETURNING object)
+        INSERT INTO dead_object SELECT DISTINCT object, clock_timestamp() FROM gone
+            WHERE object IS NOT NULL ON CONFLICT DO NOTHING;
+    DELETE FROM xattr WHERE ino = ANY(p_inos);
+    DELETE FROM lease WHERE dir = ANY(p_inos);
+    DELETE FROM node WHERE ino = ANY(p_inos) AND nlink = 0;
+    DELETE FROM orphan WHERE ino = ANY(p_inos);
+    PERFORM FROM cw_done(p_session, p_slot, p_seq, 0, '{}', -v_inodes, -v_bytes);
+    RETURN 0;
+END $$;
+
+-- Returns orphans whose session has ended.
+CREATE FUNCTION cw_reap(p_limit int) RETURNS bigint[] LANGUAGE sql AS $$
+    SELECT coalesce(array_agg(ino), '{}') FROM (SELECT o.ino FROM orphan o
+        WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x
+$$;
+
+-- Returns objects that have been dead for at least `p_age` seconds.
+CREATE FUNCTION cw_dead_objects(p_age float8, p_limit int) RETURNS text[] LANGUAGE sql AS $$
+    SELECT coalesce(array_agg(object), '{}') FROM (SELECT object FROM dead_object
+        WHERE since < clock_timestamp() - make_interval(secs => p_age) LIMIT p_limit) x
+$$;
+
+CREATE FUNCTION cw_forget_objects(p_objects text[]) RETURNS void LANGUAGE sql AS $$
+    DELETE FROM dead_object WHERE object = ANY(p_objects)
+$$;

@@ -1,0 +1,42 @@
+-- The operations of a cluster file system: one function each, one round trip each.
+--
+-- The functions are volatile. So each of their statements has a snapshot of its own, and what a
+-- function reads after it has taken a lock is not older than the lock (K.2, K.3). A call is a
+-- transaction. Its locks last to its end.
+--
+-- A change begins with `cw_begin` and ends with `cw_done`. It checks everything before it changes
+-- anything, because a result with an errno commits.
+--
+-- Result codes: 0, an errno, or one of these:
+--   -1  contended: other sessions hold leases; `cookie` is the number of the intent
+--   -2  the session is dead (K.8)
+--   -3  the database has started again since the session renewed (K.10)
+--   -4  another session has not been seen since the database started (K.10), or does not know yet
+--       that it is not the only one (K.7); try again later
+--   -5  the home of an inode changed before its lock was taken; repeat the call
+--   -6  the answer is right, but must not be cached, since a change waits (K.2)
+--   -7  the session is dead for so long that its row is gone
+
+CREATE TYPE cw_row AS (
+    code int, cookie bigint,
+    ino bigint, home bigint, mode int, uid bigint, gid bigint, nlink bigint, size bigint,
+    rdev bigint, atime bigint, mtime bigint, ctime bigint, btime bigint, version bigint, flags int
+);
+
+CREATE TYPE cw_entry AS (
+    name bytea, code int, cookie bigint,
+    ino bigint, home bigint, mode int, uid bigint, gid bigint, nlink bigint, size bigint,
+    rdev bigint, atime bigint, mtime bigint, ctime bigint, btime bigint, version bigint, flags int
+);
+
+-- Returns a result without inodes.
+CREATE FUNCTION cw_code(p_code int, p_cookie bigint) RETURNS SETOF cw_row LANGUAGE sql AS $$
+    SELECT p_code, p_cookie, 0::bigint, 0::bigint, 0, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
+        0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0
+$$;
+
+CREATE FUNCTION cw_nodes(p_cookie bigint, p_inos bigint[]) RETURNS SETOF cw_row LANGUAGE sql AS $$
+    SELECT 0, p_cookie, ino, home, mode, uid, gid, nlink, size, rdev, atime, mtime, ctime, btime,
+        version, flags
+    FROM node WHERE ino = ANY(p_inos)
+$$;

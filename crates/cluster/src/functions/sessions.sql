@@ -1,0 +1,115 @@
+-- Sessions: how a mount registers, renews its lease, and ends.
+
+-- Returns the id of this start of the database. Writes it if this is the first call.
+CREATE FUNCTION cw_boot() RETURNS uuid LANGUAGE plpgsql AS $$
+DECLARE v uuid;
+BEGIN
+    SELECT id INTO v FROM boot;
+    IF NOT FOUND THEN
+        INSERT INTO boot VALUES (true, gen_random_uuid(), clock_timestamp()) ON CONFLICT DO NOTHING;
+        SELECT id INTO v FROM boot;
+    END IF;
+    RETURN v;
+END $$;
+
+-- Removes a session for good. Adds up what its slots counted.
+CREATE FUNCTION cw_end_session(p_session bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE usage SET
+        inodes = inodes + (SELECT coalesce(sum(s.inodes), 0) FROM slot s WHERE session = p_session),
+        bytes = bytes + (SELECT coalesce(sum(s.bytes), 0) FROM slot s WHERE session = p_session);
+    DELETE FROM slot WHERE session = p_session;
+    DELETE FROM lease WHERE session = p_session;
+    DELETE FROM intent WHERE session = p_session;
+    INSERT INTO dead_object SELECT object, clock_timestamp() FROM pending_object
+        WHERE session = p_session ON CONFLICT DO NOTHING;
+    DELETE FROM pending_object WHERE session = p_session;
+    DELETE FROM session WHERE id = p_session;
+END $$;
+
+-- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
+-- that is under way, and the verdict holds (K.8).
+-- A session that has not registered since the database crashed may have renewed without that the
+-- renewal survived. It has one more lease. Rows are locked in ascending order, so that two judges
+-- do not wait for each other.
+CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
+    UPDATE session SET dead = true WHERE id IN (SELECT s.id FROM session s
+        WHERE s.id = ANY(p_sessions) AND NOT s.dead AND s.until <= clock_timestamp()
+            AND (s.boot = (SELECT b.id FROM boot b)
+                OR clock_timestamp() > (SELECT b.since FROM boot b) + s.lease)
+        ORDER BY s.id FOR UPDATE)
+$$;
+
+-- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
+-- way, and the session would live on (K.8).
+CREATE FUNCTION cw_is_over(p_session bigint) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
+    IF FOUND THEN RETURN false; END IF;
+    PERFORM cw_judge(ARRAY[p_session]);
+    PERFORM FROM session WHERE id = p_session AND NOT dead;
+    RETURN NOT FOUND;
+END $$;
+
+-- Opens a session. Removes sessions that died ten minutes ago; their orphans stay, for `cw_reap`.
+-- Refuses if `p_most` others live, and then returns the host, process and start of one of them.
+CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8, p_most int)
+RETURNS TABLE (id bigint, ino bigint, data text, fs text, host text, pid int, since text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz; v_lease interval;
+BEGIN
+    PERFORM pg_advisory_xact_lock(-2);
+    v_boot := cw_boot();
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
+    v_now := clock_timestamp();
+    SELECT s.* INTO v FROM session s WHERE NOT s.dead ORDER BY s.id OFFSET p_most LIMIT 1;
+    IF FOUND THEN
+        RETURN QUERY SELECT 0::bigint, 0::bigint, ''::text, ''::text, v.host, v.pid,
+            to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
+        RETURN;
+    END IF;
+    PERFORM cw_end_session(s.id) FROM session s
+        WHERE s.dead AND s.until < v_now - interval '10 minutes';
+    v_id := nextval('session_seq');
+    v_lease := make_interval(secs => p_lease);
+    INSERT INTO session VALUES
+        (v_id, p_host, p_pid, v_now, v_now + v_lease, v_boot, false, v_lease, v_now);
+    RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, f.id::text, ''::text, 0, ''::text
+        FROM format f;
+END $$;
+
+-- Renews a session that registered with this start of the database, or that has dropped its caches
+-- since it saw the start `p_boot`. Returns the start, whether intents of others wait for leases of
+-- the session (K.12), and the number of live sessions. Returns -3 if the session must drop its
+-- caches first (K.10).
+--
+-- A session that is the only one may let the kernel keep answers until `alone_until`, and the
+-- changes of a session that comes later wait for that time (K.7). The lock orders this with the
+-- opening of a session. A crash may have lost the last value of `alone_until`.
+CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
+RETURNS TABLE (code int, boot text, waits bool, sessions bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE v_boot uuid; v_old uuid; v_count bigint;
+BEGIN
+    v_boot := cw_boot();
+    PERFORM pg_advisory_xact_lock_shared(-2);
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
+    SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT -2, ''::text, false, 0::bigint;
+        RETURN;
+    END IF;
+    IF v_old <> v_boot AND p_boot <> v_boot::text THEN
+        RETURN QUERY SELECT -3, v_boot::text, false, 0::bigint;
+        RETURN;
+    END IF;
+    SELECT count(*) INTO v_count FROM session s WHERE NOT s.dead;
+    UPDATE session SET until = clock_timestamp() + lease, boot = v_boot,
+        alone_until = CASE WHEN v_count = 1 OR v_old <> v_boot THEN clock_timestamp() + lease
+            ELSE alone_until END
+        WHERE id = p_session;
+    RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count;
+END $$;
+
+CREATE FUNCTION cw_inos() RETURNS bigint LANGUAGE sql AS $$ SELECT nextval('ino_seq') $$;
