@@ -6,4 +6,5 @@ mod contents;
 mod database;
 mod fixtures;
 mod sessions;
+mod standby;
 mod statements;
