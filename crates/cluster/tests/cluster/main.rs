@@ -5,6 +5,7 @@
 mod contents;
 mod database;
 mod fixtures;
+mod junctions;
 mod sessions;
 mod standby;
 mod statements;
