@@ -5,5 +5,8 @@
 mod contents;
 mod database;
 mod fixtures;
+mod front;
+mod lifetime;
+mod outage;
 mod sessions;
 mod statements;
