@@ -47,6 +47,7 @@ mod directory;
 mod filesystem;
 mod fsck;
 mod intents;
+mod junctions;
 mod meta;
 mod mkfs;
 mod node;
@@ -56,6 +57,7 @@ mod session;
 
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck};
+pub use junctions::{JUNCTION, Junction};
 pub use mkfs::{MakeError, mkfs};
 #[doc(hidden)]
 pub use options::Flaws;

@@ -12,7 +12,9 @@ CREATE TABLE format (
     version int NOT NULL,
     id uuid NOT NULL DEFAULT gen_random_uuid(),
     data text NOT NULL,
-    made timestamptz NOT NULL DEFAULT now()
+    made timestamptz NOT NULL DEFAULT now(),
+    -- Counts the changes of junctions.
+    junctions bigint NOT NULL DEFAULT 0
 );
 
 -- An inode. Inode numbers are never used again, so there is no generation.
@@ -32,7 +34,7 @@ CREATE TABLE node (
     btime bigint NOT NULL,
     -- Grows with each change of the inode, so that a client can order two answers.
     version bigint NOT NULL,
-    -- 1: has extended attributes, 2: has an access ACL, 4: has a default ACL.
+    -- 1: has extended attributes, 2: has an access ACL, 4: has a default ACL, 8: is a junction.
     flags int NOT NULL,
     target bytea,
     -- The first bytes of the contents, at most 16 KiB. Slices lie over them.
@@ -60,6 +62,7 @@ CREATE TABLE xattr (
     value bytea NOT NULL,
     PRIMARY KEY (ino, name)
 );
+CREATE INDEX xattr_junction ON xattr (ino) WHERE name = 'trusted.corewalk.junction';
 
 -- A range of a file whose bytes are a range of an object. Where slices overlap, the one with the
 -- highest `seq` counts. A slice without an object is zeros. No slice crosses a chunk of 64 MiB.

@@ -114,6 +114,8 @@ struct Current {
     sessions: i64,
     /// CLOCK_BOOTTIME up to which the kernel may keep answers.
     kernel_deadline: Duration,
+    /// How often junctions had changed at the last renewal.
+    junctions: i64,
 }
 
 /// The request slots of a session.
@@ -187,6 +189,11 @@ impl Session {
     /// Returns the number of live sessions, as the last renewal has told.
     pub(crate) fn sessions(&self) -> u64 {
         self.current.read().sessions.max(0) as u64
+    }
+
+    /// Returns how often junctions had changed at the last renewal.
+    pub(crate) fn junctions(&self) -> i64 {
+        self.current.read().junctions
     }
 
     /// Returns an inode number that was never used.
@@ -298,6 +305,7 @@ impl Session {
             if current.id == id {
                 current.deadline = deadline(sent, self.lease);
                 current.sessions = row.get("sessions");
+                current.junctions = row.get("junctions");
                 current.kernel_deadline = match current.sessions {
                     1 => current.deadline,
                     // The kernel keeps what it has already. Other sessions wait until that is over.
@@ -439,7 +447,8 @@ async fn open_new(database: &Database, lease: Duration) -> Result<(Current, u64,
     let first: i64 = row.get("ino");
     let stored = Stored { data: row.get("data"), id: row.get("fs") };
     let deadline = deadline(sent, lease);
-    let current = Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO };
+    let current =
+        Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO, junctions: -1 };
     Ok((current, first as u64, stored))
 }
 

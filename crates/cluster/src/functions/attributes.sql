@@ -77,6 +77,10 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_code(61, 0);
         RETURN;
     END IF;
+    IF p_name = 'trusted.corewalk.junction' THEN
+        v_code := cw_set_junction(p_ino, p_value);
+        IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
+    END IF;
     SELECT count(*), coalesce(sum(octet_length(name) + 1), 0),
             coalesce(sum(octet_length(name) + octet_length(value)), 0)
         INTO v_count, v_names, v_bytes FROM xattr

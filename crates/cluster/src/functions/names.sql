@@ -74,8 +74,8 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[p_dir]);
         RETURN;
     END IF;
-    PERFORM FROM node WHERE ino = p_dir AND nlink > 0;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(2, 0); RETURN; END IF;
+    v_code := cw_can_hold(p_dir);
+    IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
     -- An inode without a name (O_TMPFILE) has an orphan row instead of an edge.
     IF p_name IS NULL THEN
         INSERT INTO orphan VALUES (p_ino, p_session);
@@ -135,8 +135,8 @@ BEGIN
     END IF;
     SELECT nlink, mode & 61440 INTO v_links, v_kind FROM node WHERE ino = p_ino;
     IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
-    PERFORM FROM node WHERE ino = p_dir AND nlink > 0;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(2, 0); RETURN; END IF;
+    v_code := cw_can_hold(p_dir);
+    IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
     INSERT INTO edge VALUES (p_dir, p_name, p_ino, v_kind, nextval('edge_seq_seq'))
         ON CONFLICT DO NOTHING RETURNING seq INTO v_cookie;
     IF v_cookie IS NULL THEN RETURN QUERY SELECT * FROM cw_code(17, 0); RETURN; END IF;
@@ -185,6 +185,7 @@ BEGIN
     IF v_kind = 16384 THEN
         PERFORM FROM edge WHERE parent = p_ino LIMIT 1;
         IF FOUND THEN RETURN QUERY SELECT * FROM cw_code(39, 0); RETURN; END IF;
+        IF cw_is_junction(p_ino) THEN RETURN QUERY SELECT * FROM cw_code(16, 0); RETURN; END IF;
     END IF;
     DELETE FROM edge WHERE parent = p_dir AND name = p_name;
     PERFORM cw_unlinked(p_session, p_ino, p_now);
@@ -241,10 +242,12 @@ BEGIN
     END IF;
     v_dir1 := v_one.kind = 16384;
     v_dir2 := coalesce(v_two.kind = 16384, false);
-    PERFORM FROM node WHERE ino = p_dir2 AND nlink > 0;
     v_code := CASE
         WHEN coalesce(v_one.ino, 0) <> p_ino1 OR coalesce(v_two.ino, 0) <> p_ino2 THEN 116
-        WHEN v_one.ino IS NULL OR NOT FOUND THEN 2
+        WHEN v_one.ino IS NULL THEN 2
+        WHEN cw_can_hold(p_dir2) <> 0 THEN cw_can_hold(p_dir2)
+        WHEN v_dir1 AND cw_is_junction(v_one.ino) THEN 16
+        WHEN v_dir2 AND cw_is_junction(v_two.ino) THEN 16
         WHEN p_mode = 1 AND v_two.ino IS NOT NULL THEN 17
         WHEN p_mode = 2 AND v_two.ino IS NULL THEN 2
         WHEN p_mode = 0 AND v_two.ino IS NOT NULL AND v_dir1 AND NOT v_dir2 THEN 20
