@@ -5,7 +5,10 @@
 mod contents;
 mod database;
 mod fixtures;
+mod front;
 mod junctions;
+mod lifetime;
+mod outage;
 mod sessions;
 mod standby;
 mod statements;
