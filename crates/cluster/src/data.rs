@@ -459,7 +459,7 @@ impl Files {
         }
         let reply = database.query(PENDING, &[&session, &keys])?;
         if reply.rows.first().is_none_or(|row| row.get::<_, i32>(0) != 0) {
-            self.meta.session.reopen(session)?;
+            self.meta.session.reopen_now(session)?;
             return Err(Errno::IO);
         }
         let put = keys

@@ -41,6 +41,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod connection;
 mod data;
 mod directory;
@@ -54,6 +55,7 @@ pub mod objects;
 mod options;
 mod session;
 
+pub use connection::DatabaseError;
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck};
 pub use mkfs::{MakeError, mkfs};

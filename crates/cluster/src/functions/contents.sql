@@ -27,7 +27,10 @@ BEGIN
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
+        RETURN;
+    END IF;
     IF array_length(p_pos, 1) > 0 THEN
         WITH gone AS (DELETE FROM slice s USING unnest(p_pos, p_len) AS w(pos, len)
                 WHERE s.ino = p_ino AND s.chunk = w.pos >> 26
@@ -69,14 +72,17 @@ BEGIN
             ORDER BY s.seq);
 END $$;
 
--- Removes orphans for good. Returns a code.
+-- Removes orphans for good. The row lock of an orphan orders this with `cw_link`.
 CREATE FUNCTION cw_purge(p_session bigint, p_slot int, p_seq bigint, p_inos bigint[])
-RETURNS int LANGUAGE plpgsql AS $$
-DECLARE v_inodes bigint; v_bytes bigint; v_code int := cw_slot(p_session, p_slot, p_seq);
+RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+DECLARE v_inodes bigint; v_bytes numeric; v_code int := cw_slot(p_session, p_slot, p_seq);
 BEGIN
-    IF v_code <> 0 THEN RETURN v_code; END IF;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, '{}');
+        RETURN;
+    END IF;
     p_inos := (SELECT coalesce(array_agg(ino), '{}') FROM
-        (SELECT ino FROM orphan WHERE ino = ANY(p_inos) FOR UPDATE) o);
+        (SELECT ino FROM orphan WHERE ino = ANY(p_inos) ORDER BY ino FOR UPDATE) o);
     SELECT count(*), coalesce(sum(size), 0) INTO v_inodes, v_bytes FROM node
         WHERE ino = ANY(p_inos) AND nlink = 0;
     WITH gone AS (DELETE FROM slice WHERE ino = ANY(p_inos) RETURNING object)
@@ -87,14 +93,18 @@ BEGIN
     DELETE FROM node WHERE ino = ANY(p_inos) AND nlink = 0;
     DELETE FROM orphan WHERE ino = ANY(p_inos);
     PERFORM FROM cw_done(p_session, p_slot, p_seq, 0, '{}', -v_inodes, -v_bytes);
-    RETURN 0;
+    RETURN QUERY SELECT * FROM cw_code(0, 0);
 END $$;
 
--- Returns orphans whose session has ended.
-CREATE FUNCTION cw_reap(p_limit int) RETURNS bigint[] LANGUAGE sql AS $$
-    SELECT coalesce(array_agg(ino), '{}') FROM (SELECT o.ino FROM orphan o
-        WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x
-$$;
+-- Ends the sessions that died ten minutes ago, and returns orphans whose session has ended.
+CREATE FUNCTION cw_reap(p_limit int) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
+    PERFORM cw_end_session(s.id) FROM session s
+        WHERE s.dead AND s.until < clock_timestamp() - interval '10 minutes';
+    RETURN (SELECT coalesce(array_agg(ino), '{}') FROM (SELECT o.ino FROM orphan o
+        WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x);
+END $$;
 
 -- Returns objects that have been dead for at least `p_age` seconds.
 CREATE FUNCTION cw_dead_objects(p_age float8, p_limit int) RETURNS text[] LANGUAGE sql AS $$

@@ -4,6 +4,9 @@
 
 mod contents;
 mod database;
+mod encryption;
 mod fixtures;
+mod outages;
+mod races;
 mod sessions;
 mod statements;
