@@ -41,7 +41,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 13] = [
+const LONG: [Long; 15] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -61,6 +61,11 @@ const LONG: [Long; 13] = [
         name: "cluster histories",
         words: &["test", "-p", "corewalk-cluster", "--test", "coherent", "histories"],
         variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
+    },
+    Long {
+        name: "takeovers by a standby",
+        words: &["test", "-p", "corewalk-cluster", "standby"],
+        variables: &[("COREWALK_TAKEOVERS", "20")],
     },
     Long {
         name: "ipc differential",

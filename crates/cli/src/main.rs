@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod failure;
 mod fsck;
 mod fstab;
@@ -67,6 +68,8 @@ enum Command {
     Fsck(fsck::Arguments),
     /// Prints the counters of a mount.
     Stat(stat::Arguments),
+    /// Spreads a cluster file system over several databases.
+    Cluster(cluster::Arguments),
     /// Runs programs on System V IPC in user space, and manages its namespaces.
     Ipc(ipc::Arguments),
 }
@@ -99,6 +102,7 @@ fn run() -> ExitCode {
         Command::Mkfs(arguments) => mkfs::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
+        Command::Cluster(arguments) => cluster::run(&arguments),
         Command::Ipc(arguments) => ipc::run(&arguments),
     };
     match done {

@@ -16,6 +16,7 @@
 
 mod daemon;
 mod descriptors;
+mod junctions;
 mod options;
 
 use std::ffi::{OsStr, OsString};
@@ -24,13 +25,16 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use corewalk::Errno;
+use corewalk_cluster::ClusterFs;
 use corewalk_fuse::{EndSignals, Mount};
 use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
 
 use crate::failure::Failure;
 use crate::source::Source;
+use junctions::{Inherited, Junctions};
 pub(crate) use options::Plan;
 
 /// The part of the help on options and fstab(5).
@@ -43,8 +47,8 @@ Sources:
   /DIR, ./DIR  a directory of this machine
   pg://USER@HOST:PORT/DATABASE
                a cluster file system: names and attributes are in a PostgreSQL database, contents of
-               files over 16 KiB in objects. `corewalk mkfs` makes it. One mount at a time. The
-               password is in the variable PGPASSWORD, settings of S3 are in AWS_*.
+               files over 16 KiB in objects. `corewalk mkfs` makes it. Several machines may mount
+               it. The password is in the variable PGPASSWORD, settings of S3 are in AWS_*.
 
 Options of mount(8), with the meaning that they have there:
   ro, rw, suid, nosuid, dev, nodev, exec, noexec, symfollow, nosymfollow, sync, async
@@ -166,11 +170,15 @@ pub(crate) struct Arguments {
     /// Be the background process that `--daemon` starts.
     #[arg(long, hide = true)]
     background: bool,
+    /// The identity of a file system that this one is mounted below, by junctions.
+    #[arg(long, hide = true)]
+    above: Vec<String>,
 }
 
 impl Arguments {
     pub(crate) fn new(source: OsString, mountpoint: PathBuf, options: Vec<OsString>) -> Arguments {
-        Arguments { source, mountpoint, options, daemon: false, background: false }
+        let (daemon, background, above) = (false, false, Vec::new());
+        Arguments { source, mountpoint, options, daemon, background, above }
     }
 
     /// Returns the parsed source and options.
@@ -217,18 +225,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(failure);
         }
     };
+    let junctions = match cross(arguments, opened.cluster.as_ref(), mount.point().path()) {
+        Ok(junctions) => junctions,
+        Err(failure) => {
+            drop((mount, created));
+            return Err(failure);
+        }
+    };
     if created.is_some() {
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
     if let Err(failure) = announce(&arguments.source, path) {
-        drop((mount, created));
+        drop((junctions, mount, created));
         return Err(failure);
     }
     if arguments.background {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
+    // A junction lives as long as the mount that it is in.
+    drop(junctions);
     // Write everything even after a lazy unmount: later writes of programs that still have files
     // open cannot reach the file system.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
@@ -239,6 +256,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Failure::of(arguments.source.display(), why)
     })?;
     served.map_err(|error| Failure::of(path.display(), error))
+}
+
+/// Mounts the junctions of a cluster file system that is mounted on `path`.
+fn cross(
+    arguments: &Arguments,
+    cluster: Option<&Arc<ClusterFs>>,
+    path: &Path,
+) -> Result<Option<Junctions>, Failure> {
+    let Some(cluster) = cluster else { return Ok(None) };
+    let (options, above) = (arguments.options.clone(), arguments.above.clone());
+    Junctions::start(cluster.clone(), path, Inherited { options, above }).map(Some)
 }
 
 /// Prints that the mount is ready. The line has the bytes of the paths as on the command line, even

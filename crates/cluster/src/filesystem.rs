@@ -73,6 +73,8 @@ const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ClusterFs {
+    /// The identity of the file system, which no other file system has.
+    id: String,
     pub(crate) meta: Arc<Meta>,
     pub(crate) data: Files,
     objects: Objects,
@@ -155,6 +157,7 @@ impl ClusterFs {
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
         let meta = Arc::new(Meta { session, cache });
         let fs = ClusterFs {
+            id: stored.id,
             data: Files::new(meta.clone(), objects.clone()),
             meta,
             objects,
@@ -184,6 +187,11 @@ impl ClusterFs {
             self.purge()
         };
         flushed.and(purged).and(self.meta.session.end())
+    }
+
+    /// Returns the identity of the file system, which no other file system has: a UUID.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     /// Returns the number of statements that the mount has sent to the database.

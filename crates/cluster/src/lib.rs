@@ -48,6 +48,7 @@ mod directory;
 mod filesystem;
 mod fsck;
 mod intents;
+mod junctions;
 mod meta;
 mod mkfs;
 mod node;
@@ -58,6 +59,7 @@ mod session;
 pub use connection::DatabaseError;
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck};
+pub use junctions::{JUNCTION, Junction};
 pub use mkfs::{MakeError, mkfs};
 #[doc(hidden)]
 pub use options::Flaws;

@@ -13,10 +13,11 @@ use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
 /// The functions, each file after those whose functions it needs.
-const FUNCTIONS: [&str; 6] = [
+const FUNCTIONS: [&str; 7] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),
     include_str!("functions/changes.sql"),
+    include_str!("functions/junctions.sql"),
     include_str!("functions/names.sql"),
     include_str!("functions/contents.sql"),
     include_str!("functions/attributes.sql"),

@@ -12,7 +12,9 @@ CREATE TABLE format (
     version int NOT NULL,
     id uuid NOT NULL DEFAULT gen_random_uuid(),
     data text NOT NULL,
-    made timestamptz NOT NULL DEFAULT now()
+    made timestamptz NOT NULL DEFAULT now(),
+    -- Counts the changes of junctions.
+    junctions bigint NOT NULL DEFAULT 0
 );
 
 -- An inode. Inode numbers are never used again, so there is no generation.
@@ -32,11 +34,13 @@ CREATE TABLE node (
     btime bigint NOT NULL,
     -- Grows with each change of the inode, so that a client can order two answers.
     version bigint NOT NULL,
-    -- 1: has extended attributes, 2: has an access ACL, 4: has a default ACL.
+    -- 1: has extended attributes, 2: has an access ACL, 4: has a default ACL, 8: is a junction.
     flags int NOT NULL,
     target bytea,
     -- The first bytes of the contents, at most 16 KiB. Slices lie over them.
-    inline bytea
+    inline bytea,
+    -- The version of the last change of the contents.
+    contents bigint NOT NULL DEFAULT 1
 ) WITH (fillfactor = 85);
 
 -- A name. `seq` is the position in a listing. It only grows within a directory, because a change
@@ -58,6 +62,7 @@ CREATE TABLE xattr (
     value bytea NOT NULL,
     PRIMARY KEY (ino, name)
 );
+CREATE INDEX xattr_junction ON xattr (ino) WHERE name = 'trusted.corewalk.junction';
 
 -- A range of a file whose bytes are a range of an object. Where slices overlap, the one with the
 -- highest `seq` counts. A slice without an object is zeros. No slice crosses a chunk of 64 MiB.
@@ -70,6 +75,8 @@ CREATE TABLE slice (
     object text,
     PRIMARY KEY (ino, chunk, seq)
 );
+-- An object belongs to one slice. Its removal looks here first.
+CREATE UNIQUE INDEX slice_object ON slice (object) WHERE object IS NOT NULL;
 
 -- A mount. Its number is random, so that no number is used again, not even after the database was
 -- restored from a dump. `boot` is the start of the database that the session has registered with. A session that
@@ -144,7 +151,8 @@ CREATE TABLE orphan (
 );
 CREATE INDEX orphan_session ON orphan (session);
 
--- An object that a session is about to write, and that no slice names yet.
+-- An object that a session is about to write, and that no slice names yet. The row goes as soon as
+-- a slice names the object, or when the object is given up.
 CREATE TABLE pending_object (
     object text PRIMARY KEY,
     session bigint NOT NULL

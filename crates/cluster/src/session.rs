@@ -128,6 +128,8 @@ struct Current {
     sessions: i64,
     /// CLOCK_BOOTTIME up to which the kernel may keep answers.
     kernel_deadline: Duration,
+    /// How often junctions had changed at the last renewal.
+    junctions: i64,
 }
 
 /// The request slots of a session.
@@ -207,6 +209,11 @@ impl Session {
     /// Returns the number of live sessions, as the last renewal has told.
     pub(crate) fn sessions(&self) -> u64 {
         self.current.read().sessions.max(0) as u64
+    }
+
+    /// Returns how often junctions had changed at the last renewal.
+    pub(crate) fn junctions(&self) -> i64 {
+        self.current.read().junctions
     }
 
     /// Returns an inode number that was never used.
@@ -350,6 +357,7 @@ impl Session {
             if current.id == id {
                 current.deadline = deadline(sent, self.lease);
                 current.sessions = row.get("sessions");
+                current.junctions = row.get("junctions");
                 current.kernel_deadline = match current.sessions {
                     1 => current.deadline,
                     // The kernel keeps what it has already. Other sessions wait until that is over.
@@ -544,7 +552,8 @@ async fn open_new(
         return Err(Refusal::Busy(Holder { host, pid, since }));
     }
     let deadline = deadline(sent, lease);
-    let current = Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO };
+    let current =
+        Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO, junctions: -1 };
     Ok((current, first as u64, stored))
 }
 

@@ -82,9 +82,9 @@ pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Op
 }
 
 /// Returns the credentials that decide whether `caller` may make a chown(2) that the kernel has not
-/// checked. A caller outside the user namespace `ours` has no capabilities. If `/proc` shows another
-/// file system user ID, the request comes from a file system that lies over this one, such as
-/// overlayfs, and that one has checked the caller.
+/// checked. A caller outside the user namespace `ours` has no capabilities. If `/proc` shows
+/// another file system user ID, the request comes from a file system that lies over this one, such
+/// as overlayfs, and that one has checked the caller.
 pub(crate) fn resolve_for_chown(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     match Status::of(&format!("/proc/{}/status", caller.pid)) {
         Ok(status) if status.fsuid != Some(caller.uid) => prechecked(caller),

@@ -221,13 +221,13 @@ impl Mountpoint {
 /// Mounts `server` on the directory `path`, and starts to serve it.
 pub(crate) fn mount_server<S: Service>(
     server: Arc<S>,
-    path: &Path,
+    given: &Path,
     mount: &MountOptions,
 ) -> Result<Mount<S>, MountError> {
     let service: Arc<dyn Service> = Arc::clone(&server) as _;
-    let path = table::checked_mountpoint(path)?;
+    let path = table::checked_mountpoint(given)?;
     let lock = table::lock_mountpoint(&path)?;
-    let device = Arc::new(device::mount(&path, server.options(), mount)?);
+    let device = Arc::new(device::mount(given, &path, server.options(), mount)?);
     let Some(entry) = table::mounted_on(&path)?.filter(|entry| entry.is_fuse) else {
         return Err(MountError::System("reading the mount table", Errno::NOENT));
     };

@@ -2,7 +2,10 @@
 //!
 //! Source: Linux `arch/x86/entry/syscalls/syscall_32.tbl`.
 
-#![expect(unsafe_code, reason = "a system call needs an instruction of the processor")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "a system call needs an instruction of the processor")
+)]
 
 use std::fs::File;
 use std::io;
@@ -45,14 +48,17 @@ pub fn fchown(_file: &File, _uid: u32, _gid: u32) -> io::Result<()> {
 fn is_possible() -> bool {
     const GETPID: i32 = 20;
     // SAFETY: the child makes system calls only, and does not return.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::_exit(i32::from(call(GETPID, 0, 0, 0) <= 0));
-        }
-        let mut status = 0;
-        libc::waitpid(child, &raw mut status, 0) == child && status == 0
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: getpid(2) has no arguments.
+        let id = unsafe { call(GETPID, 0, 0, 0) };
+        // SAFETY: the call does not return.
+        unsafe { libc::_exit(i32::from(id <= 0)) };
     }
+    let mut status = 0;
+    // SAFETY: the address is that of `status`.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ended == child && status == 0
 }
 
 /// Makes the system call `number` of the 32-bit table. Returns its result or a negative errno.

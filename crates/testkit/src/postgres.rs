@@ -45,6 +45,27 @@ pub struct Postgres {
 }
 
 impl Postgres {
+    #[track_caller]
+    fn in_new_folder() -> Option<Postgres> {
+        let Some(programs) = programs() else {
+            skip(Need::Package, "postgresql is not installed");
+            return None;
+        };
+        // The path of a socket has at most 107 bytes, so the directory has a short name.
+        let mut number = 0;
+        let folder = loop {
+            let folder = PathBuf::from(format!("/tmp/cwpg{}.{number}", std::process::id()));
+            match fs::create_dir(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                made => break made.map(|()| folder).expect("/tmp can be written"),
+            }
+        };
+        if is_root() {
+            chown(&folder, Some(NOBODY), Some(NOBODY)).expect("root may change owners");
+        }
+        Some(Postgres { folder, programs, port: None, server: None })
+    }
+
     /// Starts a server. Returns None, after a call of [`skip`], if PostgreSQL is not installed.
     ///
     /// # Panics
@@ -52,7 +73,7 @@ impl Postgres {
     /// Panics if the server does not start.
     #[track_caller]
     pub fn start() -> Option<Postgres> {
-        let mut postgres = Postgres::new()?;
+        let mut postgres = Postgres::with_data()?;
         postgres.run();
         Some(postgres)
     }
@@ -65,7 +86,7 @@ impl Postgres {
     /// Panics if the files cannot be read, or the server does not start.
     #[track_caller]
     pub fn start_with_tls(certificate: &Path, key: &Path) -> Option<Postgres> {
-        let mut postgres = Postgres::new()?;
+        let mut postgres = Postgres::with_data()?;
         let data = postgres.folder.join("d");
         for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
             let to = data.join(to);
@@ -83,26 +104,10 @@ impl Postgres {
         Some(postgres)
     }
 
-    /// Makes the directory of a server.
+    /// Makes the data of a server in a new directory.
     #[track_caller]
-    fn new() -> Option<Postgres> {
-        let Some(programs) = programs() else {
-            skip(Need::Package, "postgresql is not installed");
-            return None;
-        };
-        // The path of a socket has at most 107 bytes, so the directory has a short name.
-        let mut number = 0;
-        let folder = loop {
-            let folder = PathBuf::from(format!("/tmp/cwpg{}.{number}", std::process::id()));
-            match fs::create_dir(&folder) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                made => break made.map(|()| folder).expect("/tmp can be written"),
-            }
-        };
-        if is_root() {
-            chown(&folder, Some(NOBODY), Some(NOBODY)).expect("root may change owners");
-        }
-        let postgres = Postgres { folder, programs, port: None, server: None };
+    fn with_data() -> Option<Postgres> {
+        let postgres = Postgres::in_new_folder()?;
         let data = postgres.folder.join("d");
         let made = postgres
             .command("initdb")
@@ -141,6 +146,53 @@ impl Postgres {
         Some(started)
     }
 
+    /// Starts a copy of this server, its synchronous standby: from now on, a commit of this server
+    /// waits until the standby has it too.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the standby does not start.
+    pub fn standby(&self) -> Postgres {
+        let mut standby = Postgres::in_new_folder().expect("PostgreSQL is installed");
+        standby.follow(self);
+        standby
+    }
+
+    /// Makes this server, which was killed, the synchronous standby of `primary`. Its own data is
+    /// lost.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the standby does not start.
+    pub fn follow(&mut self, primary: &Postgres) {
+        self.kill();
+        let data = self.folder.join("d");
+        if let Err(error) = fs::remove_dir_all(&data) {
+            assert_eq!(error.kind(), io::ErrorKind::NotFound, "the old data is removed");
+        }
+        primary.sql("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'");
+        primary.sql("postgres", "SELECT pg_reload_conf()");
+        let mut command = self.command("pg_basebackup");
+        command.arg("-h").arg(&primary.folder).args(["-U", USER, "--no-sync", "-c", "fast", "-R"]);
+        let copied = command.arg("-D").arg(&data).output().expect("pg_basebackup is installed");
+        assert!(copied.status.success(), "copy: {}", String::from_utf8_lossy(&copied.stderr));
+        self.run();
+    }
+
+    /// Makes this standby a server of its own. Its commits wait until it has a standby.
+    ///
+    /// # Panics
+    ///
+    /// Panics if PostgreSQL refuses.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("postgres", "SELECT pg_promote()"), "t");
+    }
+
+    /// Returns the address of a host of a URL: the directory of the socket.
+    pub fn host(&self) -> String {
+        self.folder.display().to_string().replace('/', "%2F")
+    }
+
     /// Makes a database, and returns its address without a scheme: `USER@HOST/NAME`.
     ///
     /// # Panics
@@ -151,8 +203,7 @@ impl Postgres {
         let made = command.args(["-h"]).arg(&self.folder).args(["-U", USER, name]).output();
         let made = made.expect("createdb is installed");
         assert!(made.status.success(), "createdb: {}", String::from_utf8_lossy(&made.stderr));
-        let host = self.folder.display().to_string().replace('/', "%2F");
-        format!("{USER}@{host}/{name}")
+        format!("{USER}@{}/{name}", self.host())
     }
 
     /// Runs SQL in the database `name`, and returns its rows, one a line.

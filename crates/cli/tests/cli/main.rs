@@ -15,6 +15,7 @@ mod handles;
 mod handoff;
 mod host;
 mod ipc;
+mod junctions;
 mod limits;
 mod locks;
 mod mistakes;

@@ -1,4 +1,4 @@
-//! What the cache knows: directories with their names, and inodes.
+//! The knowledge of the cache: directories with their names, and inodes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

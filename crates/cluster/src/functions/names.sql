@@ -74,9 +74,9 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[p_dir]);
         RETURN;
     END IF;
-    PERFORM FROM node WHERE ino = p_dir AND nlink > 0;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 2);
+    v_code := cw_can_hold(p_dir);
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
         RETURN;
     END IF;
     -- An inode without a name (O_TMPFILE) has an orphan row instead of an edge.
@@ -144,9 +144,9 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
         RETURN;
     END IF;
-    PERFORM FROM node WHERE ino = p_dir AND nlink > 0;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 2);
+    v_code := cw_can_hold(p_dir);
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
         RETURN;
     END IF;
     IF v_links = 0 THEN
@@ -217,6 +217,10 @@ BEGIN
             RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 39);
             RETURN;
         END IF;
+        IF cw_is_junction(p_ino) THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 16);
+            RETURN;
+        END IF;
     END IF;
     DELETE FROM edge WHERE parent = p_dir AND name = p_name;
     PERFORM cw_unlinked(p_session, p_ino, p_now);
@@ -273,10 +277,12 @@ BEGIN
     END IF;
     v_dir1 := v_one.kind = 16384;
     v_dir2 := coalesce(v_two.kind = 16384, false);
-    PERFORM FROM node WHERE ino = p_dir2 AND nlink > 0;
     v_code := CASE
         WHEN coalesce(v_one.ino, 0) <> p_ino1 OR coalesce(v_two.ino, 0) <> p_ino2 THEN 116
-        WHEN v_one.ino IS NULL OR NOT FOUND THEN 2
+        WHEN v_one.ino IS NULL THEN 2
+        WHEN cw_can_hold(p_dir2) <> 0 THEN cw_can_hold(p_dir2)
+        WHEN v_dir1 AND cw_is_junction(v_one.ino) THEN 16
+        WHEN v_dir2 AND cw_is_junction(v_two.ino) THEN 16
         WHEN p_mode = 1 AND v_two.ino IS NOT NULL THEN 17
         WHEN p_mode = 2 AND v_two.ino IS NULL THEN 2
         WHEN p_mode = 0 AND v_two.ino IS NOT NULL AND v_dir1 AND NOT v_dir2 THEN 20

@@ -24,9 +24,9 @@ BEGIN
             bytes = bytes + (SELECT coalesce(sum(g.bytes), 0) FROM gone g);
     DELETE FROM lease WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
-    INSERT INTO dead_object SELECT object, clock_timestamp() FROM pending_object
-        WHERE session = p_session ON CONFLICT DO NOTHING;
-    DELETE FROM pending_object WHERE session = p_session;
+    -- One statement, so that an object that `cw_write` gives to a file meanwhile stays.
+    WITH gone AS (DELETE FROM pending_object WHERE session = p_session RETURNING object)
+        INSERT INTO dead_object SELECT object, clock_timestamp() FROM gone ON CONFLICT DO NOTHING;
 END $$;
 
 -- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
@@ -85,14 +85,15 @@ END $$;
 
 -- Renews a session that registered with this start of the database, or that has dropped its caches
 -- since it saw the start `p_boot`. Returns the start, whether intents of others wait for leases of
--- the session (K.12), and the number of live sessions. Returns -3 if the session must drop its
+-- the session (K.12), the number of live sessions, and how often junctions have changed. Returns -3 if the session must drop its
 -- caches first (K.10).
 --
 -- A session that is the only one may let the kernel keep answers until `alone_until`, and the
 -- changes of a session that comes later wait for that time (K.7). The lock orders this with the
 -- opening of a session. A crash may have lost the last value of `alone_until`.
 CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
-RETURNS TABLE (code int, boot text, waits bool, sessions bigint) LANGUAGE plpgsql AS $$
+RETURNS TABLE (code int, boot text, waits bool, sessions bigint, junctions bigint)
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE v_boot uuid; v_old uuid; v_count bigint;
 BEGIN
@@ -102,11 +103,11 @@ BEGIN
     SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead
         FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT -2, ''::text, false, 0::bigint;
+        RETURN QUERY SELECT -2, ''::text, false, 0::bigint, 0::bigint;
         RETURN;
     END IF;
     IF v_old <> v_boot AND p_boot <> v_boot::text THEN
-        RETURN QUERY SELECT -3, v_boot::text, false, 0::bigint;
+        RETURN QUERY SELECT -3, v_boot::text, false, 0::bigint, 0::bigint;
         RETURN;
     END IF;
     SELECT count(*) INTO v_count FROM session s WHERE NOT s.dead;
@@ -114,7 +115,8 @@ BEGIN
         alone_until = CASE WHEN v_count = 1 OR v_old <> v_boot THEN clock_timestamp() + lease
             ELSE alone_until END
         WHERE id = p_session;
-    RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count;
+    RETURN QUERY SELECT 0, v_boot::text, EXISTS (SELECT FROM cw_waiting(p_session)), v_count,
+        f.junctions FROM format f;
 END $$;
 
 CREATE FUNCTION cw_inos() RETURNS bigint LANGUAGE sql AS $$ SELECT nextval('ino_seq') $$;

@@ -77,6 +77,41 @@ impl Site {
     }
 }
 
+/// A primary and its synchronous standby. Patroni and other managers do what [`Pair::take_over`]
+/// does by hand.
+pub(crate) struct Pair {
+    primary: Postgres,
+    standby: Postgres,
+}
+
+impl Pair {
+    /// Starts both servers, and makes a file system whose URL has both hosts. Returns None without
+    /// PostgreSQL.
+    pub(crate) fn new() -> Option<(Pair, Site)> {
+        let primary = Postgres::start()?;
+        let mut site = Site::on(&primary);
+        let standby = primary.standby();
+        let hosts = format!("{},{}", primary.host(), standby.host());
+        let url = site.url.replacen(&primary.host(), &hosts, 1);
+        site.url = format!("{url}&target_session_attrs=read-write");
+        Some((Pair { primary, standby }, site))
+    }
+
+    /// Kills the primary, promotes the standby, and makes the old primary the new standby.
+    pub(crate) fn take_over(&mut self) {
+        self.primary.kill();
+        self.standby.promote();
+        self.primary.follow(&self.standby);
+        std::mem::swap(&mut self.primary, &mut self.standby);
+    }
+}
+
+/// Returns how many takeovers a test makes.
+pub(crate) fn takeovers() -> u64 {
+    let text = std::env::var("COREWALK_TAKEOVERS");
+    text.map_or(2, |text| text.parse().expect("COREWALK_TAKEOVERS is a number"))
+}
+
 /// Options with which a test fails instead of waiting for ever.
 pub(crate) fn options() -> ClusterOptions {
     ClusterOptions::default().with_unreachable(Unreachable::FailAfter(Duration::from_secs(60)))
@@ -100,6 +135,11 @@ pub(crate) fn mkdir(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
 
 pub(crate) fn create(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
     fs.make(dir(parent), name(text), &Make::new(0o644, 0, 0)).unwrap()
+}
+
+/// Returns bytes that differ from place to place.
+pub(crate) fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed).collect()
 }
 
 /// Writes a new file as a program does: create, write, close.
@@ -138,6 +178,17 @@ pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     }
     fs.flush(node).unwrap();
     fs.release(node);
+    bytes
+}
+
+/// Returns the number of bytes that were not flushed.
+pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
+    let mut bytes = 0;
+    fs.counters(&mut |name, value| {
+        if name == "cluster_dirty_bytes" {
+            bytes = value;
+        }
+    });
     bytes
 }
 

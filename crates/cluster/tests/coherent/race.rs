@@ -18,7 +18,7 @@ use corewalk_testkit::linearize::{Limit, Verdict, check, report};
 use corewalk_testkit::postgres::Postgres;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-use crate::fixtures::{ROOT, Site, mkdir, options};
+use crate::fixtures::{Pair, ROOT, Site, mkdir, options, takeovers};
 use crate::model::{NAMES, Op, Place, Space};
 use crate::proxy::Proxy;
 
@@ -225,16 +225,28 @@ fn control_mount_that_caches_late_answers_is_caught() {
     assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
 }
 
+/// Runs two mounts, one of them with `flaws`, while `kill` takes the database away and brings it
+/// back in each round.
+fn race_with_kills(
+    site: &Site,
+    flaws: Flaws,
+    rounds: usize,
+    mut kill: impl FnMut() + Send,
+) -> Result<usize, String> {
+    let seed = ReportSeed::new(Seed::choose());
+    let flawed = short().with_flaws(flaws);
+    let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &flawed)];
+    Run::new(rounds, Duration::from_millis(100), seed.seed()).race(&mounts, |_| {
+        thread::sleep(Duration::from_millis(500));
+        kill();
+    })
+}
+
 /// Runs while the database is killed and started again in each round.
 fn race_with_crashes(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let mut postgres = Postgres::start()?;
     let site = Site::on(&postgres);
-    let seed = ReportSeed::new(Seed::choose());
-    let flawed = short().with_flaws(flaws);
-    let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &flawed)];
-    let run = Run::new(rounds, Duration::from_millis(100), seed.seed());
-    Some(run.race(&mounts, |_| {
-        thread::sleep(Duration::from_millis(500));
+    Some(race_with_kills(&site, flaws, rounds, || {
         postgres.kill();
         postgres.restart();
     }))
@@ -250,5 +262,24 @@ fn crash_of_the_database_leaves_no_old_answer() {
 fn control_mount_that_keeps_its_cache_over_a_crash_is_caught() {
     let flaws = Flaws { keeps_after_restart: true, ..Flaws::default() };
     let Some(done) = race_with_crashes(flaws, 30) else { return };
+    assert!(done.is_err());
+}
+
+/// Runs while the standby takes over from a killed primary in each round.
+fn race_with_takeovers(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
+    let (mut pair, site) = Pair::new()?;
+    Some(race_with_kills(&site, flaws, rounds, || pair.take_over()))
+}
+
+#[test]
+fn takeover_by_the_standby_leaves_no_old_answer() {
+    let Some(done) = race_with_takeovers(Flaws::default(), takeovers() as usize) else { return };
+    done.unwrap_or_else(|text| panic!("{text}"));
+}
+
+#[test]
+fn control_mount_that_keeps_its_cache_over_a_takeover_is_caught() {
+    let flaws = Flaws { keeps_after_restart: true, ..Flaws::default() };
+    let Some(done) = race_with_takeovers(flaws, 30) else { return };
     assert!(done.is_err());
 }

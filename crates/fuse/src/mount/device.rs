@@ -254,8 +254,10 @@ fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
-/// Mounts on the directory `path`.
+/// Mounts on the directory `given`, which is `path` without symbolic links. Root mounts on `given`
+/// itself: `/proc/self/fd/N` is an open directory, also if its path leads to another one meanwhile.
 pub(super) fn mount(
+    given: &Path,
     path: &Path,
     options: &Options,
     mount: &MountOptions,
@@ -264,7 +266,7 @@ pub(super) fn mount(
         return Err(MountError::NoDevice);
     }
     if rustix::process::geteuid().is_root() {
-        mount_as_root(path, options, mount)
+        mount_as_root(given, options, mount)
     } else {
         mount_as_user(path, options, mount)
     }

@@ -1,0 +1,161 @@
+//! `corewalk cluster`: commands on a mounted cluster file system.
+//!
+//! # Reaching a junction
+//! A mounted junction covers its directory, whose extended attribute the command changes. So the
+//! command makes a private copy of the mount without the mounts on it (`open_tree` with
+//! `OPEN_TREE_CLONE`), and opens the directory in the copy.
+
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use corewalk::Errno;
+use corewalk_base::primitives::thread;
+use corewalk_cluster::JUNCTION;
+use corewalk_fuse::XATTR_STAT;
+use rustix::fs::{CWD, Mode, OFlags, XattrFlags};
+use rustix::mount::{OpenTreeFlags, open_tree};
+
+use crate::failure::Failure;
+use crate::source::parse_url;
+
+/// How long the command waits until the mount has put the other file system on a new junction.
+const LIMIT: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(50);
+/// The longest URL of a junction, in bytes.
+const URL_BYTES_MAX: usize = 4096;
+
+/// The command line.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    /// Makes an empty directory the place of another cluster file system.
+    Junction(Junction),
+}
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+A junction is an empty directory of a mounted cluster file system at which all mounts put the file
+system of another database, as mount(8) would: those that run now within some seconds, later ones
+when they start. It spreads one namespace over several databases. A rename across it is EXDEV.
+umount(8) needs -R. Only root may make a junction.
+
+Without URL and --remove, the command prints the URL of the junction.
+
+Example:
+    corewalk cluster junction /mnt/projects pg://me@db2.example.org/projects
+
+Exit status: 0 if it was done, 1 if not, 2 if the command line is invalid.")]
+struct Junction {
+    /// The directory, by its path in a mount.
+    path: PathBuf,
+    /// The other file system, pg://USER@HOST:PORT/DATABASE. `corewalk mkfs` must have made it.
+    #[arg(conflicts_with = "remove")]
+    url: Option<String>,
+    /// Make the junction a plain directory again. The other file system stays as it is.
+    #[arg(long)]
+    remove: bool,
+}
+
+/// Runs a command.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Command::Junction(junction) = &arguments.command;
+    let path = &junction.path;
+    let failed = |error: Errno| Failure::of(path.display(), text_of(error));
+    if let Some(url) = &junction.url {
+        parse_url(url)?;
+    }
+    check_cluster(path)?;
+    let directory = open_below_mounts(path).map_err(failed)?;
+    let before = device(path);
+    match (&junction.url, junction.remove) {
+        (Some(url), _) => {
+            let set =
+                rustix::fs::fsetxattr(&directory, JUNCTION, url.as_bytes(), XattrFlags::empty());
+            set.map_err(failed)?;
+        }
+        (None, true) => rustix::fs::fremovexattr(&directory, JUNCTION).map_err(failed)?,
+        (None, false) => return print(&directory, path),
+    }
+    drop(directory);
+    let begin = Instant::now();
+    while device(path) == before {
+        if begin.elapsed() > LIMIT {
+            let why = "the junction was changed, but the mount has not followed; see its log";
+            return Err(Failure::of(path.display(), why));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+fn text_of(error: Errno) -> String {
+    match error {
+        Errno::NODATA => "it is no junction".to_owned(),
+        Errno::NOTEMPTY => "the directory is not empty".to_owned(),
+        Errno::BUSY => "the root directory cannot be a junction".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// Prints the URL of a junction.
+fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
+    let mut url = [0; URL_BYTES_MAX];
+    let len = rustix::fs::fgetxattr(directory, JUNCTION, &mut url[..]);
+    let len = len.map_err(|error| Failure::of(path.display(), text_of(error)))?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(&url[..len])
+        .and_then(|()| out.write_all(b"\n"))
+        .map_err(|error| Failure::of("standard output", error))
+}
+
+/// Returns the device of a directory, which changes when a file system is put on it.
+fn device(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|stat| stat.dev())
+}
+
+/// Returns an error if the directory above `path` is in no cluster file system.
+fn check_cluster(path: &Path) -> Result<(), Failure> {
+    let mut text = vec![0; 64 << 10];
+    let len = rustix::fs::getxattr(root_of(above(path)), XATTR_STAT, &mut text[..]).unwrap_or(0);
+    let counters = serde_json::from_slice::<serde_json::Value>(&text[..len]).unwrap_or_default();
+    match counters.get("cluster_sessions") {
+        Some(_) => Ok(()),
+        None => Err(Failure::of(path.display(), "it is not in a mounted cluster file system")),
+    }
+}
+
+/// Returns the directory that contains the last name of `path`.
+fn above(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => ".".into(),
+        Some(parent) => parent.to_owned(),
+        None => path.to_owned(),
+    }
+}
+
+/// Returns the root of the mount that contains the directory `path`.
+fn root_of(path: PathBuf) -> PathBuf {
+    let Ok(mut path) = path.canonicalize() else { return path };
+    let inside = device(&path);
+    while let Some(parent) = path.parent().filter(|parent| device(parent) == inside) {
+        path = parent.to_owned();
+    }
+    path
+}
+
+/// Opens the directory `path`, and not what is mounted on it.
+fn open_below_mounts(path: &Path) -> Result<OwnedFd, Errno> {
+    let name = path.file_name().ok_or(Errno::BUSY)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let copy = open_tree(CWD, above(path), flags)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(copy, name, flags, Mode::empty())
+}

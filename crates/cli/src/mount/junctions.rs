@@ -1,0 +1,237 @@
+//! The junctions of a mounted cluster file system: a child process mounts each one.
+//!
+//! A thread asks the file system once a second whether junctions have changed, which costs no
+//! statement. For a new junction it starts `corewalk mount` again. If such a child ends, for
+//! example because its database was away, the thread starts it again after a pause.
+//!
+//! # Which directory is mounted on
+//! Users may move the directories above a junction, and put symbolic links in their place. So the
+//! thread opens the junction without leaving the mount and without symbolic links, compares the
+//! inode number, and hands the open directory to the child as its standard input. The child mounts
+//! on `/proc/self/fd/0`, which leads to that directory whatever its path is.
+//!
+//! # Circles
+//! A child gets the identities of the file systems above it (`--above`), and refuses to mount one
+//! of these again.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use corewalk_base::primitives::thread::{self, JoinHandle};
+use corewalk_cluster::{ClusterFs, Junction};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::failure::Failure;
+
+/// The path that a child mounts on.
+const PLACE: &str = "/proc/self/fd/0";
+/// How often to look whether junctions have changed.
+const LOOK: Duration = Duration::from_secs(1);
+/// The pause before a child that has ended is started again.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long a child may take to end. Then it is killed.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// The arguments of a child, but its URL.
+pub(super) struct Inherited {
+    pub(super) options: Vec<OsString>,
+    /// The identities of the file systems above.
+    pub(super) above: Vec<String>,
+}
+
+/// The thread that mounts the junctions. Dropping this value unmounts them.
+pub(super) struct Junctions {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A junction that is mounted, or was.
+struct Mounted {
+    junction: Junction,
+    child: Option<Child>,
+    /// When to start the child again.
+    again: Instant,
+}
+
+impl Junctions {
+    /// Mounts the junctions of `fs`, which is mounted on `root`, and those that come later.
+    ///
+    /// # Errors
+    /// A file system that is in `inherited.above`; the error of opening `root`.
+    pub(super) fn start(
+        fs: Arc<ClusterFs>,
+        root: &Path,
+        mut inherited: Inherited,
+    ) -> Result<Junctions, Failure> {
+        if inherited.above.iter().any(|id| id == fs.id()) {
+            let why = "the file system is mounted above already; the junction makes a circle";
+            return Err(Failure::of(root.display(), why));
+        }
+        inherited.above.push(fs.id().to_owned());
+        let (stop, stopped) = channel();
+        let mut crossing =
+            Crossing { fs, root: root.to_owned(), inherited, mounted: HashMap::new() };
+        // The junctions that exist already are mounted before the command says that it is ready.
+        let seen = crossing.look(None);
+        let thread = thread::spawn(move || crossing.run(seen, &stopped));
+        Ok(Junctions { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Junctions {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread of the junctions has panicked");
+        }
+    }
+}
+
+/// The state of the thread.
+struct Crossing {
+    fs: Arc<ClusterFs>,
+    root: std::path::PathBuf,
+    inherited: Inherited,
+    /// By inode number.
+    mounted: HashMap<u64, Mounted>,
+}
+
+impl Crossing {
+    fn run(mut self, mut seen: Option<i64>, stopped: &Receiver<()>) {
+        while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            seen = self.look(seen);
+            self.start_again();
+        }
+        for (_, mounted) in self.mounted.drain() {
+            end(mounted);
+        }
+    }
+
+    /// Mounts new junctions, and unmounts those that are gone, if any have changed since the
+    /// version `seen`. Returns the version that is seen now.
+    fn look(&mut self, seen: Option<i64>) -> Option<i64> {
+        let version = self.fs.junctions_version();
+        if seen == Some(version) {
+            return seen;
+        }
+        let junctions = match self.fs.junctions() {
+            Ok(junctions) => junctions,
+            Err(error) => {
+                log::warn!("the junctions cannot be read: {error}");
+                return seen;
+            }
+        };
+        let now: HashMap<u64, Junction> =
+            junctions.into_iter().map(|junction| (junction.ino, junction)).collect();
+        let is_same =
+            |it: &Mounted| now.get(&it.junction.ino).is_some_and(|new| new.url == it.junction.url);
+        for (_, mounted) in self.mounted.extract_if(|_, mounted| !is_same(mounted)) {
+            end(mounted);
+        }
+        for (ino, junction) in now {
+            match self.mounted.get_mut(&ino) {
+                Some(mounted) => mounted.junction = junction,
+                None => {
+                    let child = self.start(&junction);
+                    let again = Instant::now() + PAUSE;
+                    self.mounted.insert(ino, Mounted { junction, child, again });
+                }
+            }
+        }
+        Some(version)
+    }
+
+    /// Starts the children again that have ended.
+    fn start_again(&mut self) {
+        let mut due = Vec::new();
+        for mounted in self.mounted.values_mut() {
+            if let Some(child) = &mut mounted.child
+                && let Ok(Some(status)) = child.try_wait()
+            {
+                log::warn!("the junction {} has ended: {status}", mounted.junction.path.display());
+                (mounted.child, mounted.again) = (None, Instant::now() + PAUSE);
+            }
+            if mounted.child.is_none() && mounted.again <= Instant::now() {
+                due.push(mounted.junction.ino);
+            }
+        }
+        // A directory above may have another path now.
+        let paths =
+            if due.is_empty() { Vec::new() } else { self.fs.junctions().unwrap_or_default() };
+        for junction in paths.into_iter().filter(|junction| due.contains(&junction.ino)) {
+            let child = self.start(&junction);
+            let again = Instant::now() + PAUSE;
+            self.mounted.insert(junction.ino, Mounted { junction, child, again });
+        }
+    }
+
+    /// Mounts a junction. Returns None, and logs the reason, if that fails.
+    fn start(&self, junction: &Junction) -> Option<Child> {
+        let started = self.open(junction).and_then(|place| self.spawn(junction, place));
+        started
+            .inspect_err(|error| {
+                log::warn!("the junction {} is not mounted: {error}", junction.path.display());
+            })
+            .ok()
+    }
+
+    /// Opens the directory of a junction.
+    fn open(&self, junction: &Junction) -> std::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&self.root, flags, Mode::empty())?;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let place = openat2(root, &junction.path, flags, Mode::empty(), resolve)?;
+        let place = File::from(place);
+        match place.metadata()?.ino() == junction.ino {
+            true => Ok(place.into()),
+            false => Err(std::io::Error::other("another directory has its path")),
+        }
+    }
+
+    /// Starts a child that mounts on `place`, and waits until the mount is ready.
+    fn spawn(&self, junction: &Junction, place: OwnedFd) -> std::io::Result<Child> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg0("corewalk").arg("mount");
+        for option in &self.inherited.options {
+            command.arg("-o").arg(option);
+        }
+        for id in &self.inherited.above {
+            command.args(["--above", id]);
+        }
+        command.args(["--", &junction.url, PLACE]).stdin(place).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        if line.ends_with('\n') {
+            return Ok(child);
+        }
+        Err(std::io::Error::other(format!("the mount has failed: {}", child.wait()?)))
+    }
+}
+
+/// Ends a child, which unmounts its junction.
+fn end(mounted: Mounted) {
+    let Some(mut child) = mounted.child else { return };
+    let _ = kill_process(Pid::from_child(&child), Signal::TERM);
+    let begin = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_LIMIT {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}

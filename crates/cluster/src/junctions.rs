@@ -1,0 +1,57 @@
+//! Junctions: directories at which a program that mounts puts the file system of another database.
+//!
+//! A junction is an empty directory with the extended attribute [`JUNCTION`], whose value is the
+//! URL of the other file system. The back end shows it as a directory in which nothing can be made
+//! (`EREMOTE`), and which can be neither removed nor renamed (`EBUSY`). The program crosses it: it
+//! mounts the other file system there, like `corewalk mount`. So a rename across a junction is
+//! `EXDEV`, and each database serves its own part alone.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+
+use corewalk::Errno;
+
+use crate::filesystem::ClusterFs;
+
+/// The extended attribute of a junction.
+pub const JUNCTION: &str = "trusted.corewalk.junction";
+
+const JUNCTIONS: &str = "SELECT * FROM cw_junctions()";
+
+/// A junction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Junction {
+    /// The inode number of the directory.
+    pub ino: u64,
+    /// The path of the directory from the root, relative.
+    pub path: PathBuf,
+    /// The URL of the other file system.
+    pub url: String,
+}
+
+impl ClusterFs {
+    /// Returns a number that changes whenever a junction of the file system has changed, at most a
+    /// third of the lease later. It costs no statement.
+    pub fn junctions_version(&self) -> i64 {
+        self.meta.session.junctions()
+    }
+
+    /// Returns all junctions. It costs one statement. A junction whose URL is not UTF-8 is left
+    /// out.
+    ///
+    /// # Errors
+    /// `EIO` if the database does not answer.
+    pub fn junctions(&self) -> Result<Vec<Junction>, Errno> {
+        let rows = self.meta.session.database.query(JUNCTIONS, &[])?.rows;
+        let junctions = rows.into_iter().filter_map(|row| {
+            let path: Vec<u8> = row.get("path");
+            let path = path.strip_prefix(b"/")?.to_vec();
+            let url = String::from_utf8(row.get("url")).ok()?;
+            let ino = row.get::<_, i64>("ino") as u64;
+            Some(Junction { ino, path: OsString::from_vec(path).into(), url })
+        });
+        Ok(junctions.collect())
+    }
+}
