@@ -135,7 +135,7 @@ fn parse(text: &str, session: i64) -> News {
     let mut word = || words.next().unwrap_or_default();
     let is_mine = |id: &str| id.parse() == Ok(session);
     match (word(), word(), word(), word()) {
-        ("i", id, holders, dirs) if holders.split(',').any(is_mine) => {
+        ("i", id, holders, dirs) if holders == "*" || holders.split(',').any(is_mine) => {
             let dirs = dirs.split(',').map(str::parse).collect::<Result<_, _>>();
             match (id.parse(), dirs) {
                 (Ok(id), Ok(dirs)) => News::Intent(id, dirs),
@@ -285,6 +285,7 @@ mod tests {
     fn notification_is_for_the_sessions_that_it_names() {
         assert_eq!(parse("i 7 3,14 1,22", 14), News::Intent(7, vec![1, 22]));
         assert_eq!(parse("i 7 3,14 1,22", 4), News::Other);
+        assert_eq!(parse("i 7 * 1,22", 4), News::Intent(7, vec![1, 22]));
         assert_eq!(parse("a 3 7", 3), News::Acknowledged(7));
         assert_eq!(parse("a 3 7", 7), News::Other);
         assert_eq!(parse("", 0), News::Other);

@@ -41,6 +41,7 @@ use corewalk_base::primitives::thread;
 use corewalk_base::{Mutex, RwLock};
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
+use tokio::time::timeout;
 use tokio_postgres::Row;
 
 use crate::connection::{Database, DatabaseError, Param};
@@ -399,13 +400,17 @@ impl Session {
     /// # Errors
     /// `EIO` if the database refuses, does not answer a soft mount, or has another file system.
     async fn reopen(&self, dead: i64) -> Result<(), Errno> {
-        let _turn = self.reopening.lock().await;
+        let (start, id, mut pause) = (Instant::now(), new_id(), PAUSE);
+        let turn = self.reopening.lock();
+        let _turn = match self.database.time_left(start, None) {
+            Some(left) => timeout(left, turn).await.map_err(|_| Errno::IO)?,
+            None => turn.await,
+        };
         if self.id() != dead {
             return Ok(());
         }
         self.stop_answers();
         self.drop_caches();
-        let (start, id) = (Instant::now(), new_id());
         let opened = loop {
             let opened = open_new(&self.database, self.lease, id, Some(&self.fs)).await;
             match &opened {
@@ -414,7 +419,8 @@ impl Session {
                     if left.is_some_and(|left| left.is_zero()) {
                         break opened;
                     }
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(OPEN_LIMIT / 10);
                 }
                 _ => break opened,
             }
@@ -505,16 +511,21 @@ impl std::fmt::Debug for Session {
 
 /// Renews the session until it is dropped. Runs on the runtime of the mount.
 pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
+    let mut is_failing = false;
     loop {
-        tokio::time::sleep(lease / 3).await;
+        // After a failure, the next attempt must come before the end of the lease.
+        tokio::time::sleep(if is_failing { lease / 30 } else { lease / 3 }).await;
         let Some(session) = session.upgrade() else { return };
         let renewed = match session.renew().await {
             Err(Errno::STALE) => session.reopen(session.id()).await,
             done => done,
         };
-        if let Err(errno) = renewed {
+        if let Err(errno) = renewed
+            && !is_failing
+        {
             log::warn!("the session could not be renewed: {errno}");
         }
+        is_failing = renewed.is_err();
     }
 }
 

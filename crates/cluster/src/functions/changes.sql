@@ -77,7 +77,7 @@ END $$;
 
 -- Writes the intent of a slot, and tells the holders of leases. An intent whose directories are
 -- others than before gets a new number. Notifications are only hints (K.12). A text is
--- `i NUMBER HOLDERS DIRECTORIES`.
+-- `i NUMBER HOLDERS DIRECTORIES`. It has at most 8,000 bytes, so many holders become `*`.
 CREATE FUNCTION cw_intend(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE v_id bigint;
@@ -88,7 +88,8 @@ BEGIN
     v_id := nextval('intent_seq');
     INSERT INTO intent VALUES (p_session, p_slot, v_id, p_dirs)
         ON CONFLICT (session, slot) DO UPDATE SET id = v_id, dirs = p_dirs;
-    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || string_agg(DISTINCT session::text, ',')
+    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || CASE WHEN count(DISTINCT session) > 300
+            THEN '*' ELSE string_agg(DISTINCT session::text, ',') END
             || ' ' || array_to_string(p_dirs, ','))
         FROM lease WHERE dir = ANY(p_dirs) AND session <> p_session;
     RETURN v_id;

@@ -180,6 +180,13 @@ fn change_of_an_unknown_session_leaves_no_slot() {
 }
 
 #[test]
+fn intent_tells_hundreds_of_holders() {
+    let Some(site) = Site::new() else { return };
+    site.sql("INSERT INTO lease SELECT 1, 4000000000000000000 + i FROM generate_series(1, 900) i");
+    assert_eq!(site.sql(&format!("SELECT cw_intend(1, {SLOT}, ARRAY[1::bigint]) > 0")), "t");
+}
+
+#[test]
 fn hard_mount_waits_for_leases_after_a_long_wait_for_a_lock() {
     let Some(site) = Site::new() else { return };
     let short = options().with_lease(Duration::from_secs(1));
