@@ -4,11 +4,14 @@
 
 mod contents;
 mod database;
+mod encryption;
 mod fixtures;
 mod front;
 mod junctions;
 mod lifetime;
 mod outage;
+mod outages;
+mod races;
 mod sessions;
 mod standby;
 mod statements;
