@@ -227,9 +227,15 @@ impl Files {
     ) -> Result<T, Errno> {
         let (start, mut was_away) = (Instant::now(), false);
         loop {
-            let error = match request().await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
+            let left = self.meta.session.database.time_left(start, None);
+            let answer = match left {
+                Some(left) => tokio::time::timeout(left, request()).await,
+                None => Ok(request().await),
+            };
+            let error = match answer {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => error,
+                Err(elapsed) => elapsed.into(),
             };
             let left = self.meta.session.database.time_left(start, None);
             let may_wait = left.is_none_or(|left| !left.is_zero());

@@ -127,13 +127,29 @@ fn soft_mount_fails_while_s3_is_away_and_then_goes_on() {
     assert_eq!(fs.fsync(file(made.ino), false), Err(Errno::IO));
     // An object that was not read before cannot be read.
     assert_eq!(fs.read(file(kept.ino), 50_000, &mut [0; 10]), Err(Errno::IO));
-    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     front.fail(false);
     assert_eq!(fs.fsync(file(made.ino), false), Ok(()));
     drop(fs);
     let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
     assert!(read(&fs, kept.ino) == pattern(1, 100_000));
     assert!(read(&fs, made.ino) == pattern(2, 100_000));
+}
+
+#[test]
+fn end_of_a_hard_mount_waits_ten_seconds_for_s3() {
+    let Some(site) = Site::new() else { return };
+    let Some((url, _server, front)) = behind_front(&site) else { return };
+    let hard = options().with_unreachable(Unreachable::Wait).with_settings(front.settings());
+    let fs = ClusterFs::open(&url, &hard).unwrap();
+    front.fail(true);
+    for number in 0..8 {
+        let made = create(&fs, ROOT, &format!("f{number}"));
+        fs.write(file(made.ino), 0, &pattern(1, 100_000)).unwrap();
+    }
+    let begin = Instant::now();
+    assert_eq!(fs.close(), Err(Errno::IO));
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
 }
 
 #[test]
