@@ -35,8 +35,8 @@ use corewalk_base::{Mutex, MutexGuard};
 use futures_util::future::try_join_all;
 
 use crate::directory::Change;
-use crate::meta::{Changed, Meta};
-use crate::node::to_nanos;
+use crate::meta::Meta;
+use crate::node::{Inode, to_nanos};
 use crate::objects::Objects;
 use dirty::{Dirty, OBJECT_BYTES};
 use objects_cache::ObjectsCache;
@@ -58,7 +58,7 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 const CACHE_BYTES: usize = 64 << 20;
 
 const CONTENT: &str = "SELECT * FROM cw_content($1)";
-const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 const PENDING: &str = "SELECT cw_pending($1, $2)";
 
 /// The contents of the files of a mount.
@@ -84,6 +84,12 @@ pub(crate) struct File {
     content: Mutex<Content>,
     /// The size and the modification time, if they differ from those of the database.
     view: Mutex<Option<(u64, Timespec)>>,
+    /// The newest version of the inode whose attributes the kernel has got. Protected by its own
+    /// mutex, a leaf.
+    ///
+    /// The kernel drops its pages of a file when it sees a new time. Pages that it reads afterwards
+    /// count as those of that time. So they must not come from older contents.
+    newest: Mutex<i64>,
 }
 
 /// The contents of a file, as far as they are known.
@@ -91,6 +97,8 @@ pub(crate) struct File {
 pub(crate) struct Content {
     /// The session that has loaded the contents, or 0. Contents of an earlier session may be old.
     loaded_by: i64,
+    /// The version of the inode that has these contents.
+    number: i64,
     size: u64,
     inline: Bytes,
     slices: Pieces,
@@ -102,6 +110,8 @@ pub(crate) struct Content {
     /// Where a sequential reader reads next.
     next_read: u64,
     mtime: Timespec,
+    /// The reason why dirty bytes were given up, until fsync(2) or close(2) reports it.
+    lost: Option<Errno>,
 }
 
 /// A new slice: a range of the file, and the key of the object that has exactly its bytes. Without
@@ -170,6 +180,28 @@ impl Files {
         }
     }
 
+    /// Flushes a file, whose contents are then loaded again at the next use. For a lock that was
+    /// just taken: others may have written under it.
+    pub(crate) fn refresh(&self, ino: u64) -> Result<(), Errno> {
+        let Some(used) = self.known_file(ino) else { return Ok(()) };
+        let mut content = used.file.content.lock();
+        self.flush_content(&used.file, &mut content)?;
+        content.loaded_by = 0;
+        Ok(())
+    }
+
+    /// Drops what was not flushed of a file, because it must not be written any more. The next
+    /// [`Files::flush`] fails.
+    pub(crate) fn revert(&self, ino: u64) {
+        let Some(used) = self.known_file(ino) else { return };
+        let mut content = used.file.content.lock();
+        if content.is_changed {
+            self.dirty_bytes.add(-(content.dirty.bytes() as i64));
+            *content = Content { lost: Some(Errno::IO), ..Content::default() };
+            *used.file.view.lock() = None;
+        }
+    }
+
     /// Drops what was not flushed of a file that is gone.
     pub(crate) fn discard(&self, ino: u64) {
         let open = self.files.lock().remove(&ino);
@@ -179,10 +211,14 @@ impl Files {
         }
     }
 
-    /// Returns attributes with the size and the time of what was not flushed.
-    pub(crate) fn seen(&self, attr: Attr) -> Attr {
+    /// Returns attributes of a version of the inode for the kernel, with the size and the time of
+    /// what was not flushed.
+    pub(crate) fn seen(&self, attr: Attr, version: i64) -> Attr {
         let files = self.files.lock();
-        let view = files.get(&attr.ino).and_then(|open| *open.file.view.lock());
+        let Some(file) = files.get(&attr.ino).map(|open| &open.file) else { return attr };
+        let mut newest = file.newest.lock();
+        *newest = version.max(*newest);
+        let view = *file.view.lock();
         match view {
             Some((size, mtime)) => attr
                 .with_mtime(mtime)
@@ -305,10 +341,10 @@ impl Files {
 
     /// Writes the dirty bytes of a file to the database and the objects.
     pub(crate) fn flush(&self, ino: u64) -> Result<(), Errno> {
-        match self.known_file(ino) {
-            Some(used) => self.flush_content(&used.file, &mut used.file.content.lock()),
-            None => Ok(()),
-        }
+        let Some(used) = self.known_file(ino) else { return Ok(()) };
+        let mut content = used.file.content.lock();
+        let done = self.flush_content(&used.file, &mut content);
+        done.and(content.lost.take().map_or(Ok(()), Err))
     }
 
     /// Flushes the files that have been dirty for some seconds, or all files.
@@ -331,16 +367,19 @@ impl Files {
 
     /// Makes a change of the attributes of a file with nothing of it dirty. `size` is the new size,
     /// if the change has one.
-    pub(crate) fn with_flushed<T>(
+    pub(crate) fn with_flushed(
         &self,
         ino: u64,
         size: Option<u64>,
-        change: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
+        change: impl FnOnce() -> Result<Inode, Errno>,
+    ) -> Result<Inode, Errno> {
         let Some(used) = self.known_file(ino) else { return change() };
         let mut content = used.file.content.lock();
         self.flush_content(&used.file, &mut content)?;
         let done = change()?;
+        if content.number + 1 == done.version {
+            content.number = done.version;
+        }
         if let Some(size) = size {
             content.slices.cut(size);
             let keep = content.inline.len().min(size as usize);
@@ -392,18 +431,28 @@ impl Files {
     fn loaded<'f>(&self, file: &'f File) -> Result<MutexGuard<'f, Content>, Errno> {
         let mut content = file.content.lock();
         let session = self.meta.session.id();
-        if content.loaded_by == session || content.loaded_by != 0 && content.is_changed {
+        let is_newest = content.number >= *file.newest.lock();
+        if content.loaded_by == session && is_newest || content.loaded_by != 0 && content.is_changed
+        {
             return Ok(content);
         }
         // A new file is known to be empty without asking.
         let known = self.meta.cache.inode(file.ino);
         let is_live = !self.meta.session.left().is_zero();
         if is_live && known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1) {
-            content.loaded_by = session;
+            (content.loaded_by, content.number) = (session, 1);
             return Ok(content);
         }
+        self.load(file, &mut content)?;
+        Ok(content)
+    }
+
+    /// Loads the contents of a file from the database.
+    fn load(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
+        let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
         let head = rows.first().ok_or(Errno::STALE)?;
+        content.number = head.get("version");
         content.size = head.get::<_, i64>("size") as u64;
         let inline: Option<&[u8]> = head.get("inline");
         content.inline = Bytes::copy_from_slice(inline.unwrap_or_default());
@@ -415,18 +464,27 @@ impl Files {
             content.slices.add(pos..pos + len, source);
         }
         content.loaded_by = session;
-        Ok(content)
+        Ok(())
     }
 
     fn flush_content(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
         if !content.is_changed {
             return Ok(());
         }
-        if content.slices.is_empty() && content.size <= INLINE_MAX {
+        while content.slices.is_empty() && content.size <= INLINE_MAX {
             let mut inline = content.inline.to_vec();
             inline.resize(content.size as usize, 0);
             content.dirty.read(0, &mut inline);
-            return self.commit(file, content, Some(inline), Vec::new());
+            match self.commit(file, content, Some(inline), Vec::new()) {
+                Err(Errno::AGAIN) => {}
+                done => return done,
+            }
+            // Another mount has changed the file. The dirty bytes go over what it has written. The
+            // time is a new one, so that the kernel drops its pages.
+            let size = content.size;
+            self.load(file, content)?;
+            content.size = content.size.max(size);
+            content.mtime = Timespec::now();
         }
         let extents = content.dirty.take();
         let put = self.put_all(&extents);
@@ -475,6 +533,10 @@ impl Files {
     }
 
     /// Records new contents in the database.
+    ///
+    /// # Errors
+    /// `EAGAIN` if `inline` is given, and the file has changed since its contents were loaded; the
+    /// errors of a change.
     fn commit(
         &self,
         file: &File,
@@ -490,12 +552,18 @@ impl Files {
         let keys: Vec<Option<&str>> = slices.iter().map(|(_, key)| key.as_deref()).collect();
         let change =
             Change { dirs: self.meta.cover(file.ino), names: Vec::new(), inos: vec![file.ino] };
-        let _: Changed = self.meta.change(
+        let number = content.number;
+        let changed = self.meta.change(
             &change,
             WRITE,
-            &[&ino, &size, &mtime, &inline, &starts, &lens, &keys],
+            &[&ino, &size, &mtime, &inline, &starts, &lens, &keys, &number],
             |_| Vec::new(),
         )?;
+        content.number = changed.inode(file.ino)?.version;
+        if content.number != number + 1 {
+            // The slices of the other changes are not known.
+            content.loaded_by = 0;
+        }
         if let Some(inline) = inline {
             let bytes = content.dirty.take().values().map(Vec::len).sum::<usize>();
             self.dirty_bytes.add(-(bytes as i64));

@@ -12,13 +12,16 @@ BEGIN
 END $$;
 
 -- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
--- contents of a file without slices. A slice without an object is zeros.
+-- contents of a file without slices. A slice without an object is zeros. `p_number` is the version
+-- whose contents the session knows. If the file has another one, `p_inline` is refused with 11
+-- (EAGAIN), because it lacks what others have written. Slices are added, and the time is that of
+-- the database, so that the kernel of the session sees a new one.
 CREATE FUNCTION cw_write(
     p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_end bigint, p_mtime bigint, p_inline bytea,
-    p_pos bigint[], p_len bigint[], p_object text[]
+    p_pos bigint[], p_len bigint[], p_object text[], p_number bigint
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
-DECLARE v_code int; v_home bigint := cw_home(p_ino); v_size bigint;
+DECLARE v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_number bigint;
 BEGIN
     v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
@@ -26,8 +29,12 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
-    SELECT size INTO v_size FROM node WHERE ino = p_ino;
+    SELECT size, version INTO v_size, v_number FROM node WHERE ino = p_ino;
     IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF v_number <> p_number THEN
+        IF p_inline IS NOT NULL THEN RETURN QUERY SELECT * FROM cw_code(11, 0); RETURN; END IF;
+        p_mtime := (extract(epoch FROM clock_timestamp()) * 1e9)::bigint;
+    END IF;
     IF array_length(p_pos, 1) > 0 THEN
         WITH gone AS (DELETE FROM slice s USING unnest(p_pos, p_len) AS w(pos, len)
                 WHERE s.ino = p_ino AND s.chunk = w.pos >> 26

@@ -20,6 +20,7 @@ BEGIN
         bytes = bytes + (SELECT coalesce(sum(s.bytes), 0) FROM slot s WHERE session = p_session);
     DELETE FROM slot WHERE session = p_session;
     DELETE FROM lease WHERE session = p_session;
+    DELETE FROM flock WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
     INSERT INTO dead_object SELECT object, clock_timestamp() FROM pending_object
         WHERE session = p_session ON CONFLICT DO NOTHING;

@@ -6,6 +6,7 @@ mod contents;
 mod database;
 mod fixtures;
 mod junctions;
+mod locks;
 mod sessions;
 mod standby;
 mod statements;
