@@ -127,6 +127,14 @@ impl Database {
         };
     }
 
+    /// Returns how long a call of the file system may wait. None means for ever.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        match *self.unreachable.read() {
+            Unreachable::Wait => None,
+            Unreachable::FailAfter(limit) => Some(limit),
+        }
+    }
+
     /// Runs `future` on the runtime of the mount. Must not be called on the runtime.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.handle.block_on(future)
@@ -194,10 +202,7 @@ impl Database {
                     self.lanes[lane].open.lock().await.take();
                 }
             }
-            let limit = limit.or(match *self.unreachable.read() {
-                Unreachable::Wait => None,
-                Unreachable::FailAfter(limit) => Some(limit),
-            });
+            let limit = limit.or(self.limit());
             if limit.is_some_and(|limit| start.elapsed() >= limit) {
                 return Err(Errno::IO);
             }

@@ -4,10 +4,9 @@
 //! are ranges of objects. The inline bytes are the lowest layer: slices lie over them, and the
 //! dirty bytes of this mount over both.
 //!
-//! A write goes into a buffer in memory. It is flushed by fsync(2), by close(2), when the buffer is
-//! full, and after some seconds. A flush records the keys of new objects, writes up to four objects
-//! at a time, and then adds slices, size and time in one change. So a file never names an object
-//! that is not there, and an object that no file names is found.
+//! A write goes into a buffer in memory, which is flushed (`flush.rs`) by fsync(2), by close(2) and
+//! after some seconds. A write that finds the buffer full flushes it first. So a write that fails
+//! leaves nothing behind, and the buffer stays bounded while nothing can be flushed.
 //!
 //! # State of a file
 //! A file has a [`File`] while it is open or has dirty bytes. Its contents are loaded at the first
@@ -19,24 +18,24 @@
 //! `content` is locked, the database and the objects are asked.
 
 mod dirty;
+mod flush;
 mod objects_cache;
 mod pieces;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use corewalk::{Attr, Errno, Timespec, errno_of};
+use corewalk::{Attr, Errno, Timespec};
 use corewalk_base::ShardedCounter;
 use corewalk_base::{Mutex, MutexGuard};
-use futures_util::future::try_join_all;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
-use crate::directory::Change;
 use crate::meta::Meta;
-use crate::node::{Inode, to_nanos};
+use crate::node::Inode;
 use crate::objects::Objects;
 use dirty::{Dirty, OBJECT_BYTES};
 use objects_cache::ObjectsCache;
@@ -44,22 +43,24 @@ use pieces::{Pieces, Source};
 
 /// The longest contents that lie in the database.
 const INLINE_MAX: u64 = 16 << 10;
-/// A file with more dirty bytes is flushed by the write that adds them: four objects.
+/// The most dirty bytes of a file: four objects.
 const FILE_DIRTY_MAX: usize = 16 << 20;
-/// The same for the dirty bytes of all files.
+/// The most separate ranges of dirty bytes of a file, each of which becomes an object.
+const EXTENTS_MAX: usize = 1024;
+/// The dirty bytes of all files from which on a write flushes other files first.
 const ALL_DIRTY_MAX: i64 = 128 << 20;
 /// How long bytes may stay dirty without a call that asks for more.
 const DIRTY_AGE: Duration = Duration::from_secs(5);
 /// No slice crosses a chunk.
 const CHUNK_BYTES: u64 = 64 << 20;
-/// The largest size of a file.
-const SIZE_MAX: u64 = i64::MAX as u64;
+/// The largest size of a file: 1 PiB, the space that statfs(2) reports as free.
+pub(crate) const SIZE_MAX: u64 = 1 << 50;
+/// How many objects a call reads or writes at a time.
+const REQUESTS_MAX: usize = 16;
 /// Memory for objects that were read.
 const CACHE_BYTES: usize = 64 << 20;
 
 const CONTENT: &str = "SELECT * FROM cw_content($1)";
-const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
-const PENDING: &str = "SELECT cw_pending($1, $2)";
 
 /// The contents of the files of a mount.
 pub(crate) struct Files {
@@ -68,6 +69,8 @@ pub(crate) struct Files {
     cache: ObjectsCache,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
+    /// The keys of objects that were recorded, and that no file will name.
+    failed: Mutex<Vec<String>>,
     pub(crate) dirty_bytes: ShardedCounter,
 }
 
@@ -97,8 +100,10 @@ pub(crate) struct File {
 pub(crate) struct Content {
     /// The session that has loaded the contents, or 0. Contents of an earlier session may be old.
     loaded_by: i64,
-    /// The version of the inode that has these contents.
+    /// The number that the database had for these contents. Each change gives them a new one.
     number: i64,
+    /// A version of the inode that has these contents.
+    version: i64,
     size: u64,
     inline: Bytes,
     slices: Pieces,
@@ -113,10 +118,6 @@ pub(crate) struct Content {
     /// The reason why dirty bytes were given up, until fsync(2) or close(2) reports it.
     lost: Option<Errno>,
 }
-
-/// A new slice: a range of the file, and the key of the object that has exactly its bytes. Without
-/// a key the range is zeros.
-type Slice = (Range<u64>, Option<Arc<str>>);
 
 /// A use of a file. The record of the file goes with its last use.
 pub(crate) struct InUse<'a> {
@@ -133,6 +134,7 @@ impl Files {
             objects,
             files: Mutex::default(),
             next_object: Mutex::new(0),
+            failed: Mutex::default(),
             dirty_bytes: ShardedCounter::new(),
         }
     }
@@ -190,15 +192,13 @@ impl Files {
         Ok(())
     }
 
-    /// Drops what was not flushed of a file, because it must not be written any more. The next
-    /// [`Files::flush`] fails.
+    /// Gives up what was not flushed of a file, because it must not be written any more. The next
+    /// [`Files::flush`] reports it.
     pub(crate) fn revert(&self, ino: u64) {
         let Some(used) = self.known_file(ino) else { return };
         let mut content = used.file.content.lock();
         if content.is_changed {
-            self.dirty_bytes.add(-(content.dirty.bytes() as i64));
-            *content = Content { lost: Some(Errno::IO), ..Content::default() };
-            *used.file.view.lock() = None;
+            self.give_up(&used.file, &mut content, Errno::IO);
         }
     }
 
@@ -277,24 +277,24 @@ impl Files {
         is_sequential: bool,
     ) -> Result<(), Errno> {
         let read = pieces.iter().map(|(range, source)| async move {
-            match source {
-                Source::Zeros => Ok((range.clone(), None)),
-                Source::Object(key, at, object_len) => {
-                    let wanted = *at..at + (range.end - range.start);
-                    let bytes = match is_sequential {
-                        true => self.cache.get(key, *object_len, wanted).await,
-                        false => self.cache.get_range(key, wanted).await,
-                    };
-                    bytes.map(|bytes| (range.clone(), Some(bytes)))
+            let Source::Object(key, at, object_len) = source else {
+                return Ok((range.clone(), None));
+            };
+            let wanted = *at..at + (range.end - range.start);
+            let bytes = self.patiently("reading an object", || async {
+                match is_sequential {
+                    true => self.cache.get(key, *object_len, wanted.clone()).await,
+                    false => self.cache.get_range(key, wanted.clone()).await,
                 }
-            }
+            });
+            Ok((range.clone(), Some(bytes.await?)))
         });
-        let parts = match pieces.is_empty() {
+        let parts: Vec<_> = match pieces.is_empty() {
             true => Vec::new(),
-            false => self.meta.session.database.block_on(try_join_all(read)).map_err(|error| {
-                log::error!("reading an object: {error}");
-                errno_of(error)
-            })?,
+            false => {
+                let read = stream::iter(read).buffered(REQUESTS_MAX).try_collect();
+                self.meta.session.database.block_on(read)?
+            }
         };
         for (range, bytes) in parts {
             let part = &mut buf[(range.start - offset) as usize..(range.end - offset) as usize];
@@ -307,12 +307,17 @@ impl Files {
     }
 
     /// Writes at `offset`, or at the end of the file if that is None.
+    ///
+    /// # Errors
+    /// `EFBIG` behind the largest size; the errors of a flush, if there is no room for more dirty
+    /// bytes. Nothing is written then.
     pub(crate) fn write(
         &self,
         ino: u64,
         offset: Option<u64>,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
+        self.make_room()?;
         let used = self.file(ino);
         let mut content = self.loaded(&used.file)?;
         let offset = offset.unwrap_or(content.size);
@@ -320,15 +325,46 @@ impl Files {
         if room == 0 && !bytes.is_empty() {
             return Err(Errno::FBIG);
         }
-        let bytes = &bytes[..room];
+        self.add_dirty(&used.file, &mut content, offset, &bytes[..room])?;
+        Ok(room)
+    }
+
+    /// Flushes files until all of them together have few dirty bytes. Called without a lock.
+    fn make_room(&self) -> Result<(), Errno> {
+        if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
+            return Ok(());
+        }
+        for ino in self.dirty_files() {
+            let Some(used) = self.known_file(ino) else { continue };
+            let done = self.flush_content(&used.file, &mut used.file.content.lock());
+            if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
+                break;
+            }
+            // A file whose bytes were given up reports that itself.
+            done.or_else(|errno| if errno == Errno::STALE { Ok(()) } else { Err(errno) })?;
+        }
+        Ok(())
+    }
+
+    /// Adds dirty bytes. If the buffer of the file is full, flushes it first.
+    fn add_dirty(
+        &self,
+        file: &File,
+        content: &mut Content,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let dirty = &content.dirty;
+        if !dirty.is_empty()
+            && (dirty.bytes() + bytes.len() > FILE_DIRTY_MAX || dirty.extents() >= EXTENTS_MAX)
+        {
+            self.flush_content(file, content)?;
+        }
         let before = content.dirty.bytes();
         content.dirty.write(offset, bytes);
         content.size = content.size.max(offset + bytes.len() as u64);
-        self.note_dirty(&used.file, &mut content, before);
-        if content.dirty.bytes() >= FILE_DIRTY_MAX || self.dirty_bytes.sum() > ALL_DIRTY_MAX {
-            self.flush_content(&used.file, &mut content)?;
-        }
-        Ok(bytes.len())
+        self.note_dirty(file, content, before);
+        Ok(())
     }
 
     fn note_dirty(&self, file: &File, content: &mut Content, before: usize) {
@@ -339,54 +375,42 @@ impl Files {
         self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
     }
 
-    /// Writes the dirty bytes of a file to the database and the objects.
-    pub(crate) fn flush(&self, ino: u64) -> Result<(), Errno> {
-        let Some(used) = self.known_file(ino) else { return Ok(()) };
-        let mut content = used.file.content.lock();
-        let done = self.flush_content(&used.file, &mut content);
-        done.and(content.lost.take().map_or(Ok(()), Err))
-    }
-
-    /// Flushes the files that have been dirty for some seconds, or all files.
-    pub(crate) fn flush_old(&self, skips: impl Fn(u64) -> bool, all: bool) -> Result<(), Errno> {
-        let dirty: Vec<u64> = {
-            let files = self.files.lock();
-            let dirty = files.iter().filter(|(_, open)| open.file.view.lock().is_some());
-            dirty.map(|(ino, _)| *ino).filter(|ino| !skips(*ino)).collect()
-        };
-        let mut done = Ok(());
-        for ino in dirty {
-            let Some(used) = self.known_file(ino) else { continue };
-            let mut content = used.file.content.lock();
-            if all || content.since.is_some_and(|since| since.elapsed() > DIRTY_AGE) {
-                done = done.and(self.flush_content(&used.file, &mut content));
-            }
-        }
-        done
-    }
-
-    /// Makes a change of the attributes of a file with nothing of it dirty. `size` is the new size,
-    /// if the change has one.
-    pub(crate) fn with_flushed(
+    /// Changes the size of a file by `change`, which returns the file as the database has it then.
+    /// Bytes in front of the new end stay dirty. So a truncation needs no room in a full store.
+    pub(crate) fn resize(
         &self,
         ino: u64,
-        size: Option<u64>,
+        size: u64,
         change: impl FnOnce() -> Result<Inode, Errno>,
     ) -> Result<Inode, Errno> {
-        let Some(used) = self.known_file(ino) else { return change() };
+        // A use begins in any case. Otherwise a call that opens the file meanwhile would keep
+        // contents of before.
+        let used = self.file(ino);
         let mut content = used.file.content.lock();
-        self.flush_content(&used.file, &mut content)?;
-        let done = change()?;
-        if content.number + 1 == done.version {
-            content.number = done.version;
+        let done = change();
+        let Ok(inode) = done else {
+            // The change may have been made although its answer was lost.
+            if !content.is_changed {
+                content.loaded_by = 0;
+            }
+            return done;
+        };
+        // Otherwise another mount may have changed the contents before.
+        if content.version + 1 == inode.version {
+            (content.number, content.version) = (inode.version, inode.version);
         }
-        if let Some(size) = size {
-            content.slices.cut(size);
-            let keep = content.inline.len().min(size as usize);
-            content.inline.truncate(keep);
-            content.size = size;
+        content.slices.cut(size);
+        let keep = content.inline.len().min(size as usize);
+        content.inline.truncate(keep);
+        (content.size, content.mtime) = (size, inode.attr.mtime);
+        let before = content.dirty.bytes();
+        content.dirty.cut(size);
+        self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
+        if content.dirty.is_empty() {
+            (content.is_changed, content.since) = (false, None);
         }
-        Ok(done)
+        *used.file.view.lock() = content.is_changed.then_some((size, content.mtime));
+        Ok(inode)
     }
 
     /// Makes a range of a file zeros. The range ends at the end of the file at the latest.
@@ -398,21 +422,13 @@ impl Files {
             return Ok(());
         }
         if content.size <= INLINE_MAX || end - offset <= INLINE_MAX {
-            let before = content.dirty.bytes();
-            content.dirty.write(offset, &vec![0; (end - offset) as usize]);
-            self.note_dirty(&used.file, &mut content, before);
-            return Ok(());
+            let zeros = vec![0; (end - offset) as usize];
+            return self.add_dirty(&used.file, &mut content, offset, &zeros);
         }
         self.flush_content(&used.file, &mut content)?;
         content.mtime = Timespec::now();
-        let mut slices = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let stop = (at / CHUNK_BYTES + 1).saturating_mul(CHUNK_BYTES).min(end);
-            slices.push((at..stop, None));
-            at = stop;
-        }
-        self.commit(&used.file, &mut content, None, slices)
+        let slices = content.covered(offset..end).into_iter().map(|range| (range, None));
+        self.commit(&used.file, &mut content, None, slices.collect())
     }
 
     /// Makes a file at least `size` bytes long.
@@ -431,7 +447,7 @@ impl Files {
     fn loaded<'f>(&self, file: &'f File) -> Result<MutexGuard<'f, Content>, Errno> {
         let mut content = file.content.lock();
         let session = self.meta.session.id();
-        let is_newest = content.number >= *file.newest.lock();
+        let is_newest = content.version >= *file.newest.lock();
         if content.loaded_by == session && is_newest || content.loaded_by != 0 && content.is_changed
         {
             return Ok(content);
@@ -440,7 +456,7 @@ impl Files {
         let known = self.meta.cache.inode(file.ino);
         let is_live = !self.meta.session.left().is_zero();
         if is_live && known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1) {
-            (content.loaded_by, content.number) = (session, 1);
+            (content.loaded_by, content.number, content.version) = (session, 1, 1);
             return Ok(content);
         }
         self.load(file, &mut content)?;
@@ -452,7 +468,7 @@ impl Files {
         let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
         let head = rows.first().ok_or(Errno::STALE)?;
-        content.number = head.get("version");
+        (content.number, content.version) = (head.get("contents"), head.get("version"));
         content.size = head.get::<_, i64>("size") as u64;
         let inline: Option<&[u8]> = head.get("inline");
         content.inline = Bytes::copy_from_slice(inline.unwrap_or_default());
@@ -466,117 +482,21 @@ impl Files {
         content.loaded_by = session;
         Ok(())
     }
+}
 
-    fn flush_content(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
-        if !content.is_changed {
-            return Ok(());
+impl Content {
+    /// Returns the parts of a range, at most one in each chunk, outside of which there are only
+    /// zeros.
+    fn covered(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let inline = range.start..range.end.min(self.inline.len() as u64);
+        let pieces = self.slices.in_range(range).into_iter();
+        let pieces = pieces.filter(|(_, source)| *source != Source::Zeros).map(|(part, _)| part);
+        let mut parts: BTreeMap<u64, Range<u64>> = BTreeMap::new();
+        for part in pieces.chain([inline]).filter(|part| !part.is_empty()) {
+            let known = parts.entry(part.start / CHUNK_BYTES).or_insert(part.clone());
+            *known = known.start.min(part.start)..known.end.max(part.end);
         }
-        while content.slices.is_empty() && content.size <= INLINE_MAX {
-            let mut inline = content.inline.to_vec();
-            inline.resize(content.size as usize, 0);
-            content.dirty.read(0, &mut inline);
-            match self.commit(file, content, Some(inline), Vec::new()) {
-                Err(Errno::AGAIN) => {}
-                done => return done,
-            }
-            // Another mount has changed the file. The dirty bytes go over what it has written. The
-            // time is a new one, so that the kernel drops its pages.
-            let size = content.size;
-            self.load(file, content)?;
-            content.size = content.size.max(size);
-            content.mtime = Timespec::now();
-        }
-        let extents = content.dirty.take();
-        let put = self.put_all(&extents);
-        let done = put.and_then(|slices| self.commit(file, content, None, slices));
-        if done.is_err() {
-            content.dirty.put_back(extents);
-        } else {
-            let bytes: usize = extents.values().map(Vec::len).sum();
-            self.dirty_bytes.add(-(bytes as i64));
-        }
-        done
-    }
-
-    /// Writes an object for each extent. Returns their keys.
-    fn put_all(
-        &self,
-        extents: &std::collections::BTreeMap<u64, Vec<u8>>,
-    ) -> Result<Vec<Slice>, Errno> {
-        let database = &self.meta.session.database;
-        let session = self.meta.session.id();
-        let first = {
-            let mut next = self.next_object.lock();
-            *next += extents.len() as u64;
-            *next - extents.len() as u64
-        };
-        let key = |number: u64| format!("{session:x}/{:x}/{number:x}", number >> 12);
-        let keys: Vec<String> = (first..first + extents.len() as u64).map(key).collect();
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let reply = database.query(PENDING, &[&session, &keys])?;
-        if reply.rows.first().is_none_or(|row| row.get::<_, i32>(0) != 0) {
-            self.meta.session.reopen(session)?;
-            return Err(Errno::IO);
-        }
-        let put = keys
-            .iter()
-            .zip(extents)
-            .map(|(key, (_, bytes))| self.objects.put(key, Bytes::copy_from_slice(bytes)));
-        database.block_on(try_join_all(put)).map_err(|error| {
-            log::error!("writing an object: {error}");
-            errno_of(error)
-        })?;
-        let ranges = extents.iter().map(|(start, bytes)| *start..start + bytes.len() as u64);
-        Ok(ranges.zip(keys).map(|(range, key)| (range, Some(key.into()))).collect())
-    }
-
-    /// Records new contents in the database.
-    ///
-    /// # Errors
-    /// `EAGAIN` if `inline` is given, and the file has changed since its contents were loaded; the
-    /// errors of a change.
-    fn commit(
-        &self,
-        file: &File,
-        content: &mut Content,
-        inline: Option<Vec<u8>>,
-        slices: Vec<Slice>,
-    ) -> Result<(), Errno> {
-        let (ino, size) = (file.ino as i64, content.size as i64);
-        let mtime = to_nanos(content.mtime);
-        let starts: Vec<i64> = slices.iter().map(|(range, _)| range.start as i64).collect();
-        let lens: Vec<i64> =
-            slices.iter().map(|(range, _)| (range.end - range.start) as i64).collect();
-        let keys: Vec<Option<&str>> = slices.iter().map(|(_, key)| key.as_deref()).collect();
-        let change =
-            Change { dirs: self.meta.cover(file.ino), names: Vec::new(), inos: vec![file.ino] };
-        let number = content.number;
-        let changed = self.meta.change(
-            &change,
-            WRITE,
-            &[&ino, &size, &mtime, &inline, &starts, &lens, &keys, &number],
-            |_| Vec::new(),
-        )?;
-        content.number = changed.inode(file.ino)?.version;
-        if content.number != number + 1 {
-            // The slices of the other changes are not known.
-            content.loaded_by = 0;
-        }
-        if let Some(inline) = inline {
-            let bytes = content.dirty.take().values().map(Vec::len).sum::<usize>();
-            self.dirty_bytes.add(-(bytes as i64));
-            content.inline = inline.into();
-        }
-        for (range, key) in slices {
-            let len = range.end - range.start;
-            let source = key.map_or(Source::Zeros, |key| Source::Object(key, 0, len));
-            content.slices.add(range, source);
-        }
-        (content.is_changed, content.since) = (false, None);
-        *file.view.lock() = None;
-        Ok(())
+        parts.into_values().collect()
     }
 }
 

@@ -65,6 +65,13 @@ pub enum Finding {
         /// The key of the object.
         key: String,
     },
+    /// An object that a file needs is recorded as one to be removed.
+    Doomed {
+        /// The file.
+        ino: i64,
+        /// The key of the object.
+        key: String,
+    },
     /// The totals of inodes and bytes are wrong.
     Totals {
         /// The stored numbers.
@@ -117,6 +124,9 @@ const UNREACHABLE: &str = "WITH RECURSIVE reached AS (SELECT 1::bigint AS ino
         AND ino NOT IN (SELECT ino FROM reached)";
 const UNOWNED: &str = "SELECT DISTINCT ino FROM (SELECT ino FROM slice UNION ALL
     SELECT ino FROM xattr) x WHERE NOT EXISTS (SELECT FROM node n WHERE n.ino = x.ino)";
+const DOOMED: &str = "SELECT s.ino, s.object FROM slice s
+    WHERE EXISTS (SELECT FROM pending_object p WHERE p.object = s.object)
+        OR EXISTS (SELECT FROM dead_object d WHERE d.object = s.object)";
 const STORED: &str = "SELECT inodes, bytes FROM cw_statfs()";
 const SLICES: &str = "SELECT ino, object, len FROM slice WHERE object IS NOT NULL";
 
@@ -168,7 +178,7 @@ async fn check_tables(
 ) -> Result<(), tokio_postgres::Error> {
     let totals = snapshot.query_one(TOTALS, &[]).await?;
     (report.inodes, report.bytes, report.orphans) = (totals.get(0), totals.get(1), totals.get(2));
-    let checks: [Check; 7] = [
+    let checks: [Check; 8] = [
         (NAMES, |row| Finding::Name { parent: row.get(0), name: row.get(1), ino: row.get(2) }),
         (FILE_LINKS, links),
         (DIR_LINKS, links),
@@ -176,6 +186,7 @@ async fn check_tables(
         (HOMES, |row| Finding::Home { ino: row.get(0), home: row.get(1) }),
         (UNREACHABLE, |row| Finding::Unreachable { ino: row.get(0) }),
         (UNOWNED, |row| Finding::Unowned { ino: row.get(0) }),
+        (DOOMED, |row| Finding::Doomed { ino: row.get(0), key: row.get(1) }),
     ];
     for (sql, finding) in checks {
         report.findings.extend(snapshot.query(sql, &[]).await?.iter().map(finding));
@@ -227,6 +238,9 @@ impl fmt::Display for Finding {
             }
             Finding::Object { ino, key } => {
                 write!(f, "inode {ino}: the object {key} is missing or too short")
+            }
+            Finding::Doomed { ino, key } => {
+                write!(f, "inode {ino}: its object {key} is recorded as one to be removed")
             }
             Finding::Totals { stored, counted } => write!(
                 f,

@@ -8,7 +8,8 @@
 //! because the back end writes several objects at a time and reads ahead.
 //!
 //! An error is an [`io::Error`]. Only its kind matters to callers: `NotFound` means that there is
-//! no such object. Other kinds become the errno of the call of the file system.
+//! no such object, `TimedOut` that the store is away and may come back, and `StorageFull` or
+//! `QuotaExceeded` that it is full.
 //!
 //! # Guarantees
 //! - O.1: after `put` has returned, the object survives a crash of every machine.
@@ -40,8 +41,11 @@ use crate::options::Place;
 
 /// How long one request to S3 may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a request to S3 is repeated if it fails on the way or the server is overloaded.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a request to S3 is repeated if it fails on the way or the server is overloaded. The
+/// caller decides whether it waits longer.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
+/// The name of the store in errors of a directory.
+const LOCAL: &str = "LocalFileSystem";
 
 /// A store of objects.
 #[derive(Clone, Debug)]
@@ -78,7 +82,7 @@ impl Objects {
     /// # Errors
     /// The errors of the store.
     pub async fn put(&self, key: &str, bytes: Bytes) -> io::Result<()> {
-        self.store.put(&Path::from(key), bytes.into()).await?;
+        self.store.put(&Path::from(key), bytes.into()).await.map_err(io_error)?;
         Ok(())
     }
 
@@ -87,7 +91,8 @@ impl Objects {
     /// # Errors
     /// `NotFound`; `UnexpectedEof` if the object ends inside the range; the errors of the store.
     pub async fn get(&self, key: &str, range: Range<u64>) -> io::Result<Bytes> {
-        let bytes = self.store.get_range(&Path::from(key), range.clone()).await?;
+        let bytes =
+            self.store.get_range(&Path::from(key), range.clone()).await.map_err(io_error)?;
         if bytes.len() as u64 == range.end.saturating_sub(range.start) {
             Ok(bytes)
         } else {
@@ -102,7 +107,7 @@ impl Objects {
     pub async fn delete(&self, key: &str) -> io::Result<()> {
         match self.store.delete(&Path::from(key)).await {
             Err(Error::NotFound { .. }) => Ok(()),
-            done => Ok(done?),
+            done => done.map_err(io_error),
         }
     }
 
@@ -115,7 +120,7 @@ impl Objects {
         let folder = Path::from(folder);
         let found = self.store.list(Some(&folder));
         let keys = found.map_ok(|object| (object.location.to_string(), object.size));
-        Ok(keys.try_collect().await?)
+        keys.try_collect().await.map_err(io_error)
     }
 }
 
@@ -144,6 +149,25 @@ fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStor
         .with_retry(RetryConfig { backoff, max_retries, retry_timeout })
         .build()
         .map_err(invalid)
+}
+
+/// Returns an error with the kind that callers know.
+fn io_error(error: Error) -> io::Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(inner) = cause {
+        let kind = inner.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(kind @ (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) = kind {
+            return io::Error::new(kind, error);
+        }
+        cause = inner.source();
+    }
+    match error {
+        // No answer, or one that the server is overloaded.
+        Error::Generic { store, .. } if store != LOCAL => {
+            io::Error::new(io::ErrorKind::TimedOut, error)
+        }
+        error => error.into(),
+    }
 }
 
 fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {

@@ -38,7 +38,9 @@ CREATE TABLE node (
     flags int NOT NULL,
     target bytea,
     -- The first bytes of the contents, at most 16 KiB. Slices lie over them.
-    inline bytea
+    inline bytea,
+    -- The version of the last change of the contents.
+    contents bigint NOT NULL DEFAULT 1
 ) WITH (fillfactor = 85);
 
 -- A name. `seq` is the position in a listing. It only grows within a directory, because a change
@@ -73,6 +75,8 @@ CREATE TABLE slice (
     object text,
     PRIMARY KEY (ino, chunk, seq)
 );
+-- An object belongs to one slice. Its removal looks here first.
+CREATE UNIQUE INDEX slice_object ON slice (object) WHERE object IS NOT NULL;
 
 -- A mount. `boot` is the start of the database that the session has registered with. A session that
 -- was found dead stays dead, and its row stays for some minutes, with its slots.
@@ -157,7 +161,8 @@ CREATE TABLE orphan (
 );
 CREATE INDEX orphan_session ON orphan (session);
 
--- An object that a session is about to write, and that no slice names yet.
+-- An object that a session is about to write, and that no slice names yet. The row goes as soon as
+-- a slice names the object, or when the object is given up.
 CREATE TABLE pending_object (
     object text PRIMARY KEY,
     session bigint NOT NULL

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use bytes::Bytes;
+
 /// The longest object, in bytes. Blocks of this length divide a file.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
 
@@ -20,6 +22,11 @@ impl Dirty {
     /// Returns the number of dirty bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns the number of extents.
+    pub(crate) fn extents(&self) -> usize {
+        self.extents.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -86,16 +93,27 @@ impl Dirty {
             .filter(move |(start, extent)| start + extent.len() as u64 > range.start)
     }
 
+    /// Removes all bytes from `size` on.
+    pub(crate) fn cut(&mut self, size: u64) {
+        self.extents.split_off(&size);
+        if let Some(mut last) = self.extents.last_entry() {
+            let keep = size - last.key();
+            last.get_mut().truncate(keep as usize);
+        }
+        self.bytes = self.extents.values().map(Vec::len).sum();
+    }
+
     /// Takes all extents out.
-    pub(crate) fn take(&mut self) -> BTreeMap<u64, Vec<u8>> {
+    pub(crate) fn take(&mut self) -> BTreeMap<u64, Bytes> {
         self.bytes = 0;
-        std::mem::take(&mut self.extents)
+        let extents = std::mem::take(&mut self.extents);
+        extents.into_iter().map(|(start, extent)| (start, extent.into())).collect()
     }
 
     /// Puts extents back that [`Dirty::take`] has returned. Nothing was written since.
-    pub(crate) fn put_back(&mut self, extents: BTreeMap<u64, Vec<u8>>) {
-        self.bytes = extents.values().map(Vec::len).sum();
-        self.extents = extents;
+    pub(crate) fn put_back(&mut self, extents: BTreeMap<u64, Bytes>) {
+        self.bytes = extents.values().map(Bytes::len).sum();
+        self.extents = extents.into_iter().map(|(start, extent)| (start, extent.into())).collect();
     }
 }
 
@@ -122,6 +140,9 @@ mod tests {
             let mut found = [0; 120];
             dirty.read(base, &mut found);
             assert_eq!(found, model);
+            let end = rng.below(121) as usize;
+            dirty.cut(base + end as u64);
+            is_dirty[end..].fill(false);
             assert_eq!(dirty.bytes(), is_dirty.iter().filter(|dirty| **dirty).count());
             let extents = dirty.take();
             for (start, extent) in &extents {

@@ -8,6 +8,7 @@ use corewalk::{
 
 use super::ClusterFs;
 use super::names::now;
+use crate::data::SIZE_MAX;
 use crate::directory::Change;
 use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, Inode, to_nanos};
 
@@ -38,7 +39,7 @@ struct Values {
 impl ClusterFs {
     /// Changes attributes.
     pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttr) -> Result<Attr, Errno> {
-        if set.size.is_some_and(|size| size > i64::MAX as u64) {
+        if set.size.is_some_and(|size| size > SIZE_MAX) {
             return Err(Errno::FBIG);
         }
         let now = Timespec::now();
@@ -68,7 +69,7 @@ impl ClusterFs {
     }
 
     fn change_attributes(&self, ino: u64, values: &Values) -> Result<Inode, Errno> {
-        self.data.with_flushed(ino, values.size.map(|size| size as u64), || {
+        let change = || {
             let Values { mode, uid, gid, size, atime, mtime, ctime, access, default } = values;
             let change = Change { dirs: self.meta.cover(ino), names: Vec::new(), inos: vec![ino] };
             let changed = self.meta.change(
@@ -78,7 +79,11 @@ impl ClusterFs {
                 |_| Vec::new(),
             )?;
             changed.inode(ino)
-        })
+        };
+        match values.size {
+            Some(size) => self.data.resize(ino, size as u64, change),
+            None => self.data.with_flushed(ino, change),
+        }
     }
 
     /// Returns the value of an extended attribute.
@@ -180,7 +185,7 @@ impl ClusterFs {
         if how.intersects(Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE) {
             return Err(Errno::OPNOTSUPP);
         }
-        let end = offset.checked_add(len).filter(|end| *end <= i64::MAX as u64);
+        let end = offset.checked_add(len).filter(|end| *end <= SIZE_MAX);
         let end = end.ok_or(Errno::FBIG)?;
         if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
             self.data.zero(ino, offset, len)?;

@@ -41,7 +41,8 @@ BEGIN
         mode = CASE WHEN p_mode IS NULL THEN mode ELSE (mode & 61440) | (p_mode & 4095) END,
         uid = coalesce(p_uid, uid), gid = coalesce(p_gid, gid), size = coalesce(p_size, size),
         atime = coalesce(p_atime, atime), mtime = coalesce(p_mtime, mtime), ctime = p_ctime,
-        version = version + 1, flags = (flags & ~v_clear) | v_set
+        version = version + 1, flags = (flags & ~v_clear) | v_set,
+        contents = CASE WHEN p_size IS NULL THEN contents ELSE version + 1 END
         WHERE ino = p_ino;
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0,
         coalesce(p_size - v_size, 0));

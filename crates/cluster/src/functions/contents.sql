@@ -12,16 +12,23 @@ BEGIN
 END $$;
 
 -- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
--- contents of a file without slices. A slice without an object is zeros. `p_number` is the version
--- whose contents the session knows. If the file has another one, `p_inline` is refused with 11
--- (EAGAIN), because it lacks what others have written. Slices are added, and the time is that of
--- the database, so that the kernel of the session sees a new one.
+-- contents of a file without slices. A slice without an object is zeros.
+--
+-- `p_contents` is the number of the contents that the session knows. If the file has others,
+-- `p_inline` is refused with EAGAIN, because it lacks what other sessions have written. Slices are
+-- added, and the time is that of the database, so that the kernel of the session sees a new one.
+--
+-- Fails with ENOENT if an object is not recorded any more, since its removal may have begun. Fails
+-- with ESTALE if the file is gone. It also does if the session that loaded the contents has ended,
+-- and they were changed since. Nothing is written then.
 CREATE FUNCTION cw_write(
     p_session bigint, p_slot int, p_seq bigint,
-    p_ino bigint, p_end bigint, p_mtime bigint, p_inline bytea,
-    p_pos bigint[], p_len bigint[], p_object text[], p_number bigint
+    p_ino bigint, p_loaded_by bigint, p_contents bigint, p_end bigint, p_mtime bigint,
+    p_inline bytea, p_pos bigint[], p_len bigint[], p_object text[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
-DECLARE v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_number bigint;
+DECLARE
+    v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_contents bigint;
+    v_objects text[] := array_remove(p_object, NULL);
 BEGIN
     v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
@@ -29,13 +36,26 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
         RETURN;
     END IF;
-    SELECT size, version INTO v_size, v_number FROM node WHERE ino = p_ino;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
-    IF v_number <> p_number THEN
+    SELECT size, contents INTO v_size, v_contents FROM node WHERE ino = p_ino;
+    IF NOT FOUND OR p_loaded_by <> p_session AND p_contents <> v_contents THEN
+        RETURN QUERY SELECT * FROM cw_code(116, 0);
+        RETURN;
+    END IF;
+    IF p_contents <> v_contents THEN
         IF p_inline IS NOT NULL THEN RETURN QUERY SELECT * FROM cw_code(11, 0); RETURN; END IF;
         p_mtime := (extract(epoch FROM clock_timestamp()) * 1e9)::bigint;
     END IF;
-    IF array_length(p_pos, 1) > 0 THEN
+    IF cardinality(v_objects) > 0 THEN
+        -- The row locks order this with the end of a session, which gives its objects up.
+        PERFORM FROM pending_object WHERE object = ANY(v_objects) FOR UPDATE;
+        GET DIAGNOSTICS v_code = ROW_COUNT;
+        IF v_code <> cardinality(v_objects) THEN
+            RETURN QUERY SELECT * FROM cw_code(2, 0);
+            RETURN;
+        END IF;
+        DELETE FROM pending_object WHERE object = ANY(v_objects);
+    END IF;
+    IF cardinality(p_pos) > 0 THEN
         WITH gone AS (DELETE FROM slice s USING unnest(p_pos, p_len) AS w(pos, len)
                 WHERE s.ino = p_ino AND s.chunk = w.pos >> 26
                     AND s.pos >= w.pos AND s.pos + s.len <= w.pos + w.len
@@ -44,35 +64,47 @@ BEGIN
                 WHERE object IS NOT NULL ON CONFLICT DO NOTHING;
         INSERT INTO slice SELECT p_ino, w.pos >> 26, nextval('slice_seq'), w.pos, w.len, w.object
             FROM unnest(p_pos, p_len, p_object) AS w(pos, len, object);
-        DELETE FROM pending_object WHERE object = ANY(p_object);
     END IF;
     UPDATE node SET size = greatest(size, p_end), mtime = p_mtime, ctime = greatest(ctime, p_mtime),
-        version = version + 1, inline = coalesce(p_inline, inline)
+        version = version + 1, contents = version + 1, inline = coalesce(p_inline, inline)
         WHERE ino = p_ino;
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0,
         greatest(p_end - v_size, 0));
 END $$;
 
--- Records objects before they are written.
-CREATE FUNCTION cw_pending(p_session bigint, p_objects text[]) RETURNS int LANGUAGE plpgsql AS $$
+-- Records objects before they are written. Gives up those of `p_failed` that no slice names.
+--
+-- This is a change of a slot. Otherwise a late copy of the request would record an object that a
+-- slice names already, and the end of the session would remove the object.
+CREATE FUNCTION cw_pending(
+    p_session bigint, p_slot int, p_seq bigint, p_objects text[], p_failed text[]
+) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+DECLARE v_code int := cw_slot(p_session, p_slot, p_seq);
 BEGIN
-    IF cw_is_over(p_session) THEN RETURN -2; END IF;
-    INSERT INTO pending_object SELECT o, p_session FROM unnest(p_objects) o ON CONFLICT DO NOTHING;
-    RETURN 0;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, '{}');
+        RETURN;
+    END IF;
+    WITH gone AS (DELETE FROM pending_object WHERE object = ANY(p_failed) RETURNING object)
+        INSERT INTO dead_object SELECT object, clock_timestamp() FROM gone ON CONFLICT DO NOTHING;
+    INSERT INTO pending_object SELECT o, p_session FROM unnest(p_objects) o;
+    PERFORM cw_done(p_session, p_slot, p_seq, 0, '{}', 0, 0);
+    RETURN QUERY SELECT * FROM cw_code(0, 0);
 END $$;
 
 -- Returns the contents of a file: a row without a position for the inline bytes, then its slices,
 -- oldest first.
 CREATE FUNCTION cw_content(p_ino bigint)
-RETURNS TABLE (version bigint, size bigint, inline bytea, pos bigint, len bigint, object text)
+RETURNS TABLE (version bigint, contents bigint, size bigint, inline bytea, pos bigint, len bigint,
+    object text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-        SELECT n.version, n.size, n.inline, NULL::bigint, NULL::bigint, NULL::text
+        SELECT n.version, n.contents, n.size, n.inline, NULL::bigint, NULL::bigint, NULL::text
             FROM node n WHERE n.ino = p_ino
         UNION ALL
-        (SELECT 0, 0, NULL::bytea, s.pos, s.len, s.object FROM slice s WHERE s.ino = p_ino
+        (SELECT 0, 0, 0, NULL::bytea, s.pos, s.len, s.object FROM slice s WHERE s.ino = p_ino
             ORDER BY s.seq);
 END $$;
 
@@ -103,10 +135,12 @@ CREATE FUNCTION cw_reap(p_limit int) RETURNS bigint[] LANGUAGE sql AS $$
         WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x
 $$;
 
--- Returns objects that have been dead for at least `p_age` seconds.
+-- Returns objects that have been dead for at least `p_age` seconds. An object that a slice names is
+-- never removed, whatever the other tables say.
 CREATE FUNCTION cw_dead_objects(p_age float8, p_limit int) RETURNS text[] LANGUAGE sql AS $$
-    SELECT coalesce(array_agg(object), '{}') FROM (SELECT object FROM dead_object
-        WHERE since < clock_timestamp() - make_interval(secs => p_age) LIMIT p_limit) x
+    SELECT coalesce(array_agg(object), '{}') FROM (SELECT object FROM dead_object d
+        WHERE since < clock_timestamp() - make_interval(secs => p_age)
+            AND NOT EXISTS (SELECT FROM slice s WHERE s.object = d.object) LIMIT p_limit) x
 $$;
 
 CREATE FUNCTION cw_forget_objects(p_objects text[]) RETURNS void LANGUAGE sql AS $$

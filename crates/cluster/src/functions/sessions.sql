@@ -22,9 +22,9 @@ BEGIN
     DELETE FROM lease WHERE session = p_session;
     DELETE FROM flock WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
-    INSERT INTO dead_object SELECT object, clock_timestamp() FROM pending_object
-        WHERE session = p_session ON CONFLICT DO NOTHING;
-    DELETE FROM pending_object WHERE session = p_session;
+    -- One statement, so that an object that `cw_write` gives to a file meanwhile stays.
+    WITH gone AS (DELETE FROM pending_object WHERE session = p_session RETURNING object)
+        INSERT INTO dead_object SELECT object, clock_timestamp() FROM gone ON CONFLICT DO NOTHING;
     DELETE FROM session WHERE id = p_session;
 END $$;
 

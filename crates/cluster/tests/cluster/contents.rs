@@ -1,16 +1,14 @@
 //! Contents of files: inline, in objects, over restarts.
 
 use corewalk::{Errno, Fallocate, FileSystem as _, SetAttr};
+use corewalk_base::primitives::thread;
 use corewalk_cluster::{ClusterFs, Place, Url, mkfs};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use corewalk_testkit::s3::S3Server;
 
-use crate::fixtures::{ROOT, Site, create, dir, file, name, options, overwrite, read, write_new};
-
-/// Returns bytes that differ from place to place.
-fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed).collect()
-}
+use crate::fixtures::{
+    ROOT, Site, create, dir, file, name, options, overwrite, pattern, read, write_new,
+};
 
 #[test]
 fn closed_file_is_there_after_the_mount_is_gone_without_end() {
@@ -120,4 +118,89 @@ fn contents_in_s3_are_read_back() {
     drop(fs);
     let report = corewalk_cluster::fsck(&url, &server.settings()).unwrap();
     assert_eq!((report.findings.len(), report.objects), (0, 3));
+}
+
+#[test]
+fn hole_in_a_huge_file_makes_few_slices() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = create(&fs, ROOT, "f");
+    let set = SetAttr::default().with_size(1 << 40);
+    fs.setattr(file(made.ino), &set).unwrap();
+    let (low, high) = (pattern(1, 100), pattern(2, 100_000));
+    overwrite(&fs, made.ino, 0, &low).unwrap();
+    overwrite(&fs, made.ino, 1 << 39, &high).unwrap();
+    let how = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+    fs.fallocate(file(made.ino), 50, (1 << 40) - 50, how).unwrap();
+    assert!(site.sql("SELECT count(*) FROM corewalk.slice").parse::<u64>().unwrap() <= 3);
+    for fs in [&fs, &site.open()] {
+        let mut found = [1; 100];
+        assert_eq!(fs.read(file(made.ino), 0, &mut found), Ok(100));
+        assert_eq!((&found[..50], &found[50..]), (&low[..50], &[0; 50][..]));
+        assert_eq!(fs.read(file(made.ino), (1 << 39) + 5, &mut found), Ok(100));
+        assert_eq!(found, [0; 100]);
+    }
+    drop(fs);
+    site.assert_clean();
+}
+
+#[test]
+fn file_ends_at_the_largest_size() {
+    const SIZE_MAX: u64 = 1 << 50;
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = create(&fs, ROOT, "f");
+    let resize = |size| {
+        let set = SetAttr::default().with_size(size);
+        fs.setattr(file(made.ino), &set).map(|attr| attr.size)
+    };
+    assert_eq!(resize(SIZE_MAX + 1), Err(Errno::FBIG));
+    assert_eq!(resize(SIZE_MAX), Ok(SIZE_MAX));
+    assert_eq!(fs.write(file(made.ino), SIZE_MAX, b"x"), Err(Errno::FBIG));
+    assert_eq!(fs.append(file(made.ino), 0, b"x"), Err(Errno::FBIG));
+    assert_eq!(fs.write(file(made.ino), SIZE_MAX - 2, b"xyz"), Ok(2));
+    for how in [Fallocate::empty(), Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
+        assert_eq!(fs.fallocate(file(made.ino), SIZE_MAX - 2, 3, how), Err(Errno::FBIG));
+        assert_eq!(fs.fallocate(file(made.ino), u64::MAX, 3, how), Err(Errno::FBIG));
+        assert_eq!(fs.fallocate(file(made.ino), SIZE_MAX - 2, 2, how), Ok(()));
+    }
+    drop(fs);
+    let fs = site.open();
+    let mut found = [1; 4];
+    assert_eq!(fs.read(file(made.ino), SIZE_MAX - 3, &mut found), Ok(3));
+    assert_eq!(found[..3], [0, 0, 0]);
+    drop(fs);
+    site.assert_clean();
+}
+
+/// A reader opens a file while another thread truncates it, and reads it again afterwards.
+#[test]
+fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = write_new(&fs, ROOT, "f", &pattern(1, 100_000));
+    site.sql(
+        "SET search_path = corewalk;
+        CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_sleep(1);
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER be_slow BEFORE UPDATE ON node FOR EACH ROW WHEN (NEW.size = 0)
+            EXECUTE FUNCTION be_slow()",
+    );
+    thread::scope(|scope| {
+        let cut = scope.spawn(|| fs.setattr(file(made.ino), &SetAttr::default().with_size(0)));
+        let sleeps = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event = 'PgSleep'";
+        while site.sql(sleeps) == "0" {
+            assert!(!cut.is_finished());
+        }
+        fs.open(file(made.ino), 0).unwrap();
+        // The answer may be that of before or after.
+        fs.read(file(made.ino), 0, &mut [0; 10]).unwrap();
+        assert_eq!(cut.join().unwrap().unwrap().size, 0);
+    });
+    assert_eq!(fs.read(file(made.ino), 0, &mut [0; 10]), Ok(0));
+    drop(fs);
+    site.assert_clean();
 }

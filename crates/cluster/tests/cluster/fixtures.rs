@@ -123,6 +123,11 @@ pub(crate) fn create(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
     fs.make(dir(parent), name(text), &Make::new(0o644, 0, 0)).unwrap()
 }
 
+/// Returns bytes that differ from place to place.
+pub(crate) fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed).collect()
+}
+
 /// Writes a new file as a program does: create, write, close.
 pub(crate) fn write_new(fs: &ClusterFs, parent: u64, text: &str, bytes: &[u8]) -> Attr {
     let made = create(fs, parent, text);
@@ -159,6 +164,17 @@ pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     }
     fs.flush(node).unwrap();
     fs.release(node);
+    bytes
+}
+
+/// Returns the number of bytes that were not flushed.
+pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
+    let mut bytes = 0;
+    fs.counters(&mut |name, value| {
+        if name == "cluster_dirty_bytes" {
+            bytes = value;
+        }
+    });
     bytes
 }
 

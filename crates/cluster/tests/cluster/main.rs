@@ -5,8 +5,11 @@
 mod contents;
 mod database;
 mod fixtures;
+mod front;
 mod junctions;
+mod lifetime;
 mod locks;
+mod outage;
 mod sessions;
 mod standby;
 mod statements;

@@ -1,0 +1,282 @@
+//! Flushes: how dirty bytes get into the objects and the database.
+//!
+//! A flush records the keys of new objects, writes the objects, and then adds slices, size and time
+//! in one change, which takes the records away. So a file never names an object that is not there,
+//! and an object that no file names is found by its record.
+//!
+//! # Failures
+//! - An object cannot be written, or the change fails. The bytes stay dirty. The next flush writes
+//!   them under new keys, because the old request may still write something under the old key. It
+//!   gives the old keys up, and then a late copy of the old change fails.
+//! - The records are gone, because the session ended long ago. The objects may be gone too. They
+//!   are written again at once.
+//! - Another mount has changed contents in the database. They are loaded, and the flush goes on.
+//! - The file is gone, or another mount has changed it after the session of the bytes ended
+//!   (`ESTALE`). The bytes can never be written, so they are given up. The next fsync(2) or
+//!   close(2) reports it.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use corewalk::{Errno, Timespec};
+use futures_util::{TryStreamExt as _, stream};
+
+use super::{Content, DIRTY_AGE, File, Files, INLINE_MAX, REQUESTS_MAX, Source};
+use crate::directory::Change;
+use crate::node::{Inode, to_nanos};
+
+/// How often objects are written anew because their records are gone.
+const TRIES: u32 = 3;
+/// The pause before a request to the store is repeated.
+const PAUSE: Duration = Duration::from_secs(1);
+
+const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+const PENDING: &str = "SELECT * FROM cw_pending($1, $2, $3, $4, $5)";
+
+/// A new slice: a range of the file, and the key of the object that has exactly its bytes. Without
+/// a key the range is zeros.
+pub(super) type Slice = (Range<u64>, Option<Arc<str>>);
+
+impl Files {
+    /// Writes the dirty bytes of a file to the database and the objects.
+    ///
+    /// # Errors
+    /// `ESTALE` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors of a
+    /// change.
+    pub(crate) fn flush(&self, ino: u64) -> Result<(), Errno> {
+        let Some(used) = self.known_file(ino) else { return Ok(()) };
+        let mut content = used.file.content.lock();
+        let done = self.flush_content(&used.file, &mut content);
+        done.and(content.lost.take().map_or(Ok(()), Err))
+    }
+
+    /// Flushes the files that have been dirty for some seconds, or all files.
+    pub(crate) fn flush_old(&self, skips: impl Fn(u64) -> bool, all: bool) -> Result<(), Errno> {
+        let mut done = Ok(());
+        for ino in self.dirty_files().into_iter().filter(|ino| !skips(*ino)) {
+            let Some(used) = self.known_file(ino) else { continue };
+            let mut content = used.file.content.lock();
+            if all || content.since.is_some_and(|since| since.elapsed() > DIRTY_AGE) {
+                done = done.and(self.flush_content(&used.file, &mut content));
+            }
+        }
+        done
+    }
+
+    pub(super) fn dirty_files(&self) -> Vec<u64> {
+        let files = self.files.lock();
+        let dirty = files.iter().filter(|(_, open)| open.file.view.lock().is_some());
+        dirty.map(|(ino, _)| *ino).collect()
+    }
+
+    /// Makes a change of the attributes of a file with nothing of it dirty. Otherwise a later flush
+    /// would set the time of the last write.
+    pub(crate) fn with_flushed(
+        &self,
+        ino: u64,
+        change: impl FnOnce() -> Result<Inode, Errno>,
+    ) -> Result<Inode, Errno> {
+        let Some(used) = self.known_file(ino) else { return change() };
+        let mut content = used.file.content.lock();
+        self.flush_content(&used.file, &mut content)?;
+        let inode = change()?;
+        if content.version + 1 == inode.version {
+            content.version = inode.version;
+        }
+        Ok(inode)
+    }
+
+    pub(super) fn flush_content(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
+        if !content.is_changed {
+            return Ok(());
+        }
+        let mut done = Err(Errno::AGAIN);
+        while done == Err(Errno::AGAIN) && content.slices.is_empty() && content.size <= INLINE_MAX {
+            let mut inline = content.inline.to_vec();
+            inline.resize(content.size as usize, 0);
+            content.dirty.read(0, &mut inline);
+            done = self.commit(file, content, Some(inline), Vec::new());
+            if done == Err(Errno::AGAIN) {
+                done = self.load_below(file, content).and(done);
+            }
+        }
+        if done == Err(Errno::AGAIN) {
+            done = self.flush_to_objects(file, content);
+        }
+        if done == Err(Errno::STALE) {
+            self.give_up(file, content, Errno::STALE);
+        }
+        done
+    }
+
+    /// Loads what another mount has written. The dirty bytes lie over it. The time is a new one, so
+    /// that the kernel drops its pages.
+    fn load_below(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
+        let size = content.size;
+        self.load(file, content)?;
+        content.size = content.size.max(size);
+        content.mtime = Timespec::now();
+        Ok(())
+    }
+
+    /// Gives up what is dirty of a file, because it can never be written.
+    pub(super) fn give_up(&self, file: &File, content: &mut Content, errno: Errno) {
+        let bytes = content.dirty.bytes();
+        log::error!("inode {}: {bytes} bytes are lost: {errno}", file.ino);
+        self.dirty_bytes.add(-(bytes as i64));
+        *content = Content { lost: Some(errno), ..Content::default() };
+        *file.view.lock() = None;
+    }
+
+    fn flush_to_objects(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
+        let extents = content.dirty.take();
+        let mut done = Err(Errno::NOENT);
+        for _ in 0..TRIES {
+            done = self.put_all(&extents).and_then(|slices| {
+                let keys: Vec<String> =
+                    slices.iter().filter_map(|(_, key)| Some(key.as_deref()?.to_owned())).collect();
+                let done = self.commit(file, content, None, slices);
+                if done.is_err() {
+                    self.failed.lock().extend(keys);
+                }
+                done
+            });
+            if done != Err(Errno::NOENT) {
+                break;
+            }
+        }
+        if done.is_err() {
+            content.dirty.put_back(extents);
+        } else {
+            let bytes: usize = extents.values().map(Bytes::len).sum();
+            self.dirty_bytes.add(-(bytes as i64));
+        }
+        done.map_err(|errno| if errno == Errno::NOENT { Errno::IO } else { errno })
+    }
+
+    /// Writes an object for each extent. Returns their keys.
+    fn put_all(&self, extents: &BTreeMap<u64, Bytes>) -> Result<Vec<Slice>, Errno> {
+        if extents.is_empty() {
+            return Ok(Vec::new());
+        }
+        let session = &self.meta.session;
+        let first = {
+            let mut next = self.next_object.lock();
+            *next += extents.len() as u64;
+            *next - extents.len() as u64
+        };
+        let id = session.id();
+        let key = |number: u64| format!("{id:x}/{:x}/{number:x}", number >> 12);
+        let keys: Vec<String> = (first..first + extents.len() as u64).map(key).collect();
+        let failed = std::mem::take(&mut *self.failed.lock());
+        if let Err(errno) = session.change(None, PENDING, &[&keys, &failed]) {
+            // Nothing was written under the new keys. Records of them end with the session.
+            self.failed.lock().extend(failed);
+            return Err(errno);
+        }
+        let puts = keys.iter().zip(extents.values()).map(Ok);
+        let put = stream::iter(puts).try_for_each_concurrent(REQUESTS_MAX, |(key, bytes)| {
+            self.patiently("writing an object", || self.objects.put(key, bytes.clone()))
+        });
+        if let Err(errno) = session.database.block_on(put) {
+            self.failed.lock().extend(keys);
+            // `ENOENT` means that a record is gone. The store has no bucket or no directory.
+            return Err(if errno == Errno::NOENT { Errno::IO } else { errno });
+        }
+        let ranges = extents.iter().map(|(start, bytes)| *start..start + bytes.len() as u64);
+        Ok(ranges.zip(keys).map(|(range, key)| (range, Some(key.into()))).collect())
+    }
+
+    /// Records new contents in the database.
+    ///
+    /// # Errors
+    /// `EAGAIN` if `inline` is given, and another mount has changed the contents; `ENOENT` if the
+    /// record of an object is gone; `ESTALE`; the errors of a change.
+    pub(super) fn commit(
+        &self,
+        file: &File,
+        content: &mut Content,
+        inline: Option<Vec<u8>>,
+        slices: Vec<Slice>,
+    ) -> Result<(), Errno> {
+        let (ino, size) = (file.ino as i64, content.size as i64);
+        let mtime = to_nanos(content.mtime);
+        let starts: Vec<i64> = slices.iter().map(|(range, _)| range.start as i64).collect();
+        let lens: Vec<i64> =
+            slices.iter().map(|(range, _)| (range.end - range.start) as i64).collect();
+        let keys: Vec<Option<&str>> = slices.iter().map(|(_, key)| key.as_deref()).collect();
+        let change =
+            Change { dirs: self.meta.cover(file.ino), names: Vec::new(), inos: vec![file.ino] };
+        let Content { loaded_by, number, .. } = *content;
+        let changed = self.meta.change(
+            &change,
+            WRITE,
+            &[&ino, &loaded_by, &number, &size, &mtime, &inline, &starts, &lens, &keys],
+            |_| Vec::new(),
+        );
+        let changed = changed.inspect_err(|_| {
+            // The change may have been made although its answer was lost.
+            if !content.is_changed {
+                content.loaded_by = 0;
+            }
+        })?;
+        let version = changed.inode(file.ino)?.version;
+        if inline.is_none() && content.version + 1 != version {
+            // The slices of other mounts are not known.
+            content.loaded_by = 0;
+        }
+        (content.number, content.version) = (version, version);
+        if let Some(inline) = inline {
+            let bytes = content.dirty.take().values().map(Bytes::len).sum::<usize>();
+            self.dirty_bytes.add(-(bytes as i64));
+            content.inline = inline.into();
+        }
+        for (range, key) in slices {
+            let len = range.end - range.start;
+            let source = key.map_or(Source::Zeros, |key| Source::Object(key, 0, len));
+            content.slices.add(range, source);
+        }
+        (content.is_changed, content.since) = (false, None);
+        *file.view.lock() = None;
+        Ok(())
+    }
+
+    /// Repeats a request to the store of objects while the store is away, for as long as a call of
+    /// the file system may wait for the database.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is no such object; `ENOSPC`, `EDQUOT`; `EIO` for other errors.
+    pub(super) async fn patiently<T, F: Future<Output = io::Result<T>>>(
+        &self,
+        what: &str,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T, Errno> {
+        let (start, mut was_away) = (Instant::now(), false);
+        loop {
+            let error = match request().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let limit = self.meta.session.database.limit();
+            let may_wait = limit.is_none_or(|limit| start.elapsed() < limit);
+            if error.kind() != io::ErrorKind::TimedOut || !may_wait {
+                log::error!("{what}: {error}");
+                return Err(match error.kind() {
+                    io::ErrorKind::NotFound => Errno::NOENT,
+                    io::ErrorKind::StorageFull => Errno::NOSPC,
+                    io::ErrorKind::QuotaExceeded => Errno::DQUOT,
+                    _ => Errno::IO,
+                });
+            }
+            if !std::mem::replace(&mut was_away, true) {
+                log::warn!("{what}: {error}; it is tried again");
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
