@@ -11,10 +11,14 @@
 //! made although its answer was lost, and its request slot then returns the stored result (K.9).
 //! [`Reply::was_lost`] tells the caller that a repetition has answered.
 //!
+//! A connection counts as lost if a statement gets no answer for some time. The next attempt waits
+//! twice as long, so that a statement that takes long ends some time. A statement of the session
+//! gets a second connection within its limit, so one lost connection does not end a session.
+//!
 //! # Errors of the database
 //! | SQLSTATE | what happens |
 //! |---|---|
-//! | none, with an I/O error; 08, 57P01 to 57P03, 25006 | a new connection, then again |
+//! | none, with an I/O error; 08, 57P01 to 57P03, 57P05, 25006 | a new connection, then again |
 //! | 40 (serialization, deadlock), 53 but 53100, 57014 | again |
 //! | 53100 (disk full) | `ENOSPC` |
 //! | others | `EIO`, and a line in the log |
@@ -32,32 +36,46 @@ use corewalk_base::primitives::shard_index;
 use corewalk_base::{RwLock, ShardedCounter};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
+use tokio_postgres::{Client, Error, Row, Statement};
 
+use crate::address::Address;
 use crate::options::Unreachable;
 
 /// A parameter of a statement.
 pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 
-/// How long a statement may take before its connection counts as lost.
-const STALL: Duration = Duration::from_secs(20);
+/// How long the first attempt of a statement may take before its connection counts as lost, and how
+/// long the later ones may take at most.
+const STALLS: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(3600));
 /// The first and the longest pause before a statement is sent again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// The settings of each connection. Sequential scans are wrong for every statement of this crate,
-/// and the planner would choose them for tables that it believes to be small.
-const SETTINGS: &str = "SET search_path = corewalk; SET enable_seqscan = off; SET jit = off; \
-                        SET plan_cache_mode = force_generic_plan; SET client_min_messages = warning; \
-                        SET default_transaction_isolation = 'read committed'";
+/// The settings of the planner. Sequential scans are wrong for every statement of a mount, and the
+/// planner would choose them for tables that it believes to be small.
+pub(crate) const PLANS: &str =
+    "SET enable_seqscan = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
+
+/// The reason why the database cannot be used.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DatabaseError {
+    /// It refuses, or the connection fails.
+    Client(Error),
+    /// It does not answer.
+    NoAnswer,
+}
 
 /// The connections of a mount.
 pub(crate) struct Database {
     handle: Handle,
-    config: Config,
+    address: Address,
     /// The first one is for the session, the others for calls of the file system.
     lanes: Vec<Lane>,
-    /// The behaviour of calls of the file system. The lock is held for an instant.
-    unreachable: RwLock<Unreachable>,
+    /// The behaviour of calls of the file system.
+    unreachable: Unreachable,
+    /// The end of the last attempts of all calls. The lock is held for an instant.
+    end: RwLock<Option<Instant>>,
     pub(crate) counters: Counters,
 }
 
@@ -85,7 +103,15 @@ struct Lane {
 
 struct Open {
     client: Client,
+    task: JoinHandle<()>,
     statements: Mutex<HashMap<&'static str, Statement>>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // The task of a lost connection would wait for its end.
+        self.task.abort();
+    }
 }
 
 /// The reaction to an error.
@@ -99,16 +125,16 @@ enum Class {
 }
 
 impl Database {
-    /// Returns the connections for `config`, which are opened when they are needed.
+    /// Returns the connections to `address`, which are opened when they are needed.
     pub(crate) fn new(
         handle: Handle,
-        config: Config,
+        address: Address,
         count: usize,
         unreachable: Unreachable,
     ) -> Database {
-        let unreachable = RwLock::new(unreachable);
         let lanes = (0..count + 1).map(|_| Lane::default()).collect();
-        Database { handle, config, lanes, unreachable, counters: Counters::default() }
+        let (end, counters) = (RwLock::new(None), Counters::default());
+        Database { handle, address, lanes, unreachable, end, counters }
     }
 
     /// Runs a statement for a call of the file system. Must not be called on the runtime.
@@ -117,22 +143,24 @@ impl Database {
         self.handle.block_on(self.run(lane, sql, params, None))
     }
 
-    /// Makes all calls fail that the database does not answer within `limit`, also those that wait
-    /// already. For the end of a mount.
-    pub(crate) fn give_up_after(&self, limit: Duration) {
-        let mut unreachable = self.unreachable.write();
-        *unreachable = match *unreachable {
-            Unreachable::Wait => Unreachable::FailAfter(limit),
-            Unreachable::FailAfter(old) => Unreachable::FailAfter(old.min(limit)),
-        };
+    /// Makes all calls fail that the database has not answered when `limit` is over. Later calls
+    /// fail too. For the end of a mount.
+    pub(crate) fn end_after(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        let mut old = self.end.write();
+        *old = Some(old.map_or(end, |old| old.min(end)));
     }
 
-    /// Returns how long a call of the file system may wait. None means for ever.
-    pub(crate) fn limit(&self) -> Option<Duration> {
-        match *self.unreachable.read() {
+    /// Returns how much longer a call that began at `start` may take. None if there is no end.
+    /// `limit` takes the place of the limit of a soft mount.
+    pub(crate) fn time_left(&self, start: Instant, limit: Option<Duration>) -> Option<Duration> {
+        let limit = limit.or(match self.unreachable {
             Unreachable::Wait => None,
             Unreachable::FailAfter(limit) => Some(limit),
-        }
+        });
+        let ends = [limit.map(|limit| start + limit), *self.end.read()];
+        let end = ends.into_iter().flatten().min()?;
+        Some(end.saturating_duration_since(Instant::now()))
     }
 
     /// Runs `future` on the runtime of the mount. Must not be called on the runtime.
@@ -140,8 +168,8 @@ impl Database {
         self.handle.block_on(future)
     }
 
-    pub(crate) fn config(&self) -> &Config {
-        &self.config
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -158,14 +186,23 @@ impl Database {
         self.run(0, sql, params, Some(limit)).await
     }
 
-    /// Runs a statement once, on the connection of the session. For statements that must not be
-    /// repeated, and for errors that a person reads.
+    /// Runs a statement of the session once. For errors that a person reads.
+    ///
+    /// # Errors
+    /// The error of the database; `NoAnswer` after `limit`.
     pub(crate) async fn query_once(
         &self,
         sql: &'static str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Error> {
-        self.attempt(0, sql, params).await
+        limit: Duration,
+    ) -> Result<Vec<Row>, DatabaseError> {
+        let mut used = None;
+        let done = tokio::time::timeout(limit, self.attempt(0, sql, params, &mut used)).await;
+        let done = done.unwrap_or(Err(DatabaseError::NoAnswer));
+        if done.as_ref().is_err_and(|error| error.class() == Class::Reconnect) {
+            self.close(0, used).await;
+        }
+        done
     }
 
     async fn run(
@@ -177,8 +214,16 @@ impl Database {
     ) -> Result<Reply, Errno> {
         let start = Instant::now();
         let (mut was_lost, mut pause) = (false, PAUSES.0);
+        let mut stall = limit.map_or(STALLS.0, |limit| STALLS.0.min(limit / 2));
         loop {
-            let class = match tokio::time::timeout(STALL, self.attempt(lane, sql, params)).await {
+            let left = self.time_left(start, limit);
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Errno::IO);
+            }
+            let mut used = None;
+            let attempt = self.attempt(lane, sql, params, &mut used);
+            let patience = left.map_or(stall, |left| left.min(stall));
+            let class = match tokio::time::timeout(patience, attempt).await {
                 Ok(Ok(rows)) => {
                     if was_lost {
                         log::warn!("the database answers again, after {:.1?}", start.elapsed());
@@ -186,69 +231,108 @@ impl Database {
                     return Ok(Reply { rows, was_lost });
                 }
                 Ok(Err(error)) => {
-                    let class = class_of(&error);
+                    let class = error.class();
                     if class != Class::Again && !was_lost {
-                        log::warn!("database: {}", text_of(&error));
+                        log::warn!("database: {error}");
                     }
                     class
                 }
-                Err(_) => Class::Reconnect,
+                Err(_) => {
+                    stall = (stall * 2).min(STALLS.1);
+                    Class::Reconnect
+                }
             };
             match class {
                 Class::Final(errno) => return Err(errno),
                 Class::Again => {}
                 Class::Reconnect => {
                     was_lost = true;
-                    self.lanes[lane].open.lock().await.take();
+                    self.close(lane, used).await;
                 }
             }
-            let limit = limit.or(self.limit());
-            if limit.is_some_and(|limit| start.elapsed() >= limit) {
-                return Err(Errno::IO);
-            }
-            tokio::time::sleep(pause).await;
+            let left = self.time_left(start, limit);
+            tokio::time::sleep(left.map_or(pause, |left| left.min(pause))).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
+    /// Runs a statement, and tells in `used` on which connection.
     async fn attempt(
         &self,
         lane: usize,
         sql: &'static str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Error> {
-        let open = self.open(lane).await?;
+        used: &mut Option<Arc<Open>>,
+    ) -> Result<Vec<Row>, DatabaseError> {
+        let open = used.insert(self.open(lane).await?);
         let known = open.statements.lock().await.get(sql).cloned();
         let statement = match known {
             Some(statement) => statement,
             None => {
-                let statement = open.client.prepare(sql).await?;
+                let statement = open.client.prepare(sql).await.map_err(DatabaseError::Client)?;
                 open.statements.lock().await.insert(sql, statement.clone());
                 statement
             }
         };
         self.counters.statements.add(1);
-        open.client.query(&statement, params).await
+        open.client.query(&statement, params).await.map_err(DatabaseError::Client)
     }
 
     /// Returns the connection of a lane. Opens it if there is none.
-    async fn open(&self, lane: usize) -> Result<Arc<Open>, Error> {
+    async fn open(&self, lane: usize) -> Result<Arc<Open>, DatabaseError> {
         let mut place = self.lanes[lane].open.lock().await;
         if let Some(open) = place.as_ref().filter(|open| !open.client.is_closed()) {
             return Ok(open.clone());
         }
-        let (client, connection) = self.config.connect(NoTls).await?;
-        self.handle.spawn(async move {
-            // The error also reaches each statement that waits, which reports it.
-            let _ = connection.await;
-        });
-        client.batch_execute(SETTINGS).await?;
+        let (client, task) = self.address.open().await?;
+        client.batch_execute(PLANS).await.map_err(DatabaseError::Client)?;
         self.counters.connections.add(1);
-        let open = Arc::new(Open { client, statements: Mutex::default() });
+        let open = Arc::new(Open { client, task, statements: Mutex::default() });
         *place = Some(open.clone());
         Ok(open)
     }
+
+    /// Closes the connection `lost` of a lane, so that its other statements are sent again too.
+    async fn close(&self, lane: usize, lost: Option<Arc<Open>>) {
+        let Some(lost) = lost else { return };
+        lost.task.abort();
+        // The lane may have another connection by now.
+        let mut place = self.lanes[lane].open.lock().await;
+        place.take_if(|open| Arc::ptr_eq(open, &lost));
+    }
 }
+
+impl DatabaseError {
+    /// Returns what to do after the error.
+    fn class(&self) -> Class {
+        match self {
+            DatabaseError::Client(error) => class_of(error),
+            DatabaseError::NoAnswer => Class::Reconnect,
+        }
+    }
+
+    /// Returns true if the statement may succeed later.
+    pub(crate) fn is_temporary(&self) -> bool {
+        !matches!(self.class(), Class::Final(_))
+    }
+
+    /// Returns true if the database has no table, function or schema of the name.
+    pub(crate) fn is_undefined(&self) -> bool {
+        let DatabaseError::Client(error) = self else { return false };
+        matches!(error.code().map(|code| code.code()), Some("42883" | "42P01" | "3F000"))
+    }
+}
+
+impl std::fmt::Display for DatabaseError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DatabaseError::Client(error) => f.write_str(&text_of(error)),
+            DatabaseError::NoAnswer => f.write_str("the database does not answer"),
+        }
+    }
+}
+
+impl std::error::Error for DatabaseError {}
 
 impl std::fmt::Debug for Database {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -265,7 +349,7 @@ fn class_of(error: &Error) -> Class {
     };
     match code.code() {
         "53100" => Class::Final(Errno::NOSPC),
-        "57P01" | "57P02" | "57P03" | "25006" => Class::Reconnect,
+        "57P01" | "57P02" | "57P03" | "57P05" | "25006" => Class::Reconnect,
         "57014" => Class::Again,
         code if code.starts_with("08") => Class::Reconnect,
         code if code.starts_with("40") || code.starts_with("53") => Class::Again,
@@ -274,7 +358,7 @@ fn class_of(error: &Error) -> Class {
 }
 
 /// Returns an error with its cause, which its own text leaves out.
-pub(crate) fn text_of(error: &Error) -> String {
+fn text_of(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),

@@ -55,6 +55,8 @@ const DIRTY_AGE: Duration = Duration::from_secs(5);
 const CHUNK_BYTES: u64 = 64 << 20;
 /// The largest size of a file: 1 PiB, the space that statfs(2) reports as free.
 pub(crate) const SIZE_MAX: u64 = 1 << 50;
+/// How many objects are read ahead for a sequential reader.
+const AHEAD_OBJECTS: u64 = 4;
 /// How many objects a call reads or writes at a time.
 const REQUESTS_MAX: usize = 16;
 /// Memory for objects that were read.
@@ -112,8 +114,8 @@ pub(crate) struct Content {
     is_changed: bool,
     /// When the oldest dirty bytes were written.
     since: Option<Instant>,
-    /// Where a sequential reader reads next.
-    next_read: u64,
+    /// Where the sequential reader has begun, and where it reads next.
+    run: Range<u64>,
     mtime: Timespec,
     /// The reason why dirty bytes were given up, until fsync(2) or close(2) reports it.
     lost: Option<Errno>,
@@ -243,13 +245,11 @@ impl Files {
             let inline = content.inline.get(offset as usize..).unwrap_or_default();
             let inline = &inline[..inline.len().min(len)];
             buf[..inline.len()].copy_from_slice(inline);
-            let is_sequential = content.next_read == offset;
-            content.next_read = range.end;
+            let is_sequential = content.run.end == offset;
+            content.run.start = if is_sequential { content.run.start } else { offset };
+            content.run.end = range.end;
             let pieces = content.slices.in_range(range.clone());
-            let ahead = match is_sequential {
-                true => content.slices.next(range.end.next_multiple_of(OBJECT_BYTES)).cloned(),
-                false => None,
-            };
+            let ahead = if is_sequential { content.ahead() } else { Vec::new() };
             let fetched = self.fetch(&pieces, offset, buf, is_sequential);
             match fetched {
                 // Another mount may have replaced the object. Its slices are read again, once.
@@ -261,7 +261,7 @@ impl Files {
                 done => done?,
             }
             content.dirty.read(offset, buf);
-            if let Some(Source::Object(key, _, object_len)) = ahead {
+            for (key, object_len) in ahead {
                 self.cache.read_ahead(self.meta.session.database.handle(), key, object_len);
             }
             return Ok(len);
@@ -485,6 +485,20 @@ impl Files {
 }
 
 impl Content {
+    /// Returns the objects that the sequential reader needs next, each with its length. After the
+    /// first object they are several, because the store may be far away.
+    fn ahead(&self) -> Vec<(Arc<str>, u64)> {
+        let is_long = self.run.end - self.run.start > OBJECT_BYTES;
+        let count = if is_long { AHEAD_OBJECTS } else { 1 };
+        let next = self.run.end.next_multiple_of(OBJECT_BYTES);
+        let sources = (0..count).map(|step| self.slices.next(next + step * OBJECT_BYTES));
+        let objects = sources.flatten().filter_map(|source| match source {
+            Source::Object(key, _, len) => Some((key.clone(), *len)),
+            Source::Zeros => None,
+        });
+        objects.collect()
+    }
+
     /// Returns the parts of a range, at most one in each chunk, outside of which there are only
     /// zeros.
     fn covered(&self, range: Range<u64>) -> Vec<Range<u64>> {

@@ -7,7 +7,7 @@
 //! # Inodes without a name
 //! An inode whose last name was removed stays in the database as an orphan of the session, until
 //! the server forgets it (F.4). Orphans are purged some hundred at a time. Those of a mount that
-//! dies are purged by the next mount.
+//! dies are purged by another mount, ten minutes later.
 
 mod attributes;
 mod names;
@@ -25,7 +25,7 @@ use corewalk::{
 use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
-use crate::connection::{Database, text_of};
+use crate::connection::{Database, DatabaseError};
 use crate::data::Files;
 use crate::directory::{Cache, Listed};
 use crate::intents;
@@ -47,17 +47,17 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const PURGE_COUNT: usize = 256;
 /// How many unused objects are removed at a time.
 const OBJECTS_COUNT: i32 = 64;
-/// How often a call of `maintain` does so.
+/// How often one turn does so.
 const COLLECT_ROUNDS: u32 = 64;
 /// How long an unused object stays, so that a reader with old slices can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
 /// How many calls of `maintain`, which come once a second, pass between two looks for unused
-/// objects.
+/// objects and for orphans of dead mounts.
 const COLLECT_EVERY: u32 = 30;
 
 const STATFS: &str = "SELECT * FROM cw_statfs()";
 const READLINK: &str = "SELECT cw_readlink($1)";
-const PURGE: &str = "SELECT cw_purge($1, $2, $3, $4)";
+const PURGE: &str = "SELECT * FROM cw_purge($1, $2, $3, $4)";
 const REAP: &str = "SELECT cw_reap($1)";
 const DEAD_OBJECTS: &str = "SELECT cw_dead_objects($1, $2)";
 const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
@@ -100,7 +100,7 @@ pub(crate) struct Nameless {
 #[non_exhaustive]
 pub enum OpenError {
     /// The database cannot be reached, or refuses.
-    Database(tokio_postgres::Error),
+    Database(DatabaseError),
     /// There is no file system in the database.
     NoFileSystem,
     /// The file system has too many mounts. This is one of them.
@@ -126,7 +126,7 @@ impl ClusterFs {
         let runtime = new_runtime().map_err(OpenError::Runtime)?;
         let database = Arc::new(Database::new(
             runtime.handle().clone(),
-            url.config.clone(),
+            url.address.clone(),
             options.connections,
             options.unreachable,
         ));
@@ -135,7 +135,8 @@ impl ClusterFs {
         let opened = Session::open(database, Arc::downgrade(&caches), options.lease, options.flaws);
         let (session, stored) = opened.map_err(|refusal| match refusal {
             Refusal::Database(error) => OpenError::Database(error),
-            Refusal::NoFormat => OpenError::NoFileSystem,
+            Refusal::NoFormat | Refusal::OtherFileSystem => OpenError::NoFileSystem,
+            Refusal::Version(version) => OpenError::Version(version),
             Refusal::Busy(holder) => OpenError::Busy(holder),
         })?;
         let session = Arc::new(session);
@@ -179,7 +180,7 @@ impl ClusterFs {
     /// # Errors
     /// The first error of a write.
     pub fn close(&self) -> Result<(), Errno> {
-        self.meta.session.database.give_up_after(END_LIMIT);
+        self.meta.session.database.end_after(END_LIMIT);
         let flushed = self.data.flush_old(|ino| self.is_nameless(ino), true);
         let purged = {
             let mut nameless = self.nameless.lock();
@@ -239,7 +240,10 @@ impl ClusterFs {
             if batch.is_empty() {
                 return Ok(());
             }
-            self.meta.session.purge(PURGE, &[&batch])?;
+            if let Err(errno) = self.meta.session.change(None, PURGE, &[&batch]) {
+                self.nameless.lock().forgotten.extend(batch);
+                return Err(errno);
+            }
         }
     }
 
@@ -251,7 +255,7 @@ impl ClusterFs {
             if batch.is_empty() {
                 return Ok(());
             }
-            self.meta.session.purge(PURGE, &[&batch])?;
+            self.meta.session.change(None, PURGE, &[&batch])?;
         }
     }
 
@@ -526,14 +530,18 @@ impl FileSystem for ClusterFs {
     }
 
     fn maintain(&self) {
-        let done = self.data.flush_old(|ino| self.is_kept(ino), false).and_then(|()| self.purge());
+        let flushed = self.data.flush_old(|ino| self.is_kept(ino), false);
+        let mut done = vec![flushed, self.purge()];
         let is_turn = {
             let mut ticks = self.ticks.lock();
             *ticks = ticks.wrapping_add(1);
             ticks.is_multiple_of(COLLECT_EVERY)
         };
-        let done = if is_turn { done.and_then(|()| self.collect_objects()) } else { done };
-        if let Err(errno) = done {
+        if is_turn {
+            done.extend([self.reap(), self.collect_objects()]);
+        }
+        // A step that fails keeps no other step from its work.
+        for errno in done.into_iter().filter_map(Result::err) {
             log::warn!("deferred work is put off: {errno}");
         }
     }
@@ -575,7 +583,7 @@ impl std::fmt::Debug for ClusterFs {
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            OpenError::Database(error) => f.write_str(&text_of(error)),
+            OpenError::Database(error) => error.fmt(f),
             OpenError::NoFileSystem => {
                 f.write_str("there is no file system in this database; make one with corewalk mkfs")
             }

@@ -2,13 +2,15 @@
 //!
 //! The check reads one snapshot of the database, so a mount may go on meanwhile. It changes
 //! nothing. After the snapshot it lists the objects. Each object that a slice names must be there
-//! and long enough.
+//! and long enough. A mount may have replaced an object since the snapshot, so a missing one counts
+//! only if the file still uses it after the listing.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use tokio_postgres::{NoTls, Row, Transaction};
+use tokio_postgres::{Client, Error, Row, Transaction};
 
+use crate::connection::DatabaseError;
 use crate::filesystem::{OpenError, new_runtime};
 use crate::mkfs::VERSION;
 use crate::objects::Objects;
@@ -100,8 +102,9 @@ pub struct Report {
 }
 
 const FORMAT: &str = "SELECT version, data, id::text FROM format";
-const TOTALS: &str = "SELECT count(*), coalesce(sum(size), 0)::bigint,
-    count(*) FILTER (WHERE nlink = 0) FROM node";
+/// The sum of the sizes is cut off where `cw_statfs` cuts it off.
+const TOTALS: &str = "SELECT count(*),
+    least(coalesce(sum(size), 0), 9223372036854775807)::bigint, count(*) FILTER (WHERE nlink = 0) FROM node";
 const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
     LEFT JOIN node n ON n.ino = e.ino LEFT JOIN node p ON p.ino = e.parent
     WHERE n.ino IS NULL OR p.ino IS NULL OR n.mode & 61440 <> e.kind OR p.mode & 61440 <> 16384";
@@ -129,6 +132,7 @@ const DOOMED: &str = "SELECT s.ino, s.object FROM slice s
         OR EXISTS (SELECT FROM dead_object d WHERE d.object = s.object)";
 const STORED: &str = "SELECT inodes, bytes FROM cw_statfs()";
 const SLICES: &str = "SELECT ino, object, len FROM slice WHERE object IS NOT NULL";
+const STILL: &str = "SELECT DISTINCT ino, object FROM slice WHERE object = ANY($1)";
 
 /// A query that returns the errors of one kind, and how a row becomes a finding.
 type Check = (&'static str, fn(&Row) -> Finding);
@@ -144,18 +148,17 @@ pub fn fsck(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenErro
 }
 
 async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
-    let failed = OpenError::Database;
-    let (mut client, connection) = url.config.connect(NoTls).await.map_err(failed)?;
-    tokio::spawn(connection);
-    client.batch_execute("SET search_path = corewalk").await.map_err(failed)?;
+    let failed = |error: Error| OpenError::Database(DatabaseError::Client(error));
+    let (mut client, _) = url.address.open().await.map_err(OpenError::Database)?;
     let snapshot = client
         .build_transaction()
         .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
         .read_only(true);
     let snapshot = snapshot.start().await.map_err(failed)?;
-    let format = snapshot.query_one(FORMAT, &[]).await.map_err(|error| match error.code() {
-        Some(code) if code.code() == "42P01" => OpenError::NoFileSystem,
-        _ => OpenError::Database(error),
+    let format = snapshot.query_one(FORMAT, &[]).await.map_err(DatabaseError::Client);
+    let format = format.map_err(|error| match error.is_undefined() {
+        true => OpenError::NoFileSystem,
+        false => OpenError::Database(error),
     })?;
     let (version, data, id): (i32, String, String) = (format.get(0), format.get(1), format.get(2));
     if version != VERSION {
@@ -165,17 +168,16 @@ async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenE
     let mut report = Report::default();
     check_tables(&snapshot, &mut report).await.map_err(failed)?;
     let slices = snapshot.query(SLICES, &[]).await.map_err(failed)?;
+    snapshot.commit().await.map_err(failed)?;
     let objects =
         Objects::open(&place.of_file_system(&id), settings).map_err(OpenError::Objects)?;
     let listed = objects.list("").await.map_err(OpenError::Objects)?;
-    check_objects(&slices, listed, &mut report);
+    let missing = check_objects(&slices, listed, &mut report);
+    check_again(&client, missing, &mut report).await.map_err(failed)?;
     Ok(report)
 }
 
-async fn check_tables(
-    snapshot: &Transaction<'_>,
-    report: &mut Report,
-) -> Result<(), tokio_postgres::Error> {
+async fn check_tables(snapshot: &Transaction<'_>, report: &mut Report) -> Result<(), Error> {
     let totals = snapshot.query_one(TOTALS, &[]).await?;
     (report.inodes, report.bytes, report.orphans) = (totals.get(0), totals.get(1), totals.get(2));
     let checks: [Check; 8] = [
@@ -203,16 +205,34 @@ fn links(row: &Row) -> Finding {
     Finding::Links { ino: row.get(0), stored: row.get(1), counted: row.get(2) }
 }
 
-fn check_objects(slices: &[Row], listed: Vec<(String, u64)>, report: &mut Report) {
+/// Counts the objects. Returns the keys of those that are missing or too short.
+fn check_objects(slices: &[Row], listed: Vec<(String, u64)>, report: &mut Report) -> Vec<String> {
+    let mut missing = Vec::new();
     let mut objects: HashMap<String, u64> = listed.into_iter().collect();
     for row in slices {
-        let (ino, key, len): (i64, String, i64) = (row.get(0), row.get(1), row.get(2));
+        let (key, len): (String, i64) = (row.get(1), row.get(2));
         match objects.remove(&key) {
             Some(bytes) if bytes >= len as u64 => report.objects += 1,
-            _ => report.findings.push(Finding::Object { ino, key }),
+            _ => missing.push(key),
         }
     }
     report.unused_objects = objects.len() as i64;
+    missing
+}
+
+/// Reports the missing objects that files still use.
+async fn check_again(
+    client: &Client,
+    missing: Vec<String>,
+    report: &mut Report,
+) -> Result<(), Error> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for row in client.query(STILL, &[&missing]).await? {
+        report.findings.push(Finding::Object { ino: row.get(0), key: row.get(1) });
+    }
+    Ok(())
 }
 
 impl fmt::Display for Finding {

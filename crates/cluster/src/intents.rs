@@ -48,13 +48,14 @@ use corewalk_base::{Mutex, ShardedCounter};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
-use tokio_postgres::{AsyncMessage, Client, Error, NoTls, Statement};
+use tokio_postgres::{AsyncMessage, Client, Statement};
 
-use crate::connection::text_of;
+use crate::address::set_up;
+use crate::connection::{DatabaseError, PLANS};
 use crate::options::Flaws;
 use crate::session::Session;
 
-const LISTEN: &str = "SET search_path = corewalk; SET enable_seqscan = off; LISTEN corewalk";
+const LISTEN: &str = "LISTEN corewalk";
 const WAITING: &str = "SELECT * FROM cw_waiting($1)";
 const ACKNOWLEDGE: &str = "SELECT cw_acknowledge($1, $2)";
 /// The pause before the listener connects again.
@@ -134,7 +135,7 @@ fn parse(text: &str, session: i64) -> News {
     let mut word = || words.next().unwrap_or_default();
     let is_mine = |id: &str| id.parse() == Ok(session);
     match (word(), word(), word(), word()) {
-        ("i", id, holders, dirs) if holders.split(',').any(is_mine) => {
+        ("i", id, holders, dirs) if holders == "*" || holders.split(',').any(is_mine) => {
             let dirs = dirs.split(',').map(str::parse).collect::<Result<_, _>>();
             match (id.parse(), dirs) {
                 (Ok(id), Ok(dirs)) => News::Intent(id, dirs),
@@ -165,15 +166,15 @@ pub(crate) async fn listen(session: Weak<Session>, flaws: Flaws) {
         drop(strong);
         match connected {
             Ok(Ok(line)) => serve(&session, line, flaws, limit).await,
-            Ok(Err(error)) => log::debug!("the listener cannot connect: {}", text_of(&error)),
+            Ok(Err(error)) => log::debug!("the listener cannot connect: {}", error),
             Err(_) => log::debug!("the listener cannot connect: no answer"),
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-async fn connect(session: &Session) -> Result<Line, Error> {
-    let (client, mut connection) = session.database.config().connect(NoTls).await?;
+async fn connect(session: &Session) -> Result<Line, DatabaseError> {
+    let (client, mut connection) = session.database.address().connect().await?;
     let (sender, news) = unbounded_channel();
     session.database.handle().spawn(async move {
         while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
@@ -189,9 +190,13 @@ async fn connect(session: &Session) -> Result<Line, Error> {
             }
         }
     });
-    client.batch_execute(LISTEN).await?;
-    let waiting = client.prepare(WAITING).await?;
-    let acknowledge = client.prepare(ACKNOWLEDGE).await?;
+    set_up(&client).await?;
+    let prepared = async {
+        client.batch_execute(PLANS).await?;
+        client.batch_execute(LISTEN).await?;
+        Ok((client.prepare(WAITING).await?, client.prepare(ACKNOWLEDGE).await?))
+    };
+    let (waiting, acknowledge) = prepared.await.map_err(DatabaseError::Client)?;
     Ok(Line { client, news, waiting, acknowledge })
 }
 
@@ -280,6 +285,7 @@ mod tests {
     fn notification_is_for_the_sessions_that_it_names() {
         assert_eq!(parse("i 7 3,14 1,22", 14), News::Intent(7, vec![1, 22]));
         assert_eq!(parse("i 7 3,14 1,22", 4), News::Other);
+        assert_eq!(parse("i 7 * 1,22", 4), News::Intent(7, vec![1, 22]));
         assert_eq!(parse("a 3 7", 3), News::Acknowledged(7));
         assert_eq!(parse("a 3 7", 7), News::Other);
         assert_eq!(parse("", 0), News::Other);

@@ -27,7 +27,7 @@
 //! - K.7: the kernel keeps answers while there is one session, for at most what is left of its
 //!   lease. The changes of a session that comes later wait for that time.
 //! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
-//! - K.9: a change is made exactly once, however often its request is repeated.
+//! - K.9: a change is made exactly once, however often it is requested, and not after it failed.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
 //!   died or registered again, with empty caches.
 //! - K.11: a request without an answer is repeated on a new connection.
@@ -41,6 +41,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod connection;
 mod data;
 mod directory;
@@ -56,6 +57,7 @@ pub mod objects;
 mod options;
 mod session;
 
+pub use connection::DatabaseError;
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck};
 pub use junctions::{JUNCTION, Junction};

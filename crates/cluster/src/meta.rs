@@ -207,13 +207,14 @@ impl Meta {
     /// Runs a read whose first parameter is the session, before `params`. Repeats it if the session
     /// had to be renewed or replaced.
     fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
+        self.session.close_unanswered()?;
         loop {
             let id = self.session.id();
             let mut all: Vec<Param<'_>> = vec![&id];
             all.extend_from_slice(params);
             let rows = self.session.database.query(sql, &all)?.rows;
             match rows.first().map(|row| row.get::<_, i32>("code")) {
-                Some(DEAD) => self.session.reopen(id)?,
+                Some(DEAD) => self.session.reopen_now(id)?,
                 Some(RESTARTED) => self.session.renew_now()?,
                 _ => return Ok(rows),
             }

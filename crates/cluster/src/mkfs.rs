@@ -1,11 +1,12 @@
 //! Makes a file system in a database.
 //!
 //! All tables and functions are in the schema `corewalk`, so the database may have other schemas.
-//! One transaction makes them all.
+//! One transaction makes them all. A schema `corewalk` with tables of another program stays as it
+//! is.
 
-use tokio_postgres::NoTls;
+use tokio_postgres::Error;
 
-use crate::connection::text_of;
+use crate::connection::DatabaseError;
 use crate::filesystem::new_runtime;
 use crate::options::{Place, Url};
 use crate::session::Holder;
@@ -26,6 +27,10 @@ const FUNCTIONS: [&str; 8] = [
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
+/// Returns a table or view of the schema that is not one of $1.
+const FOREIGN: &str = "SELECT c.relname::text FROM pg_class c
+    WHERE c.relnamespace = to_regnamespace('corewalk') AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
+    AND c.relname::text <> ALL ($1) LIMIT 1";
 const LIVE: &str = "SELECT host, pid, to_char(since, 'YYYY-MM-DD HH24:MI:SS TZ')
     FROM corewalk.session WHERE NOT dead AND until > clock_timestamp() LIMIT 1";
 /// The root directory: inode 1, which is its own parent.
@@ -41,12 +46,14 @@ const USAGE: &str = "INSERT INTO corewalk.usage VALUES (1, 4096)";
 pub enum MakeError {
     /// The database has a file system already.
     Exists,
+    /// The schema `corewalk` has this table of another program.
+    Foreign(String),
     /// A mount uses the file system that would be replaced.
     Busy(Holder),
     /// The URL has no `data=`.
     NoData,
     /// The database cannot be reached, or refuses.
-    Database(tokio_postgres::Error),
+    Database(DatabaseError),
     /// The runtime cannot be started.
     Runtime(std::io::Error),
 }
@@ -68,9 +75,8 @@ async fn make(
     owner: (u32, u32),
     replaces: bool,
 ) -> Result<(), MakeError> {
-    let failed = MakeError::Database;
-    let (mut client, connection) = url.config.connect(NoTls).await.map_err(failed)?;
-    tokio::spawn(connection);
+    let failed = |error: Error| MakeError::Database(DatabaseError::Client(error));
+    let (mut client, _) = url.address.open().await.map_err(MakeError::Database)?;
     let transaction = client.transaction().await.map_err(failed)?;
     if transaction.query_one(EXISTS, &[]).await.map_err(failed)?.get(0) {
         if !replaces {
@@ -81,9 +87,11 @@ async fn make(
             return Err(MakeError::Busy(Holder { host, pid, since }));
         }
     }
-    let clean = "SET LOCAL client_min_messages = warning; DROP SCHEMA IF EXISTS corewalk CASCADE";
+    if let Some(row) = transaction.query_opt(FOREIGN, &[&tables()]).await.map_err(failed)? {
+        return Err(MakeError::Foreign(row.get(0)));
+    }
+    let clean = "DROP SCHEMA IF EXISTS corewalk CASCADE";
     transaction.batch_execute(clean).await.map_err(failed)?;
-    // `SET` lasts to the end of the connection, which is closed soon.
     transaction.batch_execute(SCHEMA).await.map_err(failed)?;
     for functions in FUNCTIONS {
         transaction.batch_execute(functions).await.map_err(failed)?;
@@ -95,15 +103,27 @@ async fn make(
     transaction.commit().await.map_err(failed)
 }
 
+/// Returns the names of the tables that `schema.sql` makes.
+fn tables() -> Vec<&'static str> {
+    let name = |line: &'static str| {
+        let rest = line.strip_prefix("CREATE ")?;
+        rest.strip_prefix("UNLOGGED ").unwrap_or(rest).strip_prefix("TABLE ")?.split(' ').next()
+    };
+    SCHEMA.lines().filter_map(name).collect()
+}
+
 impl std::fmt::Display for MakeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             MakeError::Exists => f.write_str("the database has a file system already"),
+            MakeError::Foreign(table) => {
+                write!(f, "its schema corewalk has a table of another program: {table}")
+            }
             MakeError::Busy(Holder { host, pid, since }) => {
                 write!(f, "mounted by {host} pid {pid} since {since}")
             }
             MakeError::NoData => f.write_str("the URL has no data=file:DIR, the place of contents"),
-            MakeError::Database(error) => f.write_str(&text_of(error)),
+            MakeError::Database(error) => error.fmt(f),
             MakeError::Runtime(error) => write!(f, "cannot start threads: {error}"),
         }
     }

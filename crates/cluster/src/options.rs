@@ -12,7 +12,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio_postgres::Config;
+use crate::address::Address;
 
 /// The scheme of a URL.
 pub const SCHEME: &str = "pg://";
@@ -33,7 +33,7 @@ const S3: &str = "s3://";
 /// ```
 #[derive(Clone, Debug)]
 pub struct Url {
-    pub(crate) config: Config,
+    pub(crate) address: Address,
     data: Option<Place>,
 }
 
@@ -64,6 +64,8 @@ pub enum UrlError {
     Database,
     /// `data=` is neither `file:DIR` with an absolute path nor `s3://BUCKET/PREFIX`.
     Data,
+    /// `sslmode=` is unknown, or the root certificates cannot be read.
+    Tls(String),
     /// The PostgreSQL client refuses the rest.
     Client(tokio_postgres::Error),
 }
@@ -80,18 +82,14 @@ impl Url {
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
         let (data, others): (Vec<&str>, Vec<&str>) = pairs.partition(is_data);
         let data = data.last().map(|pair| Place::parse(&pair["data=".len()..])).transpose()?;
-        let address = match others.is_empty() {
-            true => format!("postgresql://{address}"),
-            false => format!("postgresql://{address}?{}", others.join("&")),
-        };
-        let config: Config = address.parse().map_err(UrlError::Client)?;
-        if config.get_password().is_some() {
+        let address = Address::parse(address, &others)?;
+        if address.config.get_password().is_some() {
             return Err(UrlError::Password);
         }
-        if config.get_dbname().is_none() {
+        if address.config.get_dbname().is_none() {
             return Err(UrlError::Database);
         }
-        Ok(Url { config, data })
+        Ok(Url { address, data })
     }
 
     /// Returns the place for data that the URL gives.
@@ -102,7 +100,7 @@ impl Url {
     /// Sets the password of the PostgreSQL user.
     #[must_use]
     pub fn with_password(mut self, password: impl AsRef<[u8]>) -> Url {
-        self.config.password(password);
+        self.address.config.password(password);
         self
     }
 }
@@ -160,6 +158,7 @@ impl std::fmt::Display for UrlError {
                 "data= is the place of file contents: file:DIR with an absolute path, or \
                  s3://BUCKET/PREFIX",
             ),
+            UrlError::Tls(text) => f.write_str(text),
             UrlError::Client(error) => error.fmt(f),
         }
     }
@@ -248,9 +247,12 @@ mod tests {
     fn url_gives_address_and_place() {
         let url = Url::parse("pg://u@h:1/d?connect_timeout=3&data=file:/x/y").unwrap();
         assert_eq!(url.data(), Some(&Place::Directory("/x/y".into())));
-        assert_eq!(url.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
-        assert_eq!((url.config.get_user(), url.config.get_dbname()), (Some("u"), Some("d")));
-        assert_eq!(Url::parse("pg://u@%2Frun%2Fpg/d").unwrap().data(), None);
+        let config = &url.address.config;
+        assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_eq!((config.get_user(), config.get_dbname()), (Some("u"), Some("d")));
+        let short = Url::parse("pg://u@%2Frun%2Fpg/d").unwrap();
+        assert_eq!(short.data(), None);
+        assert_eq!(short.address.config.get_connect_timeout(), Some(&Duration::from_secs(5)));
     }
 
     #[test]
@@ -273,5 +275,8 @@ mod tests {
         assert!(matches!(Url::parse("pg://u@h/d?data=gs://b"), Err(UrlError::Data)));
         assert!(matches!(Url::parse("pg://u@h/d?data=file:x"), Err(UrlError::Data)));
         assert!(matches!(Url::parse("pg://u@h/d?what=1"), Err(UrlError::Client(_))));
+        assert!(matches!(Url::parse("pg://u@h/d?sslmode=allow"), Err(UrlError::Tls(_))));
+        let absent = "pg://u@h/d?sslmode=verify-full&sslrootcert=/nowhere";
+        assert!(matches!(Url::parse(absent), Err(UrlError::Tls(_))));
     }
 }

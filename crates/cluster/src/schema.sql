@@ -78,7 +78,8 @@ CREATE TABLE slice (
 -- An object belongs to one slice. Its removal looks here first.
 CREATE UNIQUE INDEX slice_object ON slice (object) WHERE object IS NOT NULL;
 
--- A mount. `boot` is the start of the database that the session has registered with. A session that
+-- A mount. Its number is random, so that no number is used again, not even after the database was
+-- restored from a dump. `boot` is the start of the database that the session has registered with. A session that
 -- was found dead stays dead, and its row stays for some minutes, with its slots.
 CREATE TABLE session (
     id bigint PRIMARY KEY,
@@ -94,24 +95,29 @@ CREATE TABLE session (
 ) WITH (fillfactor = 50);
 
 -- The last change of a request slot, and what the changes of the slot added to the totals of the
--- file system (K.9). One slot has one change at a time, so these counters have no contention.
+-- file system (K.9). One slot has one change at a time, so these counters have no contention. The
+-- sizes of a few sparse files exceed a bigint.
 CREATE TABLE slot (
     session bigint NOT NULL,
     slot int NOT NULL,
     seq bigint NOT NULL,
+    -- 0, or the errno with which the change failed.
+    code int NOT NULL,
     cookie bigint NOT NULL,
     inos bigint[] NOT NULL,
     inodes bigint NOT NULL,
-    bytes bigint NOT NULL,
+    bytes numeric NOT NULL,
     PRIMARY KEY (session, slot)
 ) WITH (fillfactor = 50);
 
 -- One row: the totals of the sessions that have ended.
 CREATE TABLE usage (
     inodes bigint NOT NULL,
-    bytes bigint NOT NULL
+    bytes numeric NOT NULL
 );
 
+-- A session has a lease on a directory (K.2). The lease stays if the session drops the directory
+-- from its cache for want of memory. The next change there costs an acknowledgement, as usual.
 CREATE UNLOGGED TABLE lease (
     dir bigint NOT NULL,
     session bigint NOT NULL,
@@ -179,5 +185,4 @@ CREATE TABLE dead_object (
 CREATE SEQUENCE ino_seq START 4096 INCREMENT 4096;
 CREATE SEQUENCE edge_seq_seq;
 CREATE SEQUENCE slice_seq;
-CREATE SEQUENCE session_seq;
 CREATE SEQUENCE intent_seq;

@@ -9,11 +9,18 @@
 //! answer is asked for again with the same sequence number, and the database returns the stored
 //! result (K.9).
 //!
+//! A soft mount gives a change up without an answer. A late copy of its request may still be on its
+//! way, and would undo newer changes. So the slot is closed before the next change or fill is sent
+//! ([`Session::close_unanswered`]).
+//!
 //! # Death
 //! A session that the database calls dead drops every cache and opens a new session (K.8). Dead
 //! means that the slot does not know the change, so the old session never made it and never will.
 //! The change is then sent again under the new session. After ten minutes the database has
 //! forgotten the slots of a dead session. A change without an answer then fails with `EIO`.
+//!
+//! A new session belongs to the same file system, or there is none: the database may have got
+//! another one meanwhile, by `mkfs --force` or from a dump. The mount then fails for ever.
 //!
 //! # Other mounts
 //! A change that concerns leases of others waits until they have let go of them
@@ -21,21 +28,25 @@
 //! ([`Session::kernel_time`]).
 //!
 //! # Locks
-//! - `current`: the session, protected by a read-write lock. Readers hold it for an instant.
-//! - `slots`, `numbers`: leaves.
 //! - `reopening`: held while a new session is opened. Taken before the others.
+//! - `slots`, then `current`: the session, protected by a read-write lock. Readers hold it for an
+//!   instant.
+//! - `numbers`: a leaf.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corewalk::Errno;
 use corewalk_base::primitives::thread;
 use corewalk_base::{Mutex, RwLock};
+use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
+use tokio::time::timeout;
 use tokio_postgres::Row;
 
-use crate::connection::{Database, Param};
+use crate::connection::{Database, DatabaseError, Param};
 use crate::intents::Post;
+use crate::mkfs::VERSION;
 use crate::options::Flaws;
 
 /// The part of the lease that is left unused, so that clocks may run at different speeds.
@@ -49,9 +60,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const POLLS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
 /// How many mounts may use a file system at once.
 const MOUNTS_MAX: i32 = 1000;
-
-/// How often a new session is tried if the database does not answer.
-const REOPEN_TRIES: u32 = 20;
+/// How long the database may take to answer a mount that opens a session.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Codes of results that are no errno. `functions/results.sql` lists them.
 mod code {
@@ -59,11 +69,12 @@ mod code {
     pub(super) const DEAD: i32 = -2;
     pub(super) const RESTARTED: i32 = -3;
     pub(super) const GRACE: i32 = -4;
-    pub(super) const MOVED: i32 = -5;
     pub(super) const FORGOTTEN: i32 = -7;
 }
 
-const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3, $4)";
+const FORMAT: &str = "SELECT version, id::text, data FROM format";
+const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3, $4, $5, $6)";
+const CLOSE: &str = "SELECT cw_close_slot($1, $2, $3)";
 const RENEW: &str = "SELECT * FROM cw_renew($1, $2)";
 const INOS: &str = "SELECT cw_inos()";
 const END: &str = "SELECT cw_end_session($1)";
@@ -71,9 +82,13 @@ const END: &str = "SELECT cw_end_session($1)";
 /// Why a mount cannot open a session.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    Database(tokio_postgres::Error),
+    Database(DatabaseError),
     /// There is no file system in the database.
     NoFormat,
+    /// It has another version of the tables.
+    Version(i32),
+    /// The database has another file system than before.
+    OtherFileSystem,
     Busy(Holder),
 }
 
@@ -126,6 +141,8 @@ struct Slots {
     free: Vec<(i32, i64)>,
     /// The number of slots of the session.
     count: i32,
+    /// Slots whose last change got no answer, with its sequence number.
+    unanswered: Vec<(i32, i64)>,
 }
 
 /// A session.
@@ -133,11 +150,13 @@ pub(crate) struct Session {
     pub(crate) database: Arc<Database>,
     caches: Weak<dyn Caches>,
     lease: Duration,
+    /// The identity of the file system.
+    fs: String,
     current: RwLock<Current>,
     slots: Mutex<Slots>,
     /// The next inode number, and the end of the range.
     numbers: Mutex<(u64, u64)>,
-    reopening: Mutex<()>,
+    reopening: tokio::sync::Mutex<()>,
     flaws: Flaws,
     /// The news from other mounts, and for them.
     pub(crate) post: Post,
@@ -151,15 +170,17 @@ impl Session {
         lease: Duration,
         flaws: Flaws,
     ) -> Result<(Session, Stored), Refusal> {
-        let (current, first, stored) = database.block_on(open_new(&database, lease))?;
+        let opened = database.block_on(open_new(&database, lease, new_id(), None));
+        let (current, first, stored) = opened?;
         let session = Session {
             database,
             caches,
             lease,
+            fs: stored.id.clone(),
             current: RwLock::new(current),
             slots: Mutex::default(),
             numbers: Mutex::new((first, first + INO_RANGE)),
-            reopening: Mutex::new(()),
+            reopening: tokio::sync::Mutex::default(),
             flaws,
             post: Post::default(),
         };
@@ -219,13 +240,15 @@ impl Session {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Errno> {
-        let mut start = boot_time();
+        self.close_unanswered()?;
+        let mut waiting_since = None;
         let mut poll = POLLS.0;
-        let mut taken = self.take_slot();
+        let (mut taken, mut was_lost) = (self.take_slot(), false);
         let done = loop {
             let (id, slot, seq) = taken;
             if bound.is_some_and(|bound| bound != id) {
-                break Err(Errno::IO);
+                self.free_slot(taken);
+                return Err(Errno::IO);
             }
             let mut all: Vec<Param<'_>> = vec![&id, &slot, &seq];
             all.extend_from_slice(params);
@@ -233,50 +256,81 @@ impl Session {
                 Ok(reply) => reply,
                 Err(errno) => break Err(errno),
             };
-            if reply.was_lost {
-                start = boot_time();
-            }
+            was_lost |= reply.was_lost;
             let (code, cookie) = match reply.rows.first() {
                 Some(row) => (row.get::<_, i32>(0), row.get::<_, i64>(1)),
                 None => break Err(Errno::IO),
             };
             match code {
-                0 => break Ok(reply.rows),
+                0.. => {
+                    self.free_slot(taken);
+                    return match code {
+                        0 => Ok(reply.rows),
+                        errno => Err(Errno::from_raw_os_error(errno)),
+                    };
+                }
                 code::CONTENDED => {
                     self.post.waits.add(1);
                     self.database.block_on(self.post.wait(cookie, poll));
                     poll = (poll * 2).min(POLLS.1);
                 }
-                code::FORGOTTEN if reply.was_lost => {
-                    self.reopen(id)?;
-                    break Err(Errno::IO);
-                }
                 code::DEAD | code::FORGOTTEN => {
-                    self.reopen(id)?;
-                    taken = self.take_slot();
+                    self.reopen_now(id)?;
+                    if code == code::FORGOTTEN && was_lost {
+                        return Err(Errno::IO);
+                    }
+                    (taken, was_lost, waiting_since) = (self.take_slot(), false, None);
+                    continue;
                 }
-                code::RESTARTED => self.renew_now()?,
+                code::RESTARTED => {
+                    if let Err(errno) = self.renew_now() {
+                        break Err(errno);
+                    }
+                    waiting_since = None;
+                    continue;
+                }
                 code::GRACE => thread::sleep(PAUSE),
-                code::MOVED => {}
-                errno => break Err(Errno::from_raw_os_error(errno)),
+                _ => {}
             }
-            // No wait of the protocol lasts longer than two leases.
-            if boot_time().saturating_sub(start) > self.lease * 3 {
+            if self.has_waited_enough(*waiting_since.get_or_insert_with(Instant::now)) {
                 break Err(Errno::IO);
             }
         };
-        self.free_slot(taken);
+        self.leave_slot(taken);
         done
     }
 
-    /// Calls a function that repeats safely by its slot, but returns no result of a change.
-    pub(crate) fn purge(&self, sql: &'static str, params: &[Param<'_>]) -> Result<(), Errno> {
-        let taken = self.take_slot();
-        let mut all: Vec<Param<'_>> = vec![&taken.0, &taken.1, &taken.2];
-        all.extend_from_slice(params);
-        let done = self.database.query(sql, &all);
-        self.free_slot(taken);
-        done.map(drop)
+    /// Returns true if a change has waited for other mounts since `since`, and fails now. A hard
+    /// mount waits on. No wait of the protocol lasts longer than two leases.
+    fn has_waited_enough(&self, since: Instant) -> bool {
+        let is_over = |left: Option<Duration>| left.is_some_and(|left| left.is_zero());
+        let database = &self.database;
+        is_over(database.time_left(since, None))
+            && (since.elapsed() > self.lease * 3
+                || is_over(database.time_left(Instant::now(), None)))
+    }
+
+    /// Makes sure that no late copy of a change without an answer is made any more. Comes before
+    /// each change, and before each answer that is cached.
+    ///
+    /// # Errors
+    /// `EIO` if the database does not answer.
+    pub(crate) fn close_unanswered(&self) -> Result<(), Errno> {
+        loop {
+            let (id, slot, seq) = {
+                let slots = self.slots.lock();
+                let Some((slot, seq)) = slots.unanswered.last() else { return Ok(()) };
+                (slots.session, *slot, *seq)
+            };
+            self.database.query(CLOSE, &[&id, &slot, &seq])?;
+            let mut slots = self.slots.lock();
+            // Another thread may have closed it meanwhile.
+            let place = slots.unanswered.iter().position(|it| *it == (slot, seq));
+            if let Some(place) = place.filter(|_| slots.session == id) {
+                slots.unanswered.swap_remove(place);
+                slots.free.push((slot, seq + 2));
+            }
+        }
     }
 
     /// Renews the session. If the database has started again, drops the caches and registers.
@@ -322,34 +376,66 @@ impl Session {
     }
 
     /// Renews the session for a call of the file system. Opens a new one if it is dead.
+    ///
+    /// # Errors
+    /// `EIO` if the database does not answer a soft mount; the errors of [`Session::reopen`].
     pub(crate) fn renew_now(&self) -> Result<(), Errno> {
-        match self.database.block_on(self.renew()) {
-            Err(Errno::STALE) => self.reopen(self.id()),
-            done => done,
+        let start = Instant::now();
+        loop {
+            match self.database.block_on(self.renew()) {
+                Ok(()) => return Ok(()),
+                Err(Errno::STALE) => return self.reopen_now(self.id()),
+                Err(errno) => {
+                    let left = self.database.time_left(start, None);
+                    if left.is_some_and(|left| left.is_zero()) {
+                        return Err(errno);
+                    }
+                    thread::sleep(PAUSE);
+                }
+            }
         }
     }
 
-    /// Opens a new session in place of the dead session `dead`, if another thread has not done so.
+    /// [`Session::reopen`] for a call of the file system.
+    pub(crate) fn reopen_now(&self, dead: i64) -> Result<(), Errno> {
+        self.database.block_on(self.reopen(dead))
+    }
+
+    /// Opens a new session in place of the dead session `dead`, if another task has not done so.
     ///
     /// # Errors
-    /// `EIO` if another mount holds the file system, or the database fails.
-    pub(crate) fn reopen(&self, dead: i64) -> Result<(), Errno> {
-        let _turn = self.reopening.lock();
+    /// `EIO` if the database refuses, does not answer a soft mount, or has another file system.
+    async fn reopen(&self, dead: i64) -> Result<(), Errno> {
+        let (start, id, mut pause) = (Instant::now(), new_id(), PAUSE);
+        let turn = self.reopening.lock();
+        let _turn = match self.database.time_left(start, None) {
+            Some(left) => timeout(left, turn).await.map_err(|_| Errno::IO)?,
+            None => turn.await,
+        };
         if self.id() != dead {
             return Ok(());
         }
         self.stop_answers();
         self.drop_caches();
-        let mut opened = Err(Refusal::NoFormat);
-        for _ in 0..REOPEN_TRIES {
-            opened = self.database.block_on(open_new(&self.database, self.lease));
-            if !matches!(opened, Err(Refusal::Database(_))) {
-                break;
+        let opened = loop {
+            let opened = open_new(&self.database, self.lease, id, Some(&self.fs)).await;
+            match &opened {
+                Err(Refusal::Database(error)) if error.is_temporary() => {
+                    let left = self.database.time_left(start, None);
+                    if left.is_some_and(|left| left.is_zero()) {
+                        break opened;
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(OPEN_LIMIT / 10);
+                }
+                _ => break opened,
             }
-            thread::sleep(PAUSE);
-        }
+        };
         let (current, first, _) = opened.map_err(|refusal| {
             log::error!("the session has ended, and a new one is refused: {refusal}");
+            if matches!(refusal, Refusal::OtherFileSystem) {
+                self.database.end_after(Duration::ZERO);
+            }
             Errno::IO
         })?;
         log::warn!("the session had ended; unnamed files that were open are lost");
@@ -390,8 +476,10 @@ impl Session {
     }
 
     fn take_slot(&self) -> (i64, i32, i64) {
-        let id = self.id();
         let mut slots = self.slots.lock();
+        // The number is read with the lock held, so that no thread brings back the slots of an old
+        // session.
+        let id = self.id();
         if slots.session != id {
             *slots = Slots { session: id, ..Slots::default() };
         }
@@ -411,6 +499,14 @@ impl Session {
             slots.free.push((slot, seq + 1));
         }
     }
+
+    /// Notes that the change of a slot got no answer.
+    fn leave_slot(&self, (session, slot, seq): (i64, i32, i64)) {
+        let mut slots = self.slots.lock();
+        if slots.session == session {
+            slots.unanswered.push((slot, seq));
+        }
+    }
 }
 
 impl std::fmt::Debug for Session {
@@ -421,40 +517,69 @@ impl std::fmt::Debug for Session {
 
 /// Renews the session until it is dropped. Runs on the runtime of the mount.
 pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
+    let mut is_failing = false;
     loop {
-        tokio::time::sleep(lease / 3).await;
+        // After a failure, the next attempt must come before the end of the lease.
+        tokio::time::sleep(if is_failing { lease / 30 } else { lease / 3 }).await;
         let Some(session) = session.upgrade() else { return };
-        // A dead session is replaced by the next call that the database refuses.
-        if let Err(errno) = session.renew().await {
+        let renewed = match session.renew().await {
+            Err(Errno::STALE) => session.reopen(session.id()).await,
+            done => done,
+        };
+        if let Err(errno) = renewed
+            && !is_failing
+        {
             log::warn!("the session could not be renewed: {errno}");
         }
+        is_failing = renewed.is_err();
     }
 }
 
-/// Opens a session. Returns it with its first inode number, and what the database has stored.
-async fn open_new(database: &Database, lease: Duration) -> Result<(Current, u64, Stored), Refusal> {
+/// Opens the session `id`. Returns it with its first inode number, and what the database has
+/// stored. `fs` is the identity of the file system that the session must belong to.
+async fn open_new(
+    database: &Database,
+    lease: Duration,
+    id: i64,
+    fs: Option<&str>,
+) -> Result<(Current, u64, Stored), Refusal> {
+    let refused = |error: DatabaseError| match error.is_undefined() {
+        true => Refusal::NoFormat,
+        false => Refusal::Database(error),
+    };
+    let rows = database.query_once(FORMAT, &[], OPEN_LIMIT).await.map_err(refused)?;
+    let row = rows.first().ok_or(Refusal::NoFormat)?;
+    let stored = Stored { id: row.get(1), data: row.get(2) };
+    if fs.is_some_and(|fs| fs != stored.id) {
+        return Err(Refusal::OtherFileSystem);
+    }
+    match row.get(0) {
+        VERSION => {}
+        version => return Err(Refusal::Version(version)),
+    }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let sent = boot_time();
-    let seconds = lease.as_secs_f64();
-    let rows = database.query_once(OPEN, &[&host, &pid, &seconds, &MOUNTS_MAX]).await;
-    let rows = rows.map_err(|error| match error.code().map(|code| code.code()) {
-        // An undefined function, table or schema.
-        Some("42883" | "42P01" | "3F000") => Refusal::NoFormat,
-        _ => Refusal::Database(error),
-    })?;
-    let row = rows.first().ok_or(Refusal::NoFormat)?;
-    let id: i64 = row.get("id");
-    if id == 0 {
+    let params: [Param<'_>; 6] = [&id, &stored.id, &host, &pid, &lease.as_secs_f64(), &MOUNTS_MAX];
+    let rows = database.query_once(OPEN, &params, OPEN_LIMIT).await.map_err(refused)?;
+    let row = rows.first().ok_or(Refusal::OtherFileSystem)?;
+    let first: i64 = row.get("ino");
+    if first == 0 {
         let (host, pid, since) = (row.get("host"), row.get("pid"), row.get("since"));
         return Err(Refusal::Busy(Holder { host, pid, since }));
     }
-    let first: i64 = row.get("ino");
-    let stored = Stored { data: row.get("data"), id: row.get("fs") };
     let deadline = deadline(sent, lease);
     let current =
         Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO, junctions: -1 };
     Ok((current, first as u64, stored))
+}
+
+/// Returns a number for a session that no other session ever has.
+fn new_id() -> i64 {
+    let mut bytes = [0; 8];
+    // Reads of at most 256 bytes are never cut short (getrandom(2)).
+    getrandom(&mut bytes, GetRandomFlags::empty()).expect("the kernel has random numbers");
+    (u64::from_ne_bytes(bytes) >> 2).max(1) as i64
 }
 
 /// Returns when a lease ends whose renewal was sent at `sent`.
@@ -471,8 +596,10 @@ pub(crate) fn boot_time() -> Duration {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refusal::Database(error) => f.write_str(&crate::connection::text_of(error)),
+            Refusal::Database(error) => error.fmt(f),
             Refusal::NoFormat => f.write_str("there is no file system in this database"),
+            Refusal::Version(version) => write!(f, "it has version {version}"),
+            Refusal::OtherFileSystem => f.write_str("the database has another file system"),
             Refusal::Busy(Holder { host, pid, since }) => {
                 write!(f, "mounted by {host} pid {pid} since {since}")
             }

@@ -19,7 +19,7 @@
 mod programs;
 pub(crate) mod trivial;
 
-pub(crate) use programs::{bindfs, ours, passthrough_ll, trivial};
+pub(crate) use programs::{bindfs, corewalk, ours, passthrough_ll, rclone, s3fs, trivial};
 
 use std::fs;
 use std::io;

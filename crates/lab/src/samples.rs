@@ -42,6 +42,12 @@ impl Metric {
     pub(crate) const SECONDS: Metric = Metric("seconds", "s", "lower");
     /// Requests to a server of a mount, per file.
     pub(crate) const REQUESTS_PER_FILE: Metric = Metric("requests_per_file", "1", "lower");
+    /// Statements that a mount sends to its database, per operation.
+    pub(crate) const STATEMENTS_PER_OP: Metric = Metric("statements_per_op", "1", "lower");
+    /// Bytes to and from a database, per operation.
+    pub(crate) const DATABASE_BYTES_PER_OP: Metric = Metric("database_bytes_per_op", "B", "lower");
+    /// Requests to an S3 server, per operation.
+    pub(crate) const S3_REQUESTS_PER_OP: Metric = Metric("s3_requests_per_op", "1", "lower");
     /// Passes that were thrown away, per million operations.
     pub(crate) const RETRIES_PER_MILLION: Metric = Metric("retries_per_million", "1", "lower");
 }
@@ -350,6 +356,9 @@ mod tests {
             Metric::BYTES_PER_ENTRY,
             Metric::SECONDS,
             Metric::REQUESTS_PER_FILE,
+            Metric::STATEMENTS_PER_OP,
+            Metric::DATABASE_BYTES_PER_OP,
+            Metric::S3_REQUESTS_PER_OP,
             Metric::RETRIES_PER_MILLION,
         ];
         for metric in all {

@@ -14,6 +14,7 @@
 //! cores, which a test checks.
 
 mod aim7_short;
+mod cluster_metadata;
 mod create_one_dir;
 mod engine;
 mod fuse_metadata;
@@ -233,6 +234,7 @@ pub(crate) fn all() -> &'static [&'static Table] {
         &path::TABLE,
         &fuse_metadata::TABLE,
         &real_work::TABLE,
+        &cluster_metadata::TABLE,
         &rename::TABLE,
         &hot_leaf::TABLE,
         &small_loads::TABLE,

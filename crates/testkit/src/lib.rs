@@ -18,6 +18,7 @@
 //! | `trace` | the system calls of an operation are counted |
 //! | [`fork`] | child processes must start fast, because the test kills many |
 //! | `postgres` | a test needs a PostgreSQL server |
+//! | `proxy` | a connection to PostgreSQL must be slow or stop, or its bytes are counted |
 //! | [`require`] | a test needs root, `/dev/fuse`, a package or a feature of the kernel |
 //! | [`reexec`] | a test needs one processor, a low limit, or a process that dies |
 //! | [`s3`] | a test needs a server of the S3 protocol |
@@ -25,8 +26,9 @@
 //!
 //! # Rules
 //!
-//! - This crate is only a dev-dependency. It depends on no other crate of the workspace, so that
-//!   each of them, even `corewalk-base`, can use it.
+//! - This crate is only a dev-dependency, except of the lab, which starts the same servers. It
+//!   depends on no other crate of the workspace, so that each of them, even `corewalk-base`, can
+//!   use it.
 //! - Its atomics and threads are those of the standard library, never those of a model checker (see
 //!   `real.rs`).
 //! - It may have unsafe code, since no program for users contains it.
@@ -45,6 +47,8 @@ pub mod linearize;
 pub mod lines;
 #[cfg(all(target_os = "linux", not(miri)))]
 pub mod postgres;
+#[cfg(not(miri))]
+pub mod proxy;
 pub mod race;
 mod real;
 pub mod reexec;

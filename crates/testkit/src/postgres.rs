@@ -1,6 +1,7 @@
 //! A PostgreSQL server of its own for a test.
 //!
-//! The server has a temporary directory, and a socket in it but no TCP port. PostgreSQL refuses to
+//! The server has a temporary directory, and a socket in it. It has a TCP port only if a test asks
+//! for encryption. PostgreSQL refuses to
 //! run as root, so root runs it as another user. Dropping the value stops the server, also after a
 //! panic, and removes the directory. Only processes that this module has started are ended.
 //!
@@ -11,7 +12,8 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::chown;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,6 +39,8 @@ const USER: &str = "corewalk";
 pub struct Postgres {
     folder: PathBuf,
     programs: PathBuf,
+    /// The TCP port of a server with encryption.
+    port: Option<u16>,
     server: Option<Child>,
 }
 
@@ -59,7 +63,7 @@ impl Postgres {
         if is_root() {
             chown(&folder, Some(NOBODY), Some(NOBODY)).expect("root may change owners");
         }
-        Some(Postgres { folder, programs, server: None })
+        Some(Postgres { folder, programs, port: None, server: None })
     }
 
     /// Starts a server. Returns None, after a call of [`skip`], if PostgreSQL is not installed.
@@ -69,7 +73,41 @@ impl Postgres {
     /// Panics if the server does not start.
     #[track_caller]
     pub fn start() -> Option<Postgres> {
-        let mut postgres = Postgres::in_new_folder()?;
+        let mut postgres = Postgres::with_data()?;
+        postgres.run();
+        Some(postgres)
+    }
+
+    /// Starts a server with a TCP port on `localhost`, which accepts encrypted connections with a
+    /// certificate and its key. Connections over TCP need a password.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the files cannot be read, or the server does not start.
+    #[track_caller]
+    pub fn start_with_tls(certificate: &Path, key: &Path) -> Option<Postgres> {
+        let mut postgres = Postgres::with_data()?;
+        let data = postgres.folder.join("d");
+        for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
+            let to = data.join(to);
+            fs::copy(from, &to).expect("the file of the test is there");
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).expect("it is ours");
+            if is_root() {
+                chown(&to, Some(NOBODY), Some(NOBODY)).expect("root may change owners");
+            }
+        }
+        let rules = "local all all trust\nhost all all all scram-sha-256\n";
+        fs::write(data.join("pg_hba.conf"), rules).expect("the directory can be written");
+        let free = TcpListener::bind(("localhost", 0)).and_then(|free| free.local_addr());
+        postgres.port = Some(free.expect("a port is free").port());
+        postgres.run();
+        Some(postgres)
+    }
+
+    /// Makes the data of a server in a new directory.
+    #[track_caller]
+    fn with_data() -> Option<Postgres> {
+        let postgres = Postgres::in_new_folder()?;
         let data = postgres.folder.join("d");
         let made = postgres
             .command("initdb")
@@ -79,8 +117,16 @@ impl Postgres {
             .output()
             .expect("initdb is installed");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
-        postgres.run();
         Some(postgres)
+    }
+
+    /// Returns the TCP port.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server has none.
+    pub fn port(&self) -> u16 {
+        self.port.expect("the server has a TCP port")
     }
 
     /// Returns a server that tests of this process share. It stops with its last user.
@@ -200,6 +246,9 @@ impl Postgres {
         let mut command = Command::new(self.programs.join(program));
         // The current directory may be closed to the user of the server.
         command.current_dir("/").stdin(Stdio::null());
+        if let Some(port) = self.port {
+            command.env("PGPORT", port.to_string());
+        }
         if is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -214,7 +263,11 @@ impl Postgres {
             let out = out.expect("the directory of the server can be written");
             let mut command = self.command("postgres");
             command.arg("-D").arg(self.folder.join("d")).arg("-k").arg(&self.folder);
-            command.args(["-c", "listen_addresses=", "-c", "fsync=off"]);
+            match self.port {
+                Some(_) => command.args(["-c", "listen_addresses=localhost", "-c", "ssl=on"]),
+                None => command.args(["-c", "listen_addresses="]),
+            };
+            command.args(["-c", "fsync=off"]);
             command.args(["-c", "full_page_writes=off", "-c", "shared_buffers=64MB"]);
             command.stdout(out.try_clone().expect("a file can be cloned")).stderr(out);
             let mut server = command.spawn().expect("postgres is installed");

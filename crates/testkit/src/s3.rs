@@ -3,11 +3,12 @@
 //! Source: `go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`, its `--help`.
 
 use std::env;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::real::thread;
@@ -15,8 +16,17 @@ use crate::require::{Need, skip};
 
 /// How long the server may take to accept connections. It takes 1.5 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The file with a line per request. Its name is none of a bucket.
+const LOG: &str = "LOG";
 const USER: &str = "corewalk";
 const SECRET: &str = "corewalk-secret";
+
+/// The part of the log that was read.
+#[derive(Debug, Default)]
+struct Seen {
+    bytes: u64,
+    lines: u64,
+}
 
 /// A running server with one bucket. Its drop ends the server and removes the objects.
 #[derive(Debug)]
@@ -24,6 +34,8 @@ pub struct S3Server {
     child: Child,
     folder: PathBuf,
     address: SocketAddr,
+    bucket: PathBuf,
+    seen: Mutex<Seen>,
 }
 
 impl S3Server {
@@ -48,9 +60,12 @@ impl S3Server {
     fn try_start(program: &Path, bucket: &str) -> io::Result<S3Server> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let folder = env::temp_dir().join(format!("corewalk-s3-{}", address.port()));
-        fs::create_dir_all(folder.join(bucket))?;
+        let bucket = folder.join(bucket);
+        fs::create_dir_all(&bucket)?;
         let child = Command::new(program)
-            .args(["--port", &address.to_string(), "posix"])
+            .args(["--port", &address.to_string(), "--access-log"])
+            .arg(folder.join(LOG))
+            .arg("posix")
             .arg(&folder)
             .env("ROOT_ACCESS_KEY", USER)
             .env("ROOT_SECRET_KEY", SECRET)
@@ -58,7 +73,7 @@ impl S3Server {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let mut server = S3Server { child, folder, address };
+        let mut server = S3Server { child, folder, address, bucket, seen: Mutex::default() };
         let begin = Instant::now();
         while TcpStream::connect(address).is_err() {
             if server.child.try_wait()?.is_some() || begin.elapsed() > PATIENCE {
@@ -67,6 +82,26 @@ impl S3Server {
             thread::sleep(Duration::from_millis(20));
         }
         Ok(server)
+    }
+
+    /// Returns the directory with the objects of the bucket. A file in it is an object.
+    pub fn bucket(&self) -> &Path {
+        &self.bucket
+    }
+
+    /// Returns the number of requests that the server has answered.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the log of the server cannot be read.
+    pub fn requests(&self) -> io::Result<u64> {
+        let mut log = File::open(self.folder.join(LOG))?;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut more = Vec::new();
+        log.seek(SeekFrom::Start(seen.bytes))?;
+        seen.bytes += log.read_to_end(&mut more)? as u64;
+        seen.lines += more.iter().filter(|byte| **byte == b'\n').count() as u64;
+        Ok(seen.lines)
     }
 
     /// Returns the settings of a client, each with the name of its environment variable.

@@ -54,6 +54,7 @@ const CORE_MODULES: [&str; 9] = [
 ];
 
 const TESTKIT: &str = "corewalk-testkit";
+const LAB: &str = "corewalk-lab";
 
 /// The directories of the crates that may have unsafe code.
 const UNSAFE_CRATES: [&str; 4] =
@@ -89,7 +90,9 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
 fn refuse(own: &str, name: &str, kind: &str) -> Option<String> {
     let layer_of = |wanted: &str| LAYERS.iter().find(|(known, _)| *known == wanted);
     if name == TESTKIT {
-        return (kind != "dev-dependencies").then(|| format!("{TESTKIT} is for tests only"));
+        // The lab is not published either, and measures with the servers of the tests.
+        let is_allowed = kind == "dev-dependencies" || own == LAB;
+        return (!is_allowed).then(|| format!("{TESTKIT} is for tests and the lab only"));
     }
     let Some((_, below)) = layer_of(name) else {
         return Some(format!("{name} has no layer; give it one in xtask/src/tidy/layers.rs"));
@@ -205,6 +208,8 @@ mod tests {
         let down = "[package]\nname = \"corewalk-fuse\"\n[dependencies]\ncorewalk = \"1\"\n\
                     rustix = \"1\"\n[dev-dependencies]\ncorewalk-testkit.workspace = true\n";
         assert_eq!(lines_found(down), []);
+        let lab = down.replace("-fuse", "-lab").replace("dev-", "");
+        assert_eq!(lines_found(&lab), []);
         let workspace = "[workspace.dependencies]\ncorewalk = { path = \"a\" }\n";
         assert_eq!(lines_found(workspace), []);
     }

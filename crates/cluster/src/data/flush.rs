@@ -262,8 +262,8 @@ impl Files {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let limit = self.meta.session.database.limit();
-            let may_wait = limit.is_none_or(|limit| start.elapsed() < limit);
+            let left = self.meta.session.database.time_left(start, None);
+            let may_wait = left.is_none_or(|left| !left.is_zero());
             if error.kind() != io::ErrorKind::TimedOut || !may_wait {
                 log::error!("{what}: {error}");
                 return Err(match error.kind() {

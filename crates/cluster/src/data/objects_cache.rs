@@ -1,8 +1,11 @@
 //! Objects that were read, in memory.
 //!
-//! A sequential reader gets whole objects, and the next one is read ahead. A random reader gets
+//! A sequential reader gets whole objects, and the next ones are read ahead. A random reader gets
 //! only the bytes that it asks for, unless the object is here already. Objects are immutable, so a
 //! copy never becomes stale.
+//!
+//! Objects that were read ahead and not used yet take half of the memory at most. So many readers
+//! do not evict what each other needs.
 //!
 //! # Locks
 //! One mutex, which is not held while an object is read. Threads that want the same object wait for
@@ -32,10 +35,21 @@ pub(crate) struct ObjectsCache {
 
 #[derive(Default)]
 struct State {
-    /// The objects, each with its length and the time of its last use.
-    cells: HashMap<Arc<str>, (Cell, usize, u64)>,
+    objects: HashMap<Arc<str>, Object>,
+    /// The length of all objects.
     bytes: usize,
+    /// The length of those that were read ahead and not used yet.
+    unused: usize,
     clock: u64,
+}
+
+/// An object in memory, or one that is being read.
+struct Object {
+    cell: Cell,
+    len: usize,
+    /// The time of the last use.
+    used_at: u64,
+    is_used: bool,
 }
 
 impl ObjectsCache {
@@ -51,7 +65,7 @@ impl ObjectsCache {
         len: u64,
         range: Range<u64>,
     ) -> io::Result<Bytes> {
-        let cell = self.cell(key, len as usize);
+        let cell = self.state.lock().cell(key, len as usize, self.limit);
         let read = cell.get_or_try_init(|| self.objects.get(key, 0..len)).await;
         if read.is_err() {
             self.state.lock().remove(key);
@@ -68,7 +82,7 @@ impl ObjectsCache {
     pub(crate) async fn get_range(&self, key: &Arc<str>, range: Range<u64>) -> io::Result<Bytes> {
         let known = {
             let state = self.state.lock();
-            state.cells.get(key).and_then(|(cell, ..)| cell.get().cloned())
+            state.objects.get(key).and_then(|object| object.cell.get().cloned())
         };
         match known {
             Some(object) if range.end as usize <= object.len() => {
@@ -78,42 +92,59 @@ impl ObjectsCache {
         }
     }
 
-    /// Begins to read an object, if it is not here.
+    /// Begins to read an object, if it is not here and there is room for objects to come.
     pub(crate) fn read_ahead(&self, handle: &Handle, key: Arc<str>, len: u64) {
-        if self.state.lock().cells.contains_key(&key) {
-            return;
-        }
+        let cell = {
+            let (mut state, bytes) = (self.state.lock(), len as usize);
+            if state.objects.contains_key(&key) || state.unused + bytes > self.limit / 2 {
+                return;
+            }
+            state.unused += bytes;
+            state.insert(&key, bytes, self.limit, false)
+        };
         let cache = self.clone();
         handle.spawn(async move {
             // A reader that needs the object reads it again and reports the error.
-            let _ = cache.get(&key, len, 0..0).await;
+            let read = cell.get_or_try_init(|| cache.objects.get(&key, 0..len)).await;
+            if read.is_err() {
+                cache.state.lock().remove(&key);
+            }
         });
-    }
-
-    fn cell(&self, key: &Arc<str>, len: usize) -> Cell {
-        let mut state = self.state.lock();
-        state.clock += 1;
-        let clock = state.clock;
-        if let Some((cell, _, used)) = state.cells.get_mut(key) {
-            *used = clock;
-            return cell.clone();
-        }
-        while state.bytes + len > self.limit {
-            let oldest = state.cells.iter().min_by_key(|(_, (.., used))| *used);
-            let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
-            state.remove(&oldest);
-        }
-        let cell = Cell::default();
-        state.bytes += len;
-        state.cells.insert(key.clone(), (cell.clone(), len, clock));
-        cell
     }
 }
 
 impl State {
+    /// Returns the place of an object that is used now.
+    fn cell(&mut self, key: &Arc<str>, len: usize, limit: usize) -> Cell {
+        self.clock += 1;
+        let Some(object) = self.objects.get_mut(key) else {
+            return self.insert(key, len, limit, true);
+        };
+        object.used_at = self.clock;
+        if !std::mem::replace(&mut object.is_used, true) {
+            self.unused -= object.len;
+        }
+        object.cell.clone()
+    }
+
+    /// Adds an object. Evicts those that were not used for the longest time.
+    fn insert(&mut self, key: &Arc<str>, len: usize, limit: usize, is_used: bool) -> Cell {
+        while self.bytes + len > limit {
+            let oldest = self.objects.iter().min_by_key(|(_, object)| object.used_at);
+            let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
+            self.remove(&oldest);
+        }
+        self.clock += 1;
+        let (cell, used_at) = (Cell::default(), self.clock);
+        self.bytes += len;
+        self.objects.insert(key.clone(), Object { cell: cell.clone(), len, used_at, is_used });
+        cell
+    }
+
     fn remove(&mut self, key: &str) {
-        if let Some((_, len, _)) = self.cells.remove(key) {
-            self.bytes -= len;
+        if let Some(object) = self.objects.remove(key) {
+            self.bytes -= object.len;
+            self.unused -= if object.is_used { 0 } else { object.len };
         }
     }
 }

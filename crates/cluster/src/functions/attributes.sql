@@ -17,10 +17,13 @@ BEGIN
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
+        RETURN;
+    END IF;
     IF p_size < v_size THEN
         PERFORM cw_cut(p_ino, p_size);
-        UPDATE node SET inline = substring(inline FROM 1 FOR p_size::int)
+        UPDATE node SET inline = substring(inline FROM 1 FOR least(p_size, 16384)::int)
             WHERE ino = p_ino AND octet_length(inline) > p_size;
     END IF;
     IF p_access IS NOT NULL THEN
@@ -70,16 +73,25 @@ BEGIN
         RETURN;
     END IF;
     PERFORM FROM node WHERE ino = p_ino;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
+        RETURN;
+    END IF;
     PERFORM FROM xattr WHERE ino = p_ino AND name = p_name;
-    IF FOUND AND p_mode = 1 THEN RETURN QUERY SELECT * FROM cw_code(17, 0); RETURN; END IF;
+    IF FOUND AND p_mode = 1 THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 17);
+        RETURN;
+    END IF;
     IF NOT FOUND AND (p_mode = 2 OR p_value IS NULL) THEN
-        RETURN QUERY SELECT * FROM cw_code(61, 0);
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 61);
         RETURN;
     END IF;
     IF p_name = 'trusted.corewalk.junction' THEN
         v_code := cw_set_junction(p_ino, p_value);
-        IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
+        IF v_code <> 0 THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
+            RETURN;
+        END IF;
     END IF;
     SELECT count(*), coalesce(sum(octet_length(name) + 1), 0),
             coalesce(sum(octet_length(name) + octet_length(value)), 0)
@@ -90,7 +102,7 @@ BEGIN
     ELSE
         IF v_names + octet_length(p_name) + 1 > 65536
                 OR v_bytes + octet_length(p_name) + octet_length(p_value) > 1048576 THEN
-            RETURN QUERY SELECT * FROM cw_code(28, 0);
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 28);
             RETURN;
         END IF;
         INSERT INTO xattr AS x VALUES (p_ino, p_name, p_value)
@@ -102,7 +114,9 @@ BEGIN
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0, 0);
 END $$;
 
+-- Returns the totals of the file system. More bytes than a bigint holds are reported as its maximum.
 CREATE FUNCTION cw_statfs() RETURNS TABLE (inodes bigint, bytes bigint) LANGUAGE sql AS $$
-    SELECT (u.inodes + s.inodes)::bigint, (u.bytes + s.bytes)::bigint FROM usage u,
+    SELECT (u.inodes + s.inodes)::bigint, least(u.bytes + s.bytes, 9223372036854775807)::bigint
+        FROM usage u,
         (SELECT coalesce(sum(inodes), 0) AS inodes, coalesce(sum(bytes), 0) AS bytes FROM slot) s
 $$;

@@ -1,5 +1,21 @@
 -- The steps that all changes share: the request slot, the locks, the leases of others.
 
+-- Makes a request slot of a session that exists. The row lock of the session orders this with
+-- `cw_end_session`, so no slot stays behind.
+CREATE FUNCTION cw_new_slot(p_session bigint, p_slot int) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO slot SELECT s.id, p_slot, 0, 0, 0, '{}', 0, 0 FROM session s
+        WHERE s.id = p_session FOR KEY SHARE ON CONFLICT DO NOTHING
+$$;
+
+-- Makes sure that a change without an answer is not made any more. A late copy of its request finds
+-- a higher sequence number.
+CREATE FUNCTION cw_close_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS void
+LANGUAGE sql AS $$
+    SELECT cw_new_slot(p_session, p_slot);
+    UPDATE slot SET seq = greatest(seq, p_seq + 1) WHERE session = p_session AND slot = p_slot;
+    DELETE FROM intent WHERE session = p_session AND slot = p_slot;
+$$;
+
 -- Takes the lock of a request slot. Returns 0 to go on, 1 if this slot has made the change already,
 -- or a code. The slot comes before the check of the session. So a session that is dead learns
 -- whether its change was made, and -2 means that it never will be (K.8, K.9).
@@ -9,15 +25,15 @@ DECLARE v_seq bigint; v_boot uuid;
 BEGIN
     SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
     IF NOT FOUND THEN
-        INSERT INTO slot VALUES (p_session, p_slot, 0, 0, '{}', 0, 0) ON CONFLICT DO NOTHING;
+        PERFORM cw_new_slot(p_session, p_slot);
         SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
+        IF NOT FOUND THEN RETURN -7; END IF;
     END IF;
     IF v_seq = p_seq THEN RETURN 1; END IF;
     -- A connection that was given up has delivered an old request after a newer one.
     IF v_seq > p_seq THEN RETURN 5; END IF;
-    SELECT boot INTO v_boot FROM session WHERE id = p_session;
-    IF NOT FOUND THEN RETURN -7; END IF;
     IF cw_is_over(p_session) THEN RETURN -2; END IF;
+    SELECT boot INTO v_boot FROM session WHERE id = p_session;
     PERFORM FROM boot WHERE id = v_boot;
     IF NOT FOUND THEN RETURN -3; END IF;
     RETURN 0;
@@ -61,7 +77,7 @@ END $$;
 
 -- Writes the intent of a slot, and tells the holders of leases. An intent whose directories are
 -- others than before gets a new number. Notifications are only hints (K.12). A text is
--- `i NUMBER HOLDERS DIRECTORIES`.
+-- `i NUMBER HOLDERS DIRECTORIES`. It has at most 8,000 bytes, so many holders become `*`.
 CREATE FUNCTION cw_intend(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE v_id bigint;
@@ -72,7 +88,8 @@ BEGIN
     v_id := nextval('intent_seq');
     INSERT INTO intent VALUES (p_session, p_slot, v_id, p_dirs)
         ON CONFLICT (session, slot) DO UPDATE SET id = v_id, dirs = p_dirs;
-    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || string_agg(DISTINCT session::text, ',')
+    PERFORM pg_notify('corewalk', 'i ' || v_id || ' ' || CASE WHEN count(DISTINCT session) > 300
+            THEN '*' ELSE string_agg(DISTINCT session::text, ',') END
             || ' ' || array_to_string(p_dirs, ','))
         FROM lease WHERE dir = ANY(p_dirs) AND session <> p_session;
     RETURN v_id;
@@ -110,7 +127,7 @@ BEGIN
         -- The second row keeps a result without inodes from having no row at all.
         RETURN QUERY SELECT n.* FROM slot s, cw_nodes(s.cookie, s.inos) n
             WHERE s.session = p_session AND s.slot = p_slot;
-        RETURN QUERY SELECT n.* FROM slot s, cw_code(0, s.cookie) n
+        RETURN QUERY SELECT n.* FROM slot s, cw_code(s.code, s.cookie) n
             WHERE s.session = p_session AND s.slot = p_slot;
     ELSIF p_code = -1 THEN
         RETURN QUERY SELECT * FROM cw_code(-1, cw_intend(p_session, p_slot, p_dirs));
@@ -122,11 +139,21 @@ END $$;
 -- Ends a change: stores what a repetition of the request gets, and returns the changed inodes.
 CREATE FUNCTION cw_done(
     p_session bigint, p_slot int, p_seq bigint, p_cookie bigint, p_inos bigint[],
-    p_inodes bigint, p_bytes bigint
+    p_inodes bigint, p_bytes numeric
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE slot SET seq = p_seq, cookie = p_cookie, inos = p_inos,
+    UPDATE slot SET seq = p_seq, code = 0, cookie = p_cookie, inos = p_inos,
         inodes = inodes + p_inodes, bytes = bytes + p_bytes
         WHERE session = p_session AND slot = p_slot;
     RETURN QUERY SELECT * FROM cw_nodes(p_cookie, p_inos);
+END $$;
+
+-- Ends a change that fails with an errno. The errno is stored, so that a late copy of the request
+-- does not make the change after all.
+CREATE FUNCTION cw_fail(p_session bigint, p_slot int, p_seq bigint, p_errno int)
+RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE slot SET seq = p_seq, code = p_errno, cookie = 0, inos = '{}'
+        WHERE session = p_session AND slot = p_slot;
+    RETURN QUERY SELECT * FROM cw_code(p_errno, 0);
 END $$;

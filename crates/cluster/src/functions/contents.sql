@@ -38,11 +38,14 @@ BEGIN
     END IF;
     SELECT size, contents INTO v_size, v_contents FROM node WHERE ino = p_ino;
     IF NOT FOUND OR p_loaded_by <> p_session AND p_contents <> v_contents THEN
-        RETURN QUERY SELECT * FROM cw_code(116, 0);
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
         RETURN;
     END IF;
     IF p_contents <> v_contents THEN
-        IF p_inline IS NOT NULL THEN RETURN QUERY SELECT * FROM cw_code(11, 0); RETURN; END IF;
+        IF p_inline IS NOT NULL THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 11);
+            RETURN;
+        END IF;
         p_mtime := (extract(epoch FROM clock_timestamp()) * 1e9)::bigint;
     END IF;
     IF cardinality(v_objects) > 0 THEN
@@ -50,7 +53,7 @@ BEGIN
         PERFORM FROM pending_object WHERE object = ANY(v_objects) FOR UPDATE;
         GET DIAGNOSTICS v_code = ROW_COUNT;
         IF v_code <> cardinality(v_objects) THEN
-            RETURN QUERY SELECT * FROM cw_code(2, 0);
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 2);
             RETURN;
         END IF;
         DELETE FROM pending_object WHERE object = ANY(v_objects);
@@ -100,22 +103,26 @@ RETURNS TABLE (version bigint, contents bigint, size bigint, inline bytea, pos b
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY
-        SELECT n.version, n.contents, n.size, n.inline, NULL::bigint, NULL::bigint, NULL::text
-            FROM node n WHERE n.ino = p_ino
-        UNION ALL
-        (SELECT 0, 0, 0, NULL::bytea, s.pos, s.len, s.object FROM slice s WHERE s.ino = p_ino
-            ORDER BY s.seq);
+    -- One statement, so that the inode and its slices are of one instant.
+    RETURN QUERY SELECT c.version, c.contents, c.size, c.inline, c.pos, c.len, c.object FROM
+        (SELECT n.version, n.contents, n.size, n.inline, NULL::bigint AS pos,
+                NULL::bigint AS len, NULL::text AS object, NULL::bigint AS seq FROM node n WHERE n.ino = p_ino
+            UNION ALL
+            SELECT 0, 0, 0, NULL, s.pos, s.len, s.object, s.seq FROM slice s WHERE s.ino = p_ino) c
+        ORDER BY c.seq NULLS FIRST;
 END $$;
 
--- Removes orphans for good. Returns a code.
+-- Removes orphans for good. The row lock of an orphan orders this with `cw_link`.
 CREATE FUNCTION cw_purge(p_session bigint, p_slot int, p_seq bigint, p_inos bigint[])
-RETURNS int LANGUAGE plpgsql AS $$
-DECLARE v_inodes bigint; v_bytes bigint; v_code int := cw_slot(p_session, p_slot, p_seq);
+RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
+DECLARE v_inodes bigint; v_bytes numeric; v_code int := cw_slot(p_session, p_slot, p_seq);
 BEGIN
-    IF v_code <> 0 THEN RETURN v_code; END IF;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, '{}');
+        RETURN;
+    END IF;
     p_inos := (SELECT coalesce(array_agg(ino), '{}') FROM
-        (SELECT ino FROM orphan WHERE ino = ANY(p_inos) FOR UPDATE) o);
+        (SELECT ino FROM orphan WHERE ino = ANY(p_inos) ORDER BY ino FOR UPDATE) o);
     SELECT count(*), coalesce(sum(size), 0) INTO v_inodes, v_bytes FROM node
         WHERE ino = ANY(p_inos) AND nlink = 0;
     WITH gone AS (DELETE FROM slice WHERE ino = ANY(p_inos) RETURNING object)
@@ -126,14 +133,18 @@ BEGIN
     DELETE FROM node WHERE ino = ANY(p_inos) AND nlink = 0;
     DELETE FROM orphan WHERE ino = ANY(p_inos);
     PERFORM FROM cw_done(p_session, p_slot, p_seq, 0, '{}', -v_inodes, -v_bytes);
-    RETURN 0;
+    RETURN QUERY SELECT * FROM cw_code(0, 0);
 END $$;
 
--- Returns orphans whose session has ended.
-CREATE FUNCTION cw_reap(p_limit int) RETURNS bigint[] LANGUAGE sql AS $$
-    SELECT coalesce(array_agg(ino), '{}') FROM (SELECT o.ino FROM orphan o
-        WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x
-$$;
+-- Ends the sessions that died ten minutes ago, and returns orphans whose session has ended.
+CREATE FUNCTION cw_reap(p_limit int) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM cw_judge(array_agg(s.id)) FROM session s;
+    PERFORM cw_end_session(s.id) FROM session s
+        WHERE s.dead AND s.until < clock_timestamp() - interval '10 minutes';
+    RETURN (SELECT coalesce(array_agg(ino), '{}') FROM (SELECT o.ino FROM orphan o
+        WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x);
+END $$;
 
 -- Returns objects that have been dead for at least `p_age` seconds. An object that a slice names is
 -- never removed, whatever the other tables say.

@@ -45,12 +45,8 @@ DECLARE
     v_code int := cw_slot(p_session, p_slot, p_seq);
     v_first bigint := p_first; v_last bigint := p_last; v_others bigint[]; v flock;
 BEGIN
-    IF v_code = 1 THEN
-        RETURN QUERY SELECT c.* FROM slot s, cw_code(s.cookie::int, p_session) c
-            WHERE s.session = p_session AND s.slot = p_slot;
-        RETURN;
-    ELSIF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_code(v_code, 0);
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, '{}');
         RETURN;
     END IF;
     PERFORM pg_advisory_xact_lock(p_ino);
@@ -96,10 +92,13 @@ BEGIN
             INSERT INTO flock VALUES (p_ino, p_session, p_owner, p_is_flock, v_first, v_last,
                 p_kind = 2, p_pid);
         END IF;
-    ELSIF NOT p_is_flock THEN
+        PERFORM cw_done(p_session, p_slot, p_seq, p_session, '{}', 0, 0);
+        RETURN QUERY SELECT * FROM cw_code(0, p_session);
+        RETURN;
+    END IF;
+    IF NOT p_is_flock THEN
         -- Nothing was changed, so a crash may forget the call. No copy of it outlives the crash.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM FROM cw_done(p_session, p_slot, p_seq, v_code, '{}', 0, 0);
-    RETURN QUERY SELECT * FROM cw_code(v_code, p_session);
+    RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
 END $$;

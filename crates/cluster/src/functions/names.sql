@@ -75,14 +75,20 @@ BEGIN
         RETURN;
     END IF;
     v_code := cw_can_hold(p_dir);
-    IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
+        RETURN;
+    END IF;
     -- An inode without a name (O_TMPFILE) has an orphan row instead of an edge.
     IF p_name IS NULL THEN
         INSERT INTO orphan VALUES (p_ino, p_session);
     ELSE
         INSERT INTO edge VALUES (p_dir, p_name, p_ino, p_mode & 61440, nextval('edge_seq_seq'))
             ON CONFLICT DO NOTHING RETURNING seq INTO v_cookie;
-        IF v_cookie IS NULL THEN RETURN QUERY SELECT * FROM cw_code(17, 0); RETURN; END IF;
+        IF v_cookie IS NULL THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 17);
+            RETURN;
+        END IF;
         UPDATE node SET mtime = p_now, ctime = p_now, version = version + 1,
             nlink = nlink + v_is_dir::int WHERE ino = p_dir;
     END IF;
@@ -134,12 +140,29 @@ BEGIN
         RETURN;
     END IF;
     SELECT nlink, mode & 61440 INTO v_links, v_kind FROM node WHERE ino = p_ino;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
+        RETURN;
+    END IF;
     v_code := cw_can_hold(p_dir);
-    IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
+        RETURN;
+    END IF;
+    IF v_links = 0 THEN
+        -- A purge of the inode may be under way. It has the row of the orphan.
+        PERFORM FROM orphan WHERE ino = p_ino FOR UPDATE;
+        IF NOT FOUND THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
+            RETURN;
+        END IF;
+    END IF;
     INSERT INTO edge VALUES (p_dir, p_name, p_ino, v_kind, nextval('edge_seq_seq'))
         ON CONFLICT DO NOTHING RETURNING seq INTO v_cookie;
-    IF v_cookie IS NULL THEN RETURN QUERY SELECT * FROM cw_code(17, 0); RETURN; END IF;
+    IF v_cookie IS NULL THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 17);
+        RETURN;
+    END IF;
     IF v_links = 0 THEN
         DELETE FROM orphan WHERE ino = p_ino;
         UPDATE node SET home = p_dir WHERE ino = p_ino;
@@ -179,13 +202,25 @@ BEGIN
         RETURN;
     END IF;
     SELECT ino, kind INTO v_found, v_kind FROM edge WHERE parent = p_dir AND name = p_name;
-    IF NOT FOUND THEN RETURN QUERY SELECT * FROM cw_code(2, 0); RETURN; END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 2);
+        RETURN;
+    END IF;
     -- The name has another inode now. The kernel looks it up again and repeats the call.
-    IF v_found <> p_ino THEN RETURN QUERY SELECT * FROM cw_code(116, 0); RETURN; END IF;
+    IF v_found <> p_ino THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
+        RETURN;
+    END IF;
     IF v_kind = 16384 THEN
         PERFORM FROM edge WHERE parent = p_ino LIMIT 1;
-        IF FOUND THEN RETURN QUERY SELECT * FROM cw_code(39, 0); RETURN; END IF;
-        IF cw_is_junction(p_ino) THEN RETURN QUERY SELECT * FROM cw_code(16, 0); RETURN; END IF;
+        IF FOUND THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 39);
+            RETURN;
+        END IF;
+        IF cw_is_junction(p_ino) THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 16);
+            RETURN;
+        END IF;
     END IF;
     DELETE FROM edge WHERE parent = p_dir AND name = p_name;
     PERFORM cw_unlinked(p_session, p_ino, p_now);
@@ -261,7 +296,10 @@ BEGIN
             OR p_mode = 2 AND v_dir2 AND cw_is_below(p_dir1, v_two.ino)) THEN
         v_code := 22;
     END IF;
-    IF v_code <> 0 THEN RETURN QUERY SELECT * FROM cw_code(v_code, 0); RETURN; END IF;
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
+        RETURN;
+    END IF;
     IF v_one.ino = v_two.ino THEN
         RETURN QUERY SELECT * FROM
             cw_done(p_session, p_slot, p_seq, v_two.seq, ARRAY[v_one.ino, p_dir1, p_dir2], 0, 0);

@@ -4,8 +4,8 @@
 -- function reads after it has taken a lock is not older than the lock (K.2, K.3). A call is a
 -- transaction. Its locks last to its end.
 --
--- A change begins with `cw_begin` and ends with `cw_done`. It checks everything before it changes
--- anything, because a result with an errno commits.
+-- A change begins with `cw_begin` and ends with `cw_done` or `cw_fail`. It checks everything before
+-- it changes anything, because a result with an errno commits.
 --
 -- Result codes: 0, an errno, or one of these:
 --   -1  contended: other sessions hold leases; `cookie` is the number of the intent

@@ -12,20 +12,22 @@ BEGIN
     RETURN v;
 END $$;
 
--- Removes a session for good. Adds up what its slots counted.
+-- Removes a session for good. Adds up what its slots counted. The row of the session goes first, so
+-- that no change makes a new slot. The row of `usage` orders two calls.
 CREATE FUNCTION cw_end_session(p_session bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE usage SET
-        inodes = inodes + (SELECT coalesce(sum(s.inodes), 0) FROM slot s WHERE session = p_session),
-        bytes = bytes + (SELECT coalesce(sum(s.bytes), 0) FROM slot s WHERE session = p_session);
-    DELETE FROM slot WHERE session = p_session;
+    PERFORM FROM usage FOR UPDATE;
+    DELETE FROM session WHERE id = p_session;
+    WITH gone AS (DELETE FROM slot WHERE session = p_session RETURNING inodes, bytes)
+        UPDATE usage SET
+            inodes = inodes + (SELECT coalesce(sum(g.inodes), 0) FROM gone g),
+            bytes = bytes + (SELECT coalesce(sum(g.bytes), 0) FROM gone g);
     DELETE FROM lease WHERE session = p_session;
     DELETE FROM flock WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
     -- One statement, so that an object that `cw_write` gives to a file meanwhile stays.
     WITH gone AS (DELETE FROM pending_object WHERE session = p_session RETURNING object)
         INSERT INTO dead_object SELECT object, clock_timestamp() FROM gone ON CONFLICT DO NOTHING;
-    DELETE FROM session WHERE id = p_session;
 END $$;
 
 -- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
@@ -38,7 +40,7 @@ CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
         WHERE s.id = ANY(p_sessions) AND NOT s.dead AND s.until <= clock_timestamp()
             AND (s.boot = (SELECT b.id FROM boot b)
                 OR clock_timestamp() > (SELECT b.since FROM boot b) + s.lease)
-        ORDER BY s.id FOR UPDATE)
+        ORDER BY s.id FOR NO KEY UPDATE)
 $$;
 
 -- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
@@ -52,32 +54,34 @@ BEGIN
     RETURN NOT FOUND;
 END $$;
 
--- Opens a session. Removes sessions that died ten minutes ago; their orphans stay, for `cw_reap`.
--- Refuses if `p_most` others live, and then returns the host, process and start of one of them.
-CREATE FUNCTION cw_open_session(p_host text, p_pid int, p_lease float8, p_most int)
-RETURNS TABLE (id bigint, ino bigint, data text, fs text, host text, pid int, since text)
+-- Opens the session `p_id`, a number that the mount has chosen at random, so that a repeated call
+-- opens no second session. Returns its first inode number. Returns nothing if the database has
+-- another file system than `p_fs`. Refuses if `p_most` others live, and then returns the host,
+-- process and start of one of them.
+CREATE FUNCTION cw_open_session(
+    p_id bigint, p_fs text, p_host text, p_pid int, p_lease float8, p_most int
+) RETURNS TABLE (ino bigint, host text, pid int, since text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v record; v_id bigint; v_now timestamptz; v_lease interval;
+DECLARE v_boot uuid; v record; v_now timestamptz; v_lease interval;
 BEGIN
     PERFORM pg_advisory_xact_lock(-2);
+    PERFORM FROM format f WHERE f.id::text = p_fs;
+    IF NOT FOUND THEN RETURN; END IF;
     v_boot := cw_boot();
     PERFORM cw_judge(array_agg(s.id)) FROM session s;
     v_now := clock_timestamp();
-    SELECT s.* INTO v FROM session s WHERE NOT s.dead ORDER BY s.id OFFSET p_most LIMIT 1;
+    SELECT s.* INTO v FROM session s WHERE NOT s.dead AND s.id <> p_id
+        ORDER BY s.id OFFSET p_most LIMIT 1;
     IF FOUND THEN
-        RETURN QUERY SELECT 0::bigint, 0::bigint, ''::text, ''::text, v.host, v.pid,
-            to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
+        RETURN QUERY SELECT 0::bigint, v.host, v.pid, to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
         RETURN;
     END IF;
-    PERFORM cw_end_session(s.id) FROM session s
-        WHERE s.dead AND s.until < v_now - interval '10 minutes';
-    v_id := nextval('session_seq');
     v_lease := make_interval(secs => p_lease);
-    INSERT INTO session VALUES
-        (v_id, p_host, p_pid, v_now, v_now + v_lease, v_boot, false, v_lease, v_now);
-    RETURN QUERY SELECT v_id, nextval('ino_seq'), f.data, f.id::text, ''::text, 0, ''::text
-        FROM format f;
+    INSERT INTO session AS s VALUES
+        (p_id, p_host, p_pid, v_now, v_now + v_lease, v_boot, false, v_lease, v_now)
+        ON CONFLICT (id) DO UPDATE SET until = v_now + v_lease WHERE NOT s.dead;
+    RETURN QUERY SELECT nextval('ino_seq'), ''::text, 0, ''::text;
 END $$;
 
 -- Renews a session that registered with this start of the database, or that has dropped its caches
@@ -97,7 +101,8 @@ BEGIN
     v_boot := cw_boot();
     PERFORM pg_advisory_xact_lock_shared(-2);
     PERFORM cw_judge(array_agg(s.id)) FROM session s;
-    SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead FOR UPDATE;
+    SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead
+        FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN QUERY SELECT -2, ''::text, false, 0::bigint, 0::bigint;
         RETURN;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Attr, Errno, FileKind, FileSystem as _, Make, Name, Node};
@@ -59,7 +59,21 @@ impl Site {
 
     /// Runs SQL in the database of the file system.
     pub(crate) fn sql(&self, sql: &str) -> String {
-        self.postgres.as_ref().expect("the shared server").sql(&self.database, sql)
+        let sql = format!("SET search_path = corewalk; {sql}");
+        self.postgres.as_ref().expect("the shared server").sql(&self.database, &sql)
+    }
+
+    /// Runs SQL until it returns true.
+    pub(crate) fn wait_for(&self, sql: &str) {
+        let begin = Instant::now();
+        while self.sql(sql) != "t" {
+            assert!(begin.elapsed() < Duration::from_secs(60), "never true: {sql}");
+        }
+    }
+
+    /// Returns the number of the only session that lives.
+    pub(crate) fn session(&self) -> i64 {
+        self.sql("SELECT id FROM session WHERE NOT dead").parse().unwrap()
     }
 }
 

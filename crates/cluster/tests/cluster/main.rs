@@ -4,12 +4,15 @@
 
 mod contents;
 mod database;
+mod encryption;
 mod fixtures;
 mod front;
 mod junctions;
 mod lifetime;
 mod locks;
 mod outage;
+mod outages;
+mod races;
 mod sessions;
 mod standby;
 mod statements;

@@ -177,6 +177,45 @@ fn scattered_writes_are_flushed_by_their_number_and_put_a_few_at_a_time() {
     assert_eq!((report.findings, report.objects), (Vec::new(), 1030));
 }
 
+#[test]
+fn sequential_reader_reads_each_object_once_and_some_ahead() {
+    let Some(site) = Site::new() else { return };
+    let Some((url, server, front)) = behind_front(&site) else { return };
+    let fs = ClusterFs::open(&url, &options().with_settings(server.settings())).unwrap();
+    let bytes = pattern(1, 40 << 20);
+    let made = write_new(&fs, ROOT, "f", &bytes);
+    drop(fs);
+    let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
+    fs.open(file(made.ino), 0).unwrap();
+    let mut found = vec![0; STEP];
+    for at in (0..bytes.len()).step_by(STEP) {
+        assert_eq!(fs.read(file(made.ino), at as u64, &mut found), Ok(STEP));
+        assert!(found == bytes[at..at + STEP], "at {at}");
+        let object = at / (4 << 20);
+        let ahead = if at % (4 << 20) == 0 {
+            0
+        } else if object == 0 {
+            1
+        } else {
+            4
+        };
+        let begin = Instant::now();
+        while front.connections() < (object as u64 + 1 + ahead).min(10) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "nothing is read ahead at {at}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(front.connections(), 10);
+    // A random reader gets the bytes that it asks for, with one request each.
+    let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
+    fs.open(file(made.ino), 0).unwrap();
+    for at in [30 << 20, 10 << 20, 35 << 20, 20 << 20] {
+        assert_eq!(fs.read(file(made.ino), at as u64, &mut found[..100]), Ok(100));
+        assert_eq!(found[..100], bytes[at..at + 100]);
+    }
+    assert_eq!(front.connections(), 14);
+}
+
 /// A file system of one MiB, until the drop.
 struct Small(PathBuf);
 

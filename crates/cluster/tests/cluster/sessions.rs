@@ -59,3 +59,38 @@ fn file_without_a_name_is_usable_until_it_is_forgotten() {
     drop(fs);
     site.assert_clean();
 }
+
+#[test]
+fn mount_of_a_replaced_file_system_does_not_join_the_new_one() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = create(&fs, ROOT, "f");
+    site.sql("UPDATE session SET dead = true, until = now() - interval '1 second'");
+    mkfs(&site.parsed(), (0, 0), true).unwrap();
+    let refused = fs.make(dir(ROOT), name("g"), &Make::new(0o644, 0, 0));
+    assert_eq!(refused, Err(Errno::IO));
+    assert_eq!(fs.getattr(file(made.ino)), Err(Errno::IO));
+    drop(fs);
+    assert_eq!(site.sql("SELECT count(*) FROM session"), "0");
+    assert_eq!(list(&site.open(), ROOT), []);
+    site.assert_clean();
+}
+
+#[test]
+fn session_that_is_opened_twice_is_one_session() {
+    let Some(site) = Site::new() else { return };
+    let open =
+        "SELECT ino > 0 FROM cw_open_session(7, (SELECT id::text FROM format), 'h', 1, 10, 5)";
+    assert_eq!((site.sql(open), site.sql(open)), ("t".to_owned(), "t".to_owned()));
+    assert_eq!(site.sql("SELECT count(*) FROM session"), "1");
+}
+
+#[test]
+fn schema_with_tables_of_another_program_is_left_alone() {
+    let Some(site) = Site::new() else { return };
+    site.sql("CREATE TABLE other (a int)");
+    let refused = mkfs(&site.parsed(), (0, 0), true);
+    assert!(matches!(refused, Err(MakeError::Foreign(ref table)) if table == "other"));
+    site.sql("DROP TABLE other");
+    mkfs(&site.parsed(), (0, 0), true).unwrap();
+}

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use corewalk::{FileSystem as _, SetAttr};
 use corewalk_base::primitives::thread;
-use corewalk_cluster::{ClusterFs, Flaws};
+use corewalk_cluster::{ClusterFs, Flaws, Url};
 
 use crate::fixtures::{ROOT, Site, create, file, list, options};
-use crate::proxy::Proxy;
+use corewalk_testkit::proxy::Proxy;
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -44,7 +44,8 @@ fn change_beside_silent_mount(flaws: Flaws) -> Option<([Duration; 3], u32)> {
     let proxy = Proxy::new(&site.url);
     let short = options().with_lease(LEASE);
     let fs = ClusterFs::open(&site.parsed(), &short).unwrap();
-    let silent = ClusterFs::open(&proxy.url(), &short.with_flaws(flaws)).unwrap();
+    let silent =
+        ClusterFs::open(&Url::parse(proxy.url()).unwrap(), &short.with_flaws(flaws)).unwrap();
     let made = create(&fs, ROOT, "f").ino;
     thread::sleep(LEASE);
     list(&silent, ROOT);

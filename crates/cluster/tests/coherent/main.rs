@@ -7,6 +7,5 @@ mod delays;
 #[path = "../cluster/fixtures.rs"]
 mod fixtures;
 mod model;
-mod proxy;
 mod race;
 mod sight;

@@ -20,7 +20,7 @@ use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::fixtures::{Pair, ROOT, Site, mkdir, options, takeovers};
 use crate::model::{NAMES, Op, Place, Space};
-use crate::proxy::Proxy;
+use corewalk_testkit::proxy::Proxy;
 
 /// The threads of each mount.
 const THREADS: usize = 2;
@@ -183,7 +183,10 @@ fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>
     let site = Site::new()?;
     let seed = ReportSeed::new(Seed::choose());
     let proxy = Proxy::new(&site.url);
-    let mounts = [open(&site.parsed(), &short()), open(&proxy.url(), &short().with_flaws(flaws))];
+    let mounts = [
+        open(&site.parsed(), &short()),
+        open(&Url::parse(proxy.url()).unwrap(), &short().with_flaws(flaws)),
+    ];
     let mut run = Run::new(rounds, Duration::from_millis(120), seed.seed());
     run.reader = Some(1);
     Some(run.race(&mounts, |_| {

@@ -28,6 +28,9 @@
 //! example, is in no package, and FUSE over io_uring needs libfuse 3.18, where Debian 12 has 3.14.
 //! The crate fuse-backend-rs has no program, and no release of it serves FUSE over io_uring.
 //!
+//! s3fs and rclone are packages. A mount of rclone has no cache of contents by default
+//! (`--vfs-cache-mode off`). So a close returns after the upload.
+//!
 //! Source: bindfs(1); mount.fuse3(8); libfuse `example/passthrough_ll.c`; `corewalk mount --help`.
 
 use std::ffi::OsStr;
@@ -47,16 +50,29 @@ const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 /// host, or a store. The mount options are the same as those of the other servers. If `threads` is
 /// None, the mount has no options, as most users mount it.
 ///
-/// The program is the one that the variable `COREWALK_BIN` names, or `corewalk` in the directory of
-/// the lab's own program.
-///
 /// # Errors
-/// An error if that program does not exist.
+/// As [`corewalk`].
 pub(crate) fn ours(
     threads: Option<usize>,
     source: &OsStr,
     point: &Path,
 ) -> anyhow::Result<Command> {
+    let mut program = corewalk()?;
+    // Without the permission corewalk does without io_uring.
+    let _ = std::fs::write(ENABLE_URING, "Y");
+    program.arg("mount").arg(source).arg(point);
+    if let Some(threads) = threads {
+        program.args(["-o", &format!("{NO_TIMEOUTS},default_permissions,threads={threads}")]);
+    }
+    Ok(program)
+}
+
+/// Returns the program `corewalk`: the one that the variable `COREWALK_BIN` names, or that in the
+/// directory of the lab's own program.
+///
+/// # Errors
+/// An error if that program does not exist.
+pub(crate) fn corewalk() -> anyhow::Result<Command> {
     let me = std::env::current_exe().context("the lab does not know its own file")?;
     let named = std::env::var_os("COREWALK_BIN").map(PathBuf::from);
     let file = named.unwrap_or_else(|| me.with_file_name("corewalk"));
@@ -65,13 +81,31 @@ pub(crate) fn ours(
         "there is no {}: build it (cargo build --release -p corewalk-cli) or set COREWALK_BIN",
         file.display()
     );
-    // Without the permission corewalk does without io_uring.
-    let _ = std::fs::write(ENABLE_URING, "Y");
-    let mut program = Command::new(file);
-    program.arg("mount").arg(source).arg(point);
-    if let Some(threads) = threads {
-        program.args(["-o", &format!("{NO_TIMEOUTS},default_permissions,threads={threads}")]);
-    }
+    Ok(Command::new(file))
+}
+
+/// Returns the command that mounts `BUCKET:/FOLDER` with s3fs. Its environment must have the keys.
+///
+/// # Errors
+/// An error if s3fs is not installed.
+pub(crate) fn s3fs(folder: &str, endpoint: &str, point: &Path) -> anyhow::Result<Command> {
+    let mut program = find("s3fs")?;
+    let options = format!("url={endpoint},use_path_request_style,default_permissions");
+    program.arg(folder).arg(point).args(["-f", "-o", &options]);
+    Ok(program)
+}
+
+/// Returns the command that mounts `BUCKET/FOLDER` with rclone. Its environment must have the keys.
+///
+/// # Errors
+/// An error if rclone is not installed.
+pub(crate) fn rclone(folder: &str, endpoint: &str, point: &Path) -> anyhow::Result<Command> {
+    let mut program = find("rclone")?;
+    program.arg("mount").arg(format!(":s3:{folder}")).arg(point);
+    program.args(["--config", "/dev/null", "--s3-provider", "Other", "--s3-env-auth"]);
+    program.args(["--s3-region", "us-east-1", "--s3-endpoint", endpoint, "--default-permissions"]);
+    // rclone refuses to start if this variable is set.
+    program.env_remove("AWS_CA_BUNDLE").stderr(Stdio::null());
     Ok(program)
 }
 

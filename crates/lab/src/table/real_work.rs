@@ -184,7 +184,7 @@ impl Tree {
 }
 
 /// Runs a program in `folder`, without the user's configuration of git. Returns its output.
-fn program(folder: &Path, words: &[&str], input: Stdio) -> anyhow::Result<String> {
+pub(super) fn program(folder: &Path, words: &[&str], input: Stdio) -> anyhow::Result<String> {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).current_dir(folder).stdin(input);
     command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");

@@ -12,7 +12,9 @@ mod tables;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use corewalk_testkit::postgres::Postgres;
 use corewalk_testkit::require::{Need, skip};
+use corewalk_testkit::s3::S3Server;
 use serde_json::Value;
 
 /// The schema that is published with the crate.
@@ -118,6 +120,29 @@ fn quick_real_work_has_every_step_and_leaves_nothing_mounted() {
     assert!(counted.is_empty() || counted.len() == 8, "{counted:?}");
     let untar = counted.iter().find(|row| row["params"]["step"] == "untar");
     assert!(untar.is_none_or(|row| row["median"].as_f64() > Some(4.0)), "{untar:?}");
+}
+
+#[test]
+fn quick_cluster_metadata_has_every_operation_and_leaves_nothing_mounted() {
+    let (Some(_), Some(_)) = (Postgres::start(), S3Server::start("probe")) else { return };
+    let Some(table) = quick_on_mounts("cluster-metadata") else { return };
+    let rated = ["create", "unlink", "mkdir", "lookup", "absent lookup", "small file"];
+    let timed = ["find", "rename", "write", "read"];
+    for (metric, ops) in [("ops_per_s", &rated[..]), ("seconds", &timed)] {
+        for (op, variant) in
+            ops.iter().flat_map(|op| ["corewalk", "corewalk-tmpfs"].map(|v| (op, v)))
+        {
+            let rows = rows(&table, variant, metric);
+            let row = rows.iter().find(|row| row["params"]["op"] == *op);
+            assert!(row.is_some_and(|row| row["median"].as_f64() > Some(0.0)), "{variant} {op}");
+        }
+    }
+    let counted = rows(&table, "corewalk", "statements_per_op");
+    let counted = |op: &str| counted.iter().find(|row| row["params"]["op"] == op).unwrap();
+    // A renewal of the lease may be among the few statements of a round.
+    for (op, statements) in [("create", 1.0), ("rename", 1.0), ("small file", 2.0)] {
+        assert_eq!(counted(op)["median"], statements, "{op}");
+    }
 }
 
 #[test]

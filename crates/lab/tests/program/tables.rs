@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{lab, quick, rows, text};
 
 /// The tables that need /dev/fuse. Other tests run them.
-const ELSEWHERE: [&str; 2] = ["fuse-metadata", "real-work"];
+const ELSEWHERE: [&str; 3] = ["fuse-metadata", "real-work", "cluster-metadata"];
 /// The benchmark tables that measure file systems. Each comes with parameters that the test looks
 /// for: at least one result row of the table must have them.
 const FILES: [(&str, &[(&str, &str)]); 6] = [
