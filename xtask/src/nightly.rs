@@ -41,7 +41,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 15] = [
+const LONG: [Long; 16] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -66,6 +66,11 @@ const LONG: [Long; 15] = [
         name: "takeovers by a standby",
         words: &["test", "-p", "corewalk-cluster", "standby"],
         variables: &[("COREWALK_TAKEOVERS", "20")],
+    },
+    Long {
+        name: "cluster locks",
+        words: &["test", "-p", "corewalk-cli", "--test", "cli", "cluster_locks"],
+        variables: &[("COREWALK_LOCK_ADDITIONS", "10000")],
     },
     Long {
         name: "ipc differential",

@@ -96,10 +96,11 @@ Options of nfs(5), for a cluster file system:
   soft               it fails after timeout=, with EIO
   timeout=SECONDS    for soft; default 60
 
-Option of nfs(5), for a directory of this machine:
-  local_lock=all|none  with none, fcntl(2) and flock(2) in the mount and on the directory itself
-                     exclude each other; default all: locks hold in the mount only. none is not
-                     possible with transport=uring and transport=fuser.
+Option of nfs(5), for a directory of this machine and for a cluster file system:
+  local_lock=all|none  with none, fcntl(2) and flock(2) in the mount and on the directory itself, or
+                     in other mounts of the cluster file system, exclude each other. With all, locks
+                     hold in the mount only. Default: all for a directory, none for a cluster file
+                     system. none is not possible with transport=uring and transport=fuser.
 
 Options of corewalk:
   birth_times        statx(2) shows when a file was made. It costs a request for each file whose

@@ -89,6 +89,12 @@ pub(crate) struct File {
     content: Mutex<Content>,
     /// The size and the modification time, if they differ from those of the database.
     view: Mutex<Option<(u64, Timespec)>>,
+    /// The newest version of the inode whose attributes the kernel has got. Protected by its own
+    /// mutex, a leaf.
+    ///
+    /// The kernel drops its pages of a file when it sees a new time. Pages that it reads afterwards
+    /// count as those of that time. So they must not come from older contents.
+    newest: Mutex<i64>,
 }
 
 /// The contents of a file, as far as they are known.
@@ -98,6 +104,8 @@ pub(crate) struct Content {
     loaded_by: i64,
     /// The number that the database had for these contents. Each change gives them a new one.
     number: i64,
+    /// A version of the inode that has these contents.
+    version: i64,
     size: u64,
     inline: Bytes,
     slices: Pieces,
@@ -176,6 +184,26 @@ impl Files {
         }
     }
 
+    /// Flushes a file, whose contents are then loaded again at the next use. For a lock that was
+    /// just taken: others may have written under it.
+    pub(crate) fn refresh(&self, ino: u64) -> Result<(), Errno> {
+        let Some(used) = self.known_file(ino) else { return Ok(()) };
+        let mut content = used.file.content.lock();
+        self.flush_content(&used.file, &mut content)?;
+        content.loaded_by = 0;
+        Ok(())
+    }
+
+    /// Gives up what was not flushed of a file, because it must not be written any more. The next
+    /// [`Files::flush`] reports it.
+    pub(crate) fn revert(&self, ino: u64) {
+        let Some(used) = self.known_file(ino) else { return };
+        let mut content = used.file.content.lock();
+        if content.is_changed {
+            self.give_up(&used.file, &mut content, Errno::IO);
+        }
+    }
+
     /// Drops what was not flushed of a file that is gone.
     pub(crate) fn discard(&self, ino: u64) {
         let open = self.files.lock().remove(&ino);
@@ -185,10 +213,14 @@ impl Files {
         }
     }
 
-    /// Returns attributes with the size and the time of what was not flushed.
-    pub(crate) fn seen(&self, attr: Attr) -> Attr {
+    /// Returns attributes of a version of the inode for the kernel, with the size and the time of
+    /// what was not flushed.
+    pub(crate) fn seen(&self, attr: Attr, version: i64) -> Attr {
         let files = self.files.lock();
-        let view = files.get(&attr.ino).and_then(|open| *open.file.view.lock());
+        let Some(file) = files.get(&attr.ino).map(|open| &open.file) else { return attr };
+        let mut newest = file.newest.lock();
+        *newest = version.max(*newest);
+        let view = *file.view.lock();
         match view {
             Some((size, mtime)) => attr
                 .with_mtime(mtime)
@@ -363,8 +395,9 @@ impl Files {
             }
             return done;
         };
-        if content.loaded_by == self.meta.session.id() {
-            content.number = inode.version;
+        // Otherwise another mount may have changed the contents before.
+        if content.version + 1 == inode.version {
+            (content.number, content.version) = (inode.version, inode.version);
         }
         content.slices.cut(size);
         let keep = content.inline.len().min(size as usize);
@@ -414,19 +447,28 @@ impl Files {
     fn loaded<'f>(&self, file: &'f File) -> Result<MutexGuard<'f, Content>, Errno> {
         let mut content = file.content.lock();
         let session = self.meta.session.id();
-        if content.loaded_by == session || content.loaded_by != 0 && content.is_changed {
+        let is_newest = content.version >= *file.newest.lock();
+        if content.loaded_by == session && is_newest || content.loaded_by != 0 && content.is_changed
+        {
             return Ok(content);
         }
         // A new file is known to be empty without asking.
         let known = self.meta.cache.inode(file.ino);
         let is_live = !self.meta.session.left().is_zero();
         if is_live && known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1) {
-            (content.loaded_by, content.number) = (session, 1);
+            (content.loaded_by, content.number, content.version) = (session, 1, 1);
             return Ok(content);
         }
+        self.load(file, &mut content)?;
+        Ok(content)
+    }
+
+    /// Loads the contents of a file from the database.
+    fn load(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
+        let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
         let head = rows.first().ok_or(Errno::STALE)?;
-        content.number = head.get("contents");
+        (content.number, content.version) = (head.get("contents"), head.get("version"));
         content.size = head.get::<_, i64>("size") as u64;
         let inline: Option<&[u8]> = head.get("inline");
         content.inline = Bytes::copy_from_slice(inline.unwrap_or_default());
@@ -438,7 +480,7 @@ impl Files {
             content.slices.add(pos..pos + len, source);
         }
         content.loaded_by = session;
-        Ok(content)
+        Ok(())
     }
 }
 

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use corewalk::acl::Acl;
 use corewalk::{
-    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node,
-    OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileLock, FileSystem, Make, Name,
+    Node, OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
 };
 use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
@@ -29,6 +29,7 @@ use crate::connection::{Database, DatabaseError};
 use crate::data::Files;
 use crate::directory::{Cache, Listed};
 use crate::intents;
+use crate::locks::Locks;
 use crate::meta::{Known, Meta};
 use crate::node::Inode;
 use crate::objects::Objects;
@@ -80,6 +81,7 @@ pub struct ClusterFs {
     objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
+    has_locks: bool,
     /// The last field, so that everything that uses the runtime is dropped before it.
     _runtime: Runtime,
 }
@@ -155,7 +157,7 @@ impl ClusterFs {
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
-        let meta = Arc::new(Meta { session, cache });
+        let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
         let fs = ClusterFs {
             id: stored.id,
             data: Files::new(meta.clone(), objects.clone()),
@@ -163,6 +165,7 @@ impl ClusterFs {
             objects,
             nameless: Mutex::default(),
             ticks: Mutex::new(0),
+            has_locks: !options.local_locks,
             _runtime: runtime,
         };
         if let Err(errno) = fs.reap() {
@@ -202,7 +205,7 @@ impl ClusterFs {
     /// Returns attributes as a caller sees them: with what was not flushed, and with the times for
     /// which the kernel may keep them.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
-        self.data.seen(self.meta.with_ttl(known, is_name_cached))
+        self.data.seen(self.meta.with_ttl(known, is_name_cached), known.inode.version)
     }
 
     /// Returns the attributes of an inode that a change has returned.
@@ -214,6 +217,12 @@ impl ClusterFs {
             None => Known { inode, is_current: false },
         };
         self.attr(known, is_name_cached)
+    }
+
+    /// Returns true if a file is not flushed before its users ask for it: no other program will see
+    /// it, or its locks are lost.
+    fn is_kept(&self, ino: u64) -> bool {
+        self.is_nameless(ino) || self.check_locks(ino).is_err()
     }
 
     pub(crate) fn is_nameless(&self, ino: u64) -> bool {
@@ -231,7 +240,7 @@ impl ClusterFs {
             if batch.is_empty() {
                 return Ok(());
             }
-            if let Err(errno) = self.meta.session.change(PURGE, &[&batch]) {
+            if let Err(errno) = self.meta.session.change(None, PURGE, &[&batch]) {
                 self.nameless.lock().forgotten.extend(batch);
                 return Err(errno);
             }
@@ -246,7 +255,7 @@ impl ClusterFs {
             if batch.is_empty() {
                 return Ok(());
             }
-            self.meta.session.change(PURGE, &[&batch])?;
+            self.meta.session.change(None, PURGE, &[&batch])?;
         }
     }
 
@@ -356,14 +365,17 @@ impl FileSystem for ClusterFs {
     }
 
     fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        self.check_locks(node.ino())?;
         self.data.read(node.ino(), offset, buf)
     }
 
     fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.check_locks(node.ino())?;
         self.data.write(node.ino(), Some(offset), bytes)
     }
 
     fn append(&self, node: Node<'_>, _: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.check_locks(node.ino())?;
         self.data.write(node.ino(), None, bytes)
     }
 
@@ -400,6 +412,7 @@ impl FileSystem for ClusterFs {
 
     /// Writes the dirty bytes of the file, so that they are there after close(2).
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
+        self.check_locks(node.ino())?;
         // No other program will ever see the contents of a file without a name.
         if self.is_nameless(node.ino()) { Ok(()) } else { self.data.flush(node.ino()) }
     }
@@ -420,6 +433,7 @@ impl FileSystem for ClusterFs {
     }
 
     fn fsync(&self, node: Node<'_>, _: bool) -> Result<(), Errno> {
+        self.check_locks(node.ino())?;
         self.data.flush(node.ino())
     }
 
@@ -483,6 +497,22 @@ impl FileSystem for ClusterFs {
         self.change_acl(node, kind, acl, mode)
     }
 
+    fn has_locks(&self) -> bool {
+        self.has_locks
+    }
+
+    fn get_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
+        self.find_lock(node.ino(), lock)
+    }
+
+    fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+        self.change_lock(node, lock)
+    }
+
+    fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
+        self.drop_locks(node, owner, is_flock)
+    }
+
     fn forget(&self, ino: u64, _: u64) {
         let is_full = {
             let mut nameless = self.nameless.lock();
@@ -500,7 +530,7 @@ impl FileSystem for ClusterFs {
     }
 
     fn maintain(&self) {
-        let flushed = self.data.flush_old(|ino| self.is_nameless(ino), false);
+        let flushed = self.data.flush_old(|ino| self.is_kept(ino), false);
         let mut done = vec![flushed, self.purge()];
         let is_turn = {
             let mut ticks = self.ticks.lock();

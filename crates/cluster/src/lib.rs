@@ -1,9 +1,8 @@
 //! A file system for many machines: metadata in PostgreSQL, file contents in objects.
 //!
-//! [`ClusterFs`] is a back end of corewalk. Its metadata is in a PostgreSQL database, with one
-//! function, and so one round trip, for each operation. Contents of at most 16 KiB lie in the
-//! database too; larger ones in immutable objects ([`objects`]). A directory that was read is
-//! cached under a lease, and answers lookups and attributes without a round trip.
+//! [`ClusterFs`] has its metadata in a PostgreSQL database, with one function, and so one round
+//! trip, for each operation. Contents of at most 16 KiB lie there too, larger ones in immutable
+//! objects ([`objects`]). A directory that was read is cached under a lease, and answers by itself.
 //!
 //! Several mounts may use a file system at once. Names and attributes are linearizable. An open
 //! sees the contents that an earlier close has written.
@@ -33,6 +32,7 @@
 //!   died or registered again, with empty caches.
 //! - K.11: a request without an answer is repeated on a new connection.
 //! - K.12: notifications may be lost. Each renewal tells of the intents that wait for the session.
+//! - K.13: a file with a lock is changed only by the session that has the lock (`locks.rs`).
 //!
 //! # Locks
 //! Contents of a file, then the session, then the cache. No statement runs with the cache locked.
@@ -49,6 +49,7 @@ mod filesystem;
 mod fsck;
 mod intents;
 mod junctions;
+mod locks;
 mod meta;
 mod mkfs;
 mod node;

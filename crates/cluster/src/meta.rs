@@ -11,6 +11,7 @@ use tokio_postgres::Row;
 
 use crate::connection::Param;
 use crate::directory::{Begun, Cache, Change, Entry, Found, Listing, Xattrs};
+use crate::locks::Locks;
 use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
 use crate::session::Session;
 
@@ -40,6 +41,7 @@ const RESTARTED: i32 = -3;
 pub(crate) struct Meta {
     pub(crate) session: Arc<Session>,
     pub(crate) cache: Arc<Cache>,
+    pub(crate) locks: Locks,
 }
 
 /// An inode, and whether caches may keep its attributes.
@@ -248,7 +250,12 @@ impl Meta {
         names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
     ) -> Result<Changed, Errno> {
         let begun = self.cache.begin(change);
-        match self.session.change(sql, params) {
+        // A change of names is not made under the lock of a file.
+        let bound = match change.names.is_empty() {
+            true => self.locks.session_of(&change.inos),
+            false => None,
+        };
+        match self.session.change(bound, sql, params) {
             Ok(rows) => {
                 let cookie = rows.first().map_or(0, |row| row.get::<_, i64>(1)) as u64;
                 let inodes: Vec<Inode> = rows.iter().filter_map(Inode::of).collect();

@@ -13,11 +13,12 @@ use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
 /// The functions, each file after those whose functions it needs.
-const FUNCTIONS: [&str; 7] = [
+const FUNCTIONS: [&str; 8] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),
     include_str!("functions/changes.sql"),
     include_str!("functions/junctions.sql"),
+    include_str!("functions/locks.sql"),
     include_str!("functions/names.sql"),
     include_str!("functions/contents.sql"),
     include_str!("functions/attributes.sql"),

@@ -187,6 +187,8 @@ pub struct ClusterOptions {
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
+    /// True if locks of fcntl(2) and flock(2) hold in this mount only (`local_lock=all` of nfs(5)).
+    pub local_locks: bool,
     /// The settings of the object store, each with the name of its environment variable in other
     /// programs, such as `AWS_ACCESS_KEY_ID`.
     pub settings: Vec<(String, String)>,
@@ -217,6 +219,7 @@ impl ClusterOptions {
         with_lease: lease = Duration;
         with_connections: connections = usize;
         with_cache_bytes: cache_bytes = usize;
+        with_local_locks: local_locks = bool;
         with_settings: settings = Vec<(String, String)>;
         with_flaws: flaws = Flaws;
     }
@@ -229,6 +232,7 @@ impl Default for ClusterOptions {
             lease: Duration::from_secs(10),
             connections: 4,
             cache_bytes: 256 << 20,
+            local_locks: false,
             settings: Vec::new(),
             flaws: Flaws::default(),
         }

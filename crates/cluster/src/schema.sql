@@ -144,6 +144,22 @@ CREATE UNLOGGED TABLE boot (
     since timestamptz NOT NULL
 );
 
+-- A lock of fcntl(2), or of flock(2) if `is_flock`, on the bytes from `first` to `last`. `owner` is
+-- a number of the mount, and `pid` the process. The locks of an owner do not overlap. The table is
+-- logged, so a crash of the database ends no lock.
+CREATE TABLE flock (
+    ino bigint NOT NULL,
+    session bigint NOT NULL,
+    owner bigint NOT NULL,
+    is_flock bool NOT NULL,
+    first bigint NOT NULL,
+    last bigint NOT NULL,
+    writes bool NOT NULL,
+    pid bigint NOT NULL,
+    PRIMARY KEY (ino, session, owner, is_flock, first)
+);
+CREATE INDEX flock_session ON flock (session);
+
 -- An inode without a name that a session still uses.
 CREATE TABLE orphan (
     ino bigint PRIMARY KEY,

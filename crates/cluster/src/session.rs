@@ -229,12 +229,14 @@ impl Session {
     }
 
     /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number,
-    /// and `params`. Returns the rows of its result.
+    /// and `params`. Returns the rows of its result. If `bound` is given, the change is made under
+    /// that session only.
     ///
     /// # Errors
-    /// The errno of the function; `EIO` if the database fails.
+    /// The errno of the function; `EIO` if the database fails, or the session `bound` is dead.
     pub(crate) fn change(
         &self,
+        bound: Option<i64>,
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Errno> {
@@ -244,6 +246,10 @@ impl Session {
         let (mut taken, mut was_lost) = (self.take_slot(), false);
         let done = loop {
             let (id, slot, seq) = taken;
+            if bound.is_some_and(|bound| bound != id) {
+                self.free_slot(taken);
+                return Err(Errno::IO);
+            }
             let mut all: Vec<Param<'_>> = vec![&id, &slot, &seq];
             all.extend_from_slice(params);
             let reply = match self.database.query(sql, &all) {

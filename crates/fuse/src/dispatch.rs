@@ -87,7 +87,10 @@ pub(crate) struct Dispatcher {
     payload_bytes: usize,
     features: Features,
     offload: Offload,
-    lock_waits: LockWaits,
+    /// Threads that take locks, if the kernel must drop pages with them. The kernel may first have
+    /// to read or write these pages. So these threads serve no reads and no writes.
+    lock_takers: Offload,
+    lock_waits: Arc<LockWaits>,
 }
 
 /// Runs requests. Each operation has a method, which reads the arguments and calls the server.
@@ -134,11 +137,12 @@ impl Dispatcher {
             server,
         };
         Dispatcher {
-            lock_waits: LockWaits::new(Arc::clone(&requests.interrupts)),
+            lock_waits: Arc::new(LockWaits::new(Arc::clone(&requests.interrupts))),
             requests: Arc::new(requests),
             payload_bytes,
             features,
             offload: Offload::default(),
+            lock_takers: Offload::default(),
         }
     }
 }
@@ -169,6 +173,11 @@ impl Dispatch for Dispatcher {
             Opcode::FSYNC | Opcode::FSYNCDIR if self.requests.server.fsync_waits() => {
                 Outcome::Later
             }
+            Opcode::SETLK | Opcode::SETLKW
+                if self.requests.server.locks_drop_pages() && takes_lock(message) =>
+            {
+                Outcome::Later
+            }
             _ => {
                 let mut body = Body::new(buffer);
                 let opcode = message.header.opcode;
@@ -186,10 +195,24 @@ impl Dispatch for Dispatcher {
     }
 
     fn serve_later(&self, message: OwnedMessage, reply: Reply) {
-        if message.get().header.opcode == Opcode::SETLKW {
-            return self.lock_waits.wait(message, reply, &self.requests);
-        }
         let requests = Arc::clone(&self.requests);
+        let opcode = message.get().header.opcode;
+        if matches!(opcode, Opcode::SETLK | Opcode::SETLKW) && requests.server.locks_drop_pages() {
+            let lock_waits = Arc::clone(&self.lock_waits);
+            return self.lock_takers.run(Box::new(move || {
+                let result = requests.run(&message.get(), &mut Body::new(&mut []));
+                if result.is_ok() && may_unlock(&message.get()) {
+                    lock_waits.unlocked(message.get().header.node);
+                }
+                if result == Err(Errno::AGAIN) && opcode == Opcode::SETLKW {
+                    return lock_waits.wait(message, reply, &requests);
+                }
+                reply(result.map(|()| &[][..]));
+            }));
+        }
+        if opcode == Opcode::SETLKW {
+            return self.lock_waits.wait(message, reply, &requests);
+        }
         self.offload.run(Box::new(move || {
             let mut buffer = [0; LATER_BODY_BYTES];
             let mut body = Body::new(&mut buffer);
@@ -209,6 +232,11 @@ fn may_unlock(message: &Message<'_>) -> bool {
         }
         opcode => matches!(opcode, Opcode::FLUSH | Opcode::RELEASE),
     }
+}
+
+/// Returns true if a request about a lock takes one.
+fn takes_lock(message: &Message<'_>) -> bool {
+    message.lock().is_ok_and(|(_, lock)| lock.kind != LockKind::Unlock)
 }
 
 /// Returns true if the operation may fail with `ENOSPC`, because it needs space in the file system.

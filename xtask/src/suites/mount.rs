@@ -202,6 +202,10 @@ impl Mount {
                     if let Ok(transport) = std::env::var(TRANSPORT) {
                         // If an option is given twice, the later one holds.
                         command.args(["-o", &format!("transport={transport}")]);
+                        if from == Source::Cluster && transport != "dev" {
+                            // Only /dev/fuse has locks of the back end.
+                            command.args(["-o", "local_lock=all"]);
+                        }
                     }
                     command
                 }

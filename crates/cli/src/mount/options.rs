@@ -69,6 +69,8 @@ struct Pending {
     not_for_host: Vec<&'static str>,
     /// The last given option that a mount of a host directory takes, but no other mount.
     for_host: Option<&'static str>,
+    /// True if `local_lock` is given.
+    has_local_lock: bool,
     /// Those of the given options that are in [`NOT_FOR_CLUSTER`].
     not_for_cluster: Vec<&'static str>,
     /// The last given option that only a cluster file system takes.
@@ -95,8 +97,8 @@ const TIMEOUT: &str = "timeout";
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "connections";
 const CONNECTIONS_MAX: u64 = 64;
-/// The option of nfs(5) that only a mount of a host directory takes, because other programs can
-/// lock its files.
+/// The option of nfs(5) for sources whose files other programs can lock: a directory of the host,
+/// and a cluster file system.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
@@ -225,7 +227,9 @@ impl Plan {
         };
         let only_for_cluster =
             pending.for_cluster.as_ref().filter(|_| !matches!(source, Source::Cluster(_)));
-        let name = name.or(only_for_cluster);
+        let is_private = matches!(source, Source::Tmpfs | Source::Store(_));
+        let local_lock = (is_private && pending.has_local_lock).then_some(&LOCAL_LOCK);
+        let name = name.or(only_for_cluster).or(local_lock);
         match name {
             Some(name) => {
                 Err(Failure::Usage(format!("option '{name}' is not supported for {whose}")))
@@ -361,12 +365,13 @@ impl Plan {
             "negative_timeout" => pending.timeouts[2] = Some(seconds(value)?),
             "fsname" => self.mount.source = Some(value).filter(|name| !name.is_empty())?.into(),
             LOCAL_LOCK => {
-                pending.for_host = Some(LOCAL_LOCK);
-                self.host.host_locks = match value {
-                    "all" => false,
-                    "none" => true,
+                pending.has_local_lock = true;
+                let is_local = match value {
+                    "all" => true,
+                    "none" => false,
                     _ => return None,
-                }
+                };
+                (self.host.host_locks, self.cluster.local_locks) = (!is_local, is_local);
             }
             "transport" => self.mount.transport = Transport::from_name(value)?,
             "threads" => {

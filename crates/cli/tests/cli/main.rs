@@ -7,6 +7,7 @@
 
 mod appends;
 mod cluster;
+mod cluster_locks;
 mod daemon;
 mod fixtures;
 mod fstab;

@@ -10,6 +10,7 @@
 //!   gives the old keys up, and then a late copy of the old change fails.
 //! - The records are gone, because the session ended long ago. The objects may be gone too. They
 //!   are written again at once.
+//! - Another mount has changed contents in the database. They are loaded, and the flush goes on.
 //! - The file is gone, or another mount has changed it after the session of the bytes ended
 //!   (`ESTALE`). The bytes can never be written, so they are given up. The next fsync(2) or
 //!   close(2) reports it.
@@ -22,12 +23,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use corewalk::Errno;
+use corewalk::{Errno, Timespec};
 use futures_util::{TryStreamExt as _, stream};
 
 use super::{Content, DIRTY_AGE, File, Files, INLINE_MAX, REQUESTS_MAX, Source};
 use crate::directory::Change;
-use crate::node::to_nanos;
+use crate::node::{Inode, to_nanos};
 
 /// How often objects are written anew because their records are gone.
 const TRIES: u32 = 3;
@@ -75,37 +76,61 @@ impl Files {
 
     /// Makes a change of the attributes of a file with nothing of it dirty. Otherwise a later flush
     /// would set the time of the last write.
-    pub(crate) fn with_flushed<T>(
+    pub(crate) fn with_flushed(
         &self,
         ino: u64,
-        change: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
+        change: impl FnOnce() -> Result<Inode, Errno>,
+    ) -> Result<Inode, Errno> {
         let Some(used) = self.known_file(ino) else { return change() };
         let mut content = used.file.content.lock();
         self.flush_content(&used.file, &mut content)?;
-        change()
+        let inode = change()?;
+        if content.version + 1 == inode.version {
+            content.version = inode.version;
+        }
+        Ok(inode)
     }
 
     pub(super) fn flush_content(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
         if !content.is_changed {
             return Ok(());
         }
-        let done = if content.slices.is_empty() && content.size <= INLINE_MAX {
+        let mut done = Err(Errno::AGAIN);
+        while done == Err(Errno::AGAIN) && content.slices.is_empty() && content.size <= INLINE_MAX {
             let mut inline = content.inline.to_vec();
             inline.resize(content.size as usize, 0);
             content.dirty.read(0, &mut inline);
-            self.commit(file, content, Some(inline), Vec::new())
-        } else {
-            self.flush_to_objects(file, content)
-        };
+            done = self.commit(file, content, Some(inline), Vec::new());
+            if done == Err(Errno::AGAIN) {
+                done = self.load_below(file, content).and(done);
+            }
+        }
+        if done == Err(Errno::AGAIN) {
+            done = self.flush_to_objects(file, content);
+        }
         if done == Err(Errno::STALE) {
-            let bytes = content.dirty.bytes();
-            log::error!("inode {}: {bytes} bytes are lost: the file is gone or newer", file.ino);
-            self.dirty_bytes.add(-(bytes as i64));
-            *content = Content { lost: Some(Errno::STALE), ..Content::default() };
-            *file.view.lock() = None;
+            self.give_up(file, content, Errno::STALE);
         }
         done
+    }
+
+    /// Loads what another mount has written. The dirty bytes lie over it. The time is a new one, so
+    /// that the kernel drops its pages.
+    fn load_below(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
+        let size = content.size;
+        self.load(file, content)?;
+        content.size = content.size.max(size);
+        content.mtime = Timespec::now();
+        Ok(())
+    }
+
+    /// Gives up what is dirty of a file, because it can never be written.
+    pub(super) fn give_up(&self, file: &File, content: &mut Content, errno: Errno) {
+        let bytes = content.dirty.bytes();
+        log::error!("inode {}: {bytes} bytes are lost: {errno}", file.ino);
+        self.dirty_bytes.add(-(bytes as i64));
+        *content = Content { lost: Some(errno), ..Content::default() };
+        *file.view.lock() = None;
     }
 
     fn flush_to_objects(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
@@ -149,7 +174,7 @@ impl Files {
         let key = |number: u64| format!("{id:x}/{:x}/{number:x}", number >> 12);
         let keys: Vec<String> = (first..first + extents.len() as u64).map(key).collect();
         let failed = std::mem::take(&mut *self.failed.lock());
-        if let Err(errno) = session.change(PENDING, &[&keys, &failed]) {
+        if let Err(errno) = session.change(None, PENDING, &[&keys, &failed]) {
             // Nothing was written under the new keys. Records of them end with the session.
             self.failed.lock().extend(failed);
             return Err(errno);
@@ -170,7 +195,8 @@ impl Files {
     /// Records new contents in the database.
     ///
     /// # Errors
-    /// `ENOENT` if the record of an object is gone; `ESTALE`; the errors of a change.
+    /// `EAGAIN` if `inline` is given, and another mount has changed the contents; `ENOENT` if the
+    /// record of an object is gone; `ESTALE`; the errors of a change.
     pub(super) fn commit(
         &self,
         file: &File,
@@ -199,7 +225,12 @@ impl Files {
                 content.loaded_by = 0;
             }
         })?;
-        content.number = changed.find(file.ino).map_or(number, |inode| inode.version);
+        let version = changed.inode(file.ino)?.version;
+        if inline.is_none() && content.version + 1 != version {
+            // The slices of other mounts are not known.
+            content.loaded_by = 0;
+        }
+        (content.number, content.version) = (version, version);
         if let Some(inline) = inline {
             let bytes = content.dirty.take().values().map(Bytes::len).sum::<usize>();
             self.dirty_bytes.add(-(bytes as i64));

@@ -14,9 +14,13 @@ END $$;
 -- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
 -- contents of a file without slices. A slice without an object is zeros.
 --
+-- `p_contents` is the number of the contents that the session knows. If the file has others,
+-- `p_inline` is refused with EAGAIN, because it lacks what other sessions have written. Slices are
+-- added, and the time is that of the database, so that the kernel of the session sees a new one.
+--
 -- Fails with ENOENT if an object is not recorded any more, since its removal may have begun. Fails
--- with ESTALE if the file is gone. It also does if the session that loaded the contents, with the
--- number `p_contents`, has ended, and they were changed since. Nothing is written then.
+-- with ESTALE if the file is gone. It also does if the session that loaded the contents has ended,
+-- and they were changed since. Nothing is written then.
 CREATE FUNCTION cw_write(
     p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_loaded_by bigint, p_contents bigint, p_end bigint, p_mtime bigint,
@@ -36,6 +40,13 @@ BEGIN
     IF NOT FOUND OR p_loaded_by <> p_session AND p_contents <> v_contents THEN
         RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
         RETURN;
+    END IF;
+    IF p_contents <> v_contents THEN
+        IF p_inline IS NOT NULL THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 11);
+            RETURN;
+        END IF;
+        p_mtime := (extract(epoch FROM clock_timestamp()) * 1e9)::bigint;
     END IF;
     IF cardinality(v_objects) > 0 THEN
         -- The row locks order this with the end of a session, which gives its objects up.
@@ -87,16 +98,17 @@ END $$;
 -- Returns the contents of a file: a row without a position for the inline bytes, then its slices,
 -- oldest first.
 CREATE FUNCTION cw_content(p_ino bigint)
-RETURNS TABLE (contents bigint, size bigint, inline bytea, pos bigint, len bigint, object text)
+RETURNS TABLE (version bigint, contents bigint, size bigint, inline bytea, pos bigint, len bigint,
+    object text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     -- One statement, so that the inode and its slices are of one instant.
-    RETURN QUERY SELECT c.contents, c.size, c.inline, c.pos, c.len, c.object FROM
-        (SELECT n.contents, n.size, n.inline, NULL::bigint AS pos, NULL::bigint AS len,
-                NULL::text AS object, NULL::bigint AS seq FROM node n WHERE n.ino = p_ino
+    RETURN QUERY SELECT c.version, c.contents, c.size, c.inline, c.pos, c.len, c.object FROM
+        (SELECT n.version, n.contents, n.size, n.inline, NULL::bigint AS pos,
+                NULL::bigint AS len, NULL::text AS object, NULL::bigint AS seq FROM node n WHERE n.ino = p_ino
             UNION ALL
-            SELECT 0, 0, NULL, s.pos, s.len, s.object, s.seq FROM slice s WHERE s.ino = p_ino) c
+            SELECT 0, 0, 0, NULL, s.pos, s.len, s.object, s.seq FROM slice s WHERE s.ino = p_ino) c
         ORDER BY c.seq NULLS FIRST;
 END $$;
 

@@ -23,6 +23,7 @@ BEGIN
             inodes = inodes + (SELECT coalesce(sum(g.inodes), 0) FROM gone g),
             bytes = bytes + (SELECT coalesce(sum(g.bytes), 0) FROM gone g);
     DELETE FROM lease WHERE session = p_session;
+    DELETE FROM flock WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
     -- One statement, so that an object that `cw_write` gives to a file meanwhile stays.
     WITH gone AS (DELETE FROM pending_object WHERE session = p_session RETURNING object)

@@ -1,14 +1,25 @@
 //! Requests about locks of files, for back ends that manage them.
 
-use corewalk::{Errno, FileLock, InodeRef};
+use corewalk::{Errno, FileLock, InodeRef, LockKind};
 
 use super::Server;
+use crate::mount::Pages;
+use crate::options::Ownership;
 
 impl Server {
     /// Returns true if the back end manages locks. If not, the kernel manages them, and sends none
     /// of these requests.
     pub fn has_locks(&self) -> bool {
         self.has_locks
+    }
+
+    /// Returns true if the kernel must drop its pages of a file when a lock is taken, because other
+    /// machines may have written the file.
+    ///
+    /// A new modification time alone is not enough. The kernel ignores attributes if a write of the
+    /// same mount ends while they are under way.
+    pub(crate) fn locks_drop_pages(&self) -> bool {
+        self.has_locks && self.options.ownership == Ownership::Shared
     }
 
     /// Returns a lock of another owner that conflicts with `lock`, if there is one.
@@ -24,7 +35,8 @@ impl Server {
         self.vfs.get_lock(&self.inode(node)?, handle, lock)
     }
 
-    /// Takes, changes or drops a lock. Does not wait.
+    /// Takes, changes or drops a lock. Does not wait for other owners. If locks drop pages of the
+    /// kernel, a thread that serves reads or writes must not take a lock.
     ///
     /// # Errors
     /// `EAGAIN` if another owner has a lock that conflicts; `EINVAL` for an invalid range; the
@@ -32,6 +44,12 @@ impl Server {
     pub fn set_lock(&self, node: u64, handle: u64, lock: &FileLock) -> Result<(), Errno> {
         self.vfs.set_lock(&self.inode(node)?, handle, lock)?;
         self.lock_owners.locked(node, handle, lock);
+        if self.locks_drop_pages()
+            && lock.kind != LockKind::Unlock
+            && let Some(notifier) = self.notifier.get()
+        {
+            notifier.drop_inode(node, Pages::Drop);
+        }
         Ok(())
     }
 

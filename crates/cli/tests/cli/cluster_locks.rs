@@ -1,0 +1,202 @@
+//! Locks of fcntl(2) and flock(2) through three mounts of a cluster file system.
+//!
+//! `COREWALK_LOCK_ADDITIONS` sets the number of additions of a run.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_testkit::postgres::Postgres;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
+
+use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
+
+/// The bytes of a number in the file.
+const BYTES: u64 = 8;
+
+/// Three mounts of a file system, with a file `f` of some numbers.
+struct Site {
+    paths: Vec<PathBuf>,
+    servers: Vec<Server>,
+    _folder: Folder,
+    _postgres: Postgres,
+}
+
+impl Site {
+    fn new(options: &[&str]) -> Option<Site> {
+        if !can_mount() {
+            return None;
+        }
+        let postgres = Postgres::start()?;
+        let folder = Folder::new();
+        let address = format!("pg://{}", postgres.new_database("files"));
+        let url = format!("{address}?data=file:{}", folder.path("objects").display());
+        assert_eq!(run(corewalk(&["mkfs", &url])).status.code(), Some(0));
+        let paths: Vec<PathBuf> = ["m1", "m2", "m3"].iter().map(|name| folder.path(name)).collect();
+        let servers = paths.iter().map(|path| Server::of(&address, options, path)).collect();
+        fs::write(paths[0].join("f"), [0; 2 * BYTES as usize]).expect("the file is written");
+        Some(Site { paths, servers, _folder: folder, _postgres: postgres })
+    }
+}
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).open(path.join("f")).expect("the file exists")
+}
+
+/// Takes or drops a lock.
+type Lock = fn(&File, at: u64, is_taken: bool);
+
+fn flock_file(file: &File, _: u64, is_taken: bool) {
+    let how = if is_taken { FlockOperation::LockExclusive } else { FlockOperation::Unlock };
+    flock(file, how).expect("the lock is taken");
+}
+
+/// Locks only the number at `at`, for the open file.
+fn lock_range(file: &File, at: u64, is_taken: bool) {
+    let kind = if is_taken { libc::F_WRLCK } else { libc::F_UNLCK };
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: at as libc::off_t,
+        l_len: BYTES as libc::off_t,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
+}
+
+/// Drops nothing, so that what was written must be flushed by fsync(2).
+fn no_lock(file: &File, _: u64, is_taken: bool) {
+    if !is_taken {
+        file.sync_all().expect("the file is synced");
+    }
+}
+
+fn number(file: &File, at: u64) -> u64 {
+    let mut bytes = [0; BYTES as usize];
+    file.read_exact_at(&mut bytes, at).expect("the file has its numbers");
+    u64::from_le_bytes(bytes)
+}
+
+/// Adds one to a number of the file, `count` times.
+fn add(path: &Path, at: u64, count: u64, lock: Lock) {
+    let file = open(path);
+    for _ in 0..count {
+        lock(&file, at, true);
+        let next = number(&file, at) + 1;
+        file.write_all_at(&next.to_le_bytes(), at).expect("the number is written");
+        lock(&file, at, false);
+    }
+}
+
+/// Makes `total` additions on three mounts, with two threads each. The threads use the numbers of
+/// the file in turn. Meanwhile a thread of each mount reads without a lock, so that the kernel has
+/// pages of the file. Returns the sum of the numbers.
+fn race(site: &Site, total: u64, lock: Lock) -> u64 {
+    let is_done = AtomicBool::new(false);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for path in &site.paths {
+            scope.spawn(|| {
+                let file = open(path);
+                // ORDERING: Relaxed. Only the end of the thread depends on the flag.
+                while !is_done.load(Ordering::Relaxed) {
+                    file.metadata().expect("the file exists");
+                    number(&file, 0);
+                    number(&file, BYTES);
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        let adders: Vec<_> = (0..6)
+            .map(|thread| {
+                let path = &site.paths[thread as usize % 3];
+                scope.spawn(move || add(path, thread / 3 % 2 * BYTES, total / 6, lock))
+            })
+            .collect();
+        let results: Vec<_> = adders.into_iter().map(|adder| adder.join()).collect();
+        // ORDERING: Relaxed. See above.
+        is_done.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.expect("the thread has added"));
+    });
+    let file = open(&site.paths[0]);
+    let sum = number(&file, 0) + number(&file, BYTES);
+    eprintln!("{sum} of {total} additions, {:.1?}", start.elapsed());
+    sum
+}
+
+fn additions() -> u64 {
+    let given = std::env::var("COREWALK_LOCK_ADDITIONS");
+    given.map_or(300, |text| text.parse().expect("COREWALK_LOCK_ADDITIONS is a number")) / 6 * 6
+}
+
+#[test]
+fn no_addition_under_flock_is_lost() {
+    let Some(site) = Site::new(&[]) else { return };
+    assert_eq!(race(&site, additions(), flock_file), additions());
+}
+
+/// Threads of different mounts change different numbers of one page at the same time.
+#[test]
+fn no_addition_under_locks_of_ranges_is_lost() {
+    let Some(site) = Site::new(&[]) else { return };
+    assert_eq!(race(&site, additions(), lock_range), additions());
+}
+
+#[test]
+fn control_additions_under_local_locks_are_lost() {
+    let Some(site) = Site::new(&["-o", "local_lock=all"]) else { return };
+    assert!(race(&site, 300, flock_file) < 300);
+}
+
+#[test]
+fn control_additions_without_locks_are_lost() {
+    let Some(site) = Site::new(&[]) else { return };
+    assert!(race(&site, 300, no_lock) < 300);
+}
+
+/// A program waits for a lock of another mount, which hears of the unlock when it asks again.
+#[test]
+fn waiting_program_gets_the_lock_of_another_mount_soon() {
+    let Some(site) = Site::new(&[]) else { return };
+    let (held, waiting) = (open(&site.paths[0]), open(&site.paths[1]));
+    let mut waits = Vec::new();
+    for round in 0..20 {
+        flock_file(&held, 0, true);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                flock_file(&waiting, 0, true);
+                Instant::now()
+            });
+            thread::sleep(Duration::from_millis(500 + round));
+            flock_file(&held, 0, false);
+            let dropped = Instant::now();
+            let taken = waiter.join().expect("the thread has the lock");
+            waits.push(taken.saturating_duration_since(dropped));
+        });
+        flock_file(&waiting, 0, false);
+    }
+    waits.sort();
+    eprintln!("waits: median {:.1?}, at most {:.1?}", waits[waits.len() / 2], waits.last());
+    // The pause of the server is 100 ms. A busy machine may take longer.
+    assert!(waits[waits.len() / 2] < Duration::from_secs(1), "{waits:?}");
+}
+
+/// A program waits for a lock of a mount that is killed. It gets the lock when the session of that
+/// mount is over.
+#[test]
+fn lock_of_a_killed_mount_ends() {
+    let Some(site) = Site::new(&[]) else { return };
+    let (held, waiting) = (open(&site.paths[0]), open(&site.paths[1]));
+    flock_file(&held, 0, true);
+    site.servers[0].signal(Signal::KILL);
+    let start = Instant::now();
+    flock_file(&waiting, 0, true);
+    let waited = start.elapsed();
+    assert!(waited < Duration::from_secs(15), "{waited:?}");
+}

@@ -1,0 +1,315 @@
+//! Locks of fcntl(2) and flock(2): the rules of the kernel, several mounts, lost locks.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use corewalk::{Errno, FileLock, FileSystem as _, LockKind, Node};
+use corewalk_base::primitives::thread;
+use corewalk_cluster::ClusterFs;
+use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::fixtures::{ROOT, Site, create, file, overwrite, read, write_new};
+
+/// Positions of the random locks: a few bytes, and the end of all files.
+const POSITIONS: u64 = 12;
+
+/// The random calls of a run. Each is two statements.
+const STEPS: usize = 1000;
+
+/// Opens a file, which stays open.
+fn opened(fs: &ClusterFs, ino: u64) -> Node<'static> {
+    file(ino).with_handle(fs.open(file(ino), 2).unwrap().handle)
+}
+
+fn whole(owner: u64, kind: LockKind) -> FileLock {
+    FileLock { is_flock: true, ..FileLock::new(owner, kind) }
+}
+
+/// Takes a lock as `F_SETLKW` does.
+fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
+    let start = Instant::now();
+    while fs.set_lock(node, lock) == Err(Errno::AGAIN) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the lock is not dropped");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// An owner of locks in the kernel: an open file of the host.
+struct Oracle(File);
+
+impl Oracle {
+    fn host(lock: &FileLock) -> libc::flock {
+        let kind = match lock.kind {
+            LockKind::Read => libc::F_RDLCK,
+            LockKind::Write => libc::F_WRLCK,
+            LockKind::Unlock => libc::F_UNLCK,
+        };
+        let len = if lock.end == FileLock::END_MAX { 0 } else { lock.end - lock.start + 1 };
+        libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: lock.start as libc::off_t,
+            l_len: len as libc::off_t,
+            l_pid: 0,
+        }
+    }
+
+    fn set(&self, lock: &FileLock) -> Result<(), Errno> {
+        if lock.is_flock {
+            return flock(
+                &self.0,
+                match lock.kind {
+                    LockKind::Read => FlockOperation::NonBlockingLockShared,
+                    LockKind::Write => FlockOperation::NonBlockingLockExclusive,
+                    LockKind::Unlock => FlockOperation::Unlock,
+                },
+            );
+        }
+        match fcntl(&self.0, FcntlArg::F_OFD_SETLK(&Oracle::host(lock))) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Errno::from_raw_os_error(error as i32)),
+        }
+    }
+
+    /// Returns true if a lock of another owner conflicts.
+    fn is_refused(&self, lock: &FileLock) -> bool {
+        let mut found = Oracle::host(lock);
+        fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found)).unwrap();
+        i32::from(found.l_type) != libc::F_UNLCK
+    }
+}
+
+fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
+    let kind = [LockKind::Read, LockKind::Write, LockKind::Unlock][rng.index(3)];
+    if rng.below(4) == 0 {
+        return whole(owner, kind);
+    }
+    let start = rng.below(POSITIONS);
+    let end = match (kind, rng.below(6)) {
+        // Otherwise some owner would soon have a lock of all bytes for ever.
+        (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
+        (_, 5) => FileLock::END_MAX,
+        _ => start + rng.below(3),
+    };
+    FileLock::new(owner, kind).with_range(start, end)
+}
+
+/// Random locks of six owners on two mounts are given and refused as by the kernel of this host.
+#[test]
+fn locks_are_given_as_by_the_kernel() {
+    let Some(site) = Site::new() else { return };
+    let report = ReportSeed::new(Seed::choose());
+    let mut rng = Rng::new(report.seed());
+    let mounts = [site.open(), site.open()];
+    let host = tempfile::NamedTempFile::new().unwrap();
+    let open = || Oracle(File::options().read(true).write(true).open(host.path()).unwrap());
+    let oracles: Vec<Oracle> = (0..6).map(|_| open()).collect();
+    let ino = create(&mounts[0], ROOT, "f").ino;
+    let nodes = [0, 1].map(|at| opened(&mounts[at], ino));
+    let mut counts = HashMap::new();
+    for step in 0..STEPS {
+        let owner = rng.index(6);
+        let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
+        let lock = random_lock(&mut rng, owner as u64);
+        if step % 100 == 99 {
+            // The owner closes the file. On the host it drops its locks.
+            fs.unlock_owner(node, owner as u64, false).unwrap();
+            oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
+        }
+        if !lock.is_flock && lock.kind != LockKind::Unlock {
+            let found = fs.get_lock(node, &lock).unwrap();
+            assert_eq!(found.is_some(), oracles[owner].is_refused(&lock), "{step}: {lock:?}");
+            if let Some(found) = found {
+                assert!(FileLock { owner: 99, ..found }.conflicts(&lock), "{step}: {found:?}");
+            }
+        }
+        let expected = oracles[owner].set(&lock);
+        assert_eq!(fs.set_lock(node, &lock), expected, "step {step}: {lock:?}");
+        *counts.entry((lock.is_flock, lock.kind as u8, expected.is_ok())).or_insert(0) += 1;
+    }
+    // Unlocks are never refused.
+    assert_eq!(counts.len(), 10, "{counts:?}");
+    // The rows are whole: no two ranges of an owner touch and have the same kind.
+    let split = site.sql(
+        "SELECT count(*) FROM corewalk.flock a JOIN corewalk.flock b USING (ino, session, owner, \
+         is_flock) WHERE a.first < b.first AND (a.last >= b.first OR a.last = b.first - 1 AND \
+         a.writes = b.writes)",
+    );
+    assert_eq!(split, "0");
+    drop(mounts);
+    assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
+}
+
+/// Adds one to the number in a file, `count` times. Between reading and writing others may run.
+fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
+    let node = opened(fs, ino);
+    for _ in 0..count {
+        if has_locks {
+            wait_for(fs, node, &whole(owner, LockKind::Write));
+        }
+        let mut text = [0; 8];
+        assert_eq!(fs.read(node, 0, &mut text), Ok(8));
+        thread::yield_now();
+        fs.write(node, 0, &(u64::from_le_bytes(text) + 1).to_le_bytes()).unwrap();
+        if has_locks {
+            fs.set_lock(node, &whole(owner, LockKind::Unlock)).unwrap();
+        } else {
+            fs.flush(node).unwrap();
+        }
+    }
+    fs.release(node);
+}
+
+/// Runs additions on three mounts with two threads each. Returns the number that is in the file.
+fn race(has_locks: bool, count: usize) -> Option<u64> {
+    let site = Site::new()?;
+    let mounts = [site.open(), site.open(), site.open()];
+    let ino = write_new(&mounts[0], ROOT, "f", &0_u64.to_le_bytes()).ino;
+    thread::scope(|scope| {
+        for owner in 0..6 {
+            let fs = &mounts[owner % 3];
+            scope.spawn(move || add(fs, ino, owner as u64, count, has_locks));
+        }
+    });
+    Some(u64::from_le_bytes(read(&mounts[0], ino).try_into().unwrap()))
+}
+
+#[test]
+fn no_addition_under_a_lock_is_lost() {
+    let Some(sum) = race(true, 50) else { return };
+    assert_eq!(sum, 300);
+}
+
+#[test]
+fn control_additions_without_locks_are_lost() {
+    let Some(sum) = race(false, 50) else { return };
+    assert!(sum < 300, "{sum}");
+}
+
+/// Two mounts write different parts of a file, under locks of these parts.
+#[test]
+fn parts_of_a_file_are_merged() {
+    for len in [24, 40_000] {
+        let Some(site) = Site::new() else { return };
+        let (a, b) = (site.open(), site.open());
+        let ino = write_new(&a, ROOT, "f", &vec![b'-'; len]).ino;
+        let mounts = [(&a, opened(&a, ino), 0), (&b, opened(&b, ino), 8)];
+        let lock = |at, kind| FileLock::new(1, kind).with_range(at, at + 7);
+        for (fs, node, at) in mounts {
+            fs.set_lock(node, &lock(at, LockKind::Write)).unwrap();
+            let mut bytes = vec![0; len];
+            fs.read(node, 0, &mut bytes).unwrap();
+            fs.write(node, at, format!("{at:08}").as_bytes()).unwrap();
+        }
+        let mut times = Vec::new();
+        for (fs, node, at) in mounts {
+            fs.set_lock(node, &lock(at, LockKind::Unlock)).unwrap();
+            times.push(a.getattr(node).unwrap().mtime);
+        }
+        // The kernel of the second mount sees another time than that of its own write.
+        assert!(times[0] < times[1]);
+        let bytes = read(&b, ino);
+        assert_eq!((&bytes[..17], bytes.len()), (&b"0000000000000008-"[..], len));
+    }
+}
+
+/// A mount whose kernel has seen the new attributes of an open file reads the new contents, too.
+/// Otherwise the kernel would keep old pages under the new time, and show them under a later lock.
+#[test]
+fn contents_are_not_older_than_attributes() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"old").ino;
+    let node = opened(&a, ino);
+    let mut text = [0; 3];
+    assert_eq!((a.read(node, 0, &mut text), &text), (Ok(3), b"old"));
+    overwrite(&b, ino, 0, b"new").unwrap();
+    a.getattr(node).unwrap();
+    assert_eq!((a.read(node, 0, &mut text), &text), (Ok(3), b"new"));
+}
+
+/// The session of a mount dies while it has a lock and dirty bytes. Another mount gets the lock.
+/// The dirty bytes are never written, and the program hears of that (K.8).
+#[test]
+fn change_under_a_lost_lock_is_not_made() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"old").ino;
+    let other = write_new(&a, ROOT, "other", b"old").ino;
+    let (here, there) = (opened(&a, ino), opened(&b, ino));
+    let lock = FileLock::new(1, LockKind::Write);
+    let unlock = FileLock::new(1, LockKind::Unlock);
+    a.set_lock(here, &lock).unwrap();
+    a.write(here, 0, b"aaa").unwrap();
+    assert_eq!(b.set_lock(there, &lock), Err(Errno::AGAIN));
+    // Only the session of the first mount has this lock.
+    site.sql(
+        "UPDATE corewalk.session SET until = now() - interval '1 second' WHERE id IN \
+         (SELECT session FROM corewalk.flock)",
+    );
+    b.set_lock(there, &lock).unwrap();
+    b.write(there, 0, b"bbb").unwrap();
+    b.set_lock(there, &unlock).unwrap();
+    assert_eq!(a.fsync(here, true), Err(Errno::IO));
+    assert_eq!(a.write(here, 0, b"ccc"), Err(Errno::IO));
+    assert_eq!(a.read(here, 0, &mut [0; 3]), Err(Errno::IO));
+    assert_eq!(a.set_lock(here, &FileLock { owner: 2, ..lock }), Err(Errno::IO));
+    // Other files are not concerned.
+    overwrite(&a, other, 0, b"new").unwrap();
+    a.maintain();
+    // The unlock reports the loss, and so does the next close. Then all is well again.
+    assert_eq!(a.set_lock(here, &unlock), Err(Errno::IO));
+    assert_eq!(a.flush(here), Err(Errno::IO));
+    a.set_lock(here, &lock).unwrap();
+    let mut text = [0; 3];
+    assert_eq!((a.read(here, 0, &mut text), &text), (Ok(3), b"bbb"));
+    a.write(here, 0, b"ddd").unwrap();
+    a.unlock_owner(here, 1, false).unwrap();
+    assert_eq!((read(&b, ino), read(&b, other)), (b"ddd".to_vec(), b"new".to_vec()));
+    site.assert_clean();
+}
+
+/// A mount that was idle hears of its death by the flush of its unlock.
+#[test]
+fn unlock_after_the_death_of_the_session_writes_nothing() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"old").ino;
+    let (here, there) = (opened(&a, ino), opened(&b, ino));
+    a.set_lock(here, &whole(1, LockKind::Write)).unwrap();
+    a.write(here, 0, b"aaa").unwrap();
+    site.sql(
+        "UPDATE corewalk.session SET until = now() - interval '1 second' WHERE id IN \
+         (SELECT session FROM corewalk.flock)",
+    );
+    b.set_lock(there, &whole(1, LockKind::Write)).unwrap();
+    assert_eq!(a.set_lock(here, &whole(1, LockKind::Unlock)), Err(Errno::IO));
+    assert_eq!(a.flush(here), Err(Errno::IO));
+    assert_eq!(read(&a, ino), b"old");
+}
+
+/// A request that was answered long ago arrives once more. It takes no lock, and drops none.
+#[test]
+fn late_copy_of_a_request_changes_no_lock() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = create(&a, ROOT, "f").ino;
+    let ids = site.sql("SELECT string_agg(id::text, ' ' ORDER BY id) FROM corewalk.session");
+    let (one, two) = ids.split_once(' ').unwrap();
+    let call = |session: &str, seq: u32, kind: u32| {
+        site.sql(&format!(
+            "SET search_path = corewalk; SELECT code FROM \
+             cw_lock({session}, 100, {seq}, {ino}, 1, false, {kind}, 0, 9, 0)"
+        ))
+    };
+    let count = || site.sql("SELECT count(*) FROM corewalk.flock");
+    assert_eq!((call(one, 1, 2), call(one, 1, 2), count()), ("0".into(), "0".into(), "1".into()));
+    assert_eq!((call(two, 1, 2), call(one, 2, 0), count()), ("11".into(), "0".into(), "0".into()));
+    // The lock is free now, but both requests have their answers already.
+    assert_eq!((call(two, 1, 2), call(one, 1, 2), count()), ("11".into(), "5".into(), "0".into()));
+    drop((a, b));
+}
