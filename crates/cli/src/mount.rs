@@ -112,7 +112,7 @@ Options of corewalk:
   no_passthrough     all reads and writes go through the server
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
-  connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and one
+  connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and two
                      more for the session; default 4
   cache=SIZE         the most memory for cached names and attributes; default 256m. A cluster file
                      system uses up to as much again for its own cache.
@@ -210,6 +210,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::close_inherited();
         daemon::leave_terminal();
     }
+    if !arguments.above.is_empty() {
+        junctions::end_with_parent()?;
+    }
     let (source, plan) = arguments.plan()?;
     descriptors::raise_limit(&plan.mount)?;
     let opened = source.open(&plan)?;
@@ -245,12 +248,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // A junction lives as long as the mount that it is in.
-    drop(junctions);
     // Write everything even after a lazy unmount: later writes of programs that still have files
     // open cannot reach the file system.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| cluster.close()));
+    // The file systems of junctions may take long to end, and do not need this one.
+    drop(junctions);
     drop(created);
     synced.map_err(|error| {
         let why = format!("the last changes may not be on disk: {error}");

@@ -158,9 +158,19 @@ impl Source {
     }
 }
 
-/// Parses the URL of a cluster file system, and adds the password in `PGPASSWORD`.
+/// Parses the URL of a cluster file system, and adds the password in `PGPASSWORD`. `PGSSLMODE` and
+/// `PGSSLROOTCERT` count if the URL has no such parameter.
 pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
-    let url = Url::parse(text).map_err(|error| Failure::Usage(format!("{text}: {error}")))?;
+    let mut full = text.to_owned();
+    for (variable, name) in [("PGSSLMODE", "sslmode="), ("PGSSLROOTCERT", "sslrootcert=")] {
+        if let Ok(value) = std::env::var(variable)
+            && !text.contains(name)
+        {
+            let before = if full.contains('?') { '&' } else { '?' };
+            full = format!("{full}{before}{name}{value}");
+        }
+    }
+    let url = Url::parse(&full).map_err(|error| Failure::Usage(format!("{text}: {error}")))?;
     Ok(match std::env::var_os("PGPASSWORD") {
         Some(password) => url.with_password(password.as_bytes()),
         None => url,

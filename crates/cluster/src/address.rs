@@ -14,8 +14,9 @@
 //! | `verify-ca` | yes | signed by a root |
 //! | `verify-full` | yes | signed by a root, for the name of the host |
 //!
-//! The roots are those of the file `sslrootcert=`, or of the system without it. They are read once,
-//! when the URL is parsed. Connections through a socket of the machine are never encrypted.
+//! The roots are those of the file `sslrootcert=`. With `verify-full` they may be those of the
+//! system, which is also the meaning of `sslrootcert=system`. They are read once, when the URL is
+//! parsed. Connections through a socket of the machine are never encrypted.
 //!
 //! The crate `tokio-postgres-rustls` adds what SCRAM needs to bind the password to the certificate
 //! (RFC 5929). `postgres-native-tls` was rejected, because it needs OpenSSL.
@@ -86,12 +87,21 @@ impl Address {
             parameters.iter().filter_map(value).next_back()
         };
         let (mode, roots) = (value("sslmode"), value("sslrootcert"));
+        let is_system = roots.as_deref() == Some("system");
+        let mode = if is_system { mode.or(Some("verify-full".to_owned())) } else { mode };
         let is_other =
             |pair: &&&str| !pair.starts_with("sslmode=") && !pair.starts_with("sslrootcert=");
         let others: Vec<&str> = parameters.iter().filter(is_other).copied().collect();
         let text = format!("postgresql://{address}?{}", others.join("&"));
         let mut config: Config = text.trim_end_matches('?').parse().map_err(UrlError::Client)?;
         let (mode, trust) = match mode.as_deref() {
+            Some(mode) if is_system && mode != "verify-full" => {
+                let why = format!("sslrootcert=system needs verify-full, not sslmode={mode}");
+                return Err(UrlError::Tls(why));
+            }
+            Some("verify-ca") if roots.is_none() => {
+                return Err(UrlError::Tls("sslmode=verify-ca needs sslrootcert=FILE".to_owned()));
+            }
             Some("disable") => (SslMode::Disable, Trust::Any),
             None | Some("prefer") => (SslMode::Prefer, Trust::Any),
             Some("require") if roots.is_none() => (SslMode::Require, Trust::Any),

@@ -334,16 +334,19 @@ impl Files {
         if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
             return Ok(());
         }
+        let mut failed = Ok(());
         for ino in self.dirty_files() {
             let Some(used) = self.known_file(ino) else { continue };
             let done = self.flush_content(&used.file, &mut used.file.content.lock());
             if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
-                break;
+                return Ok(());
             }
             // A file whose bytes were given up reports that itself.
-            done.or_else(|errno| if errno == Errno::STALE { Ok(()) } else { Err(errno) })?;
+            let done =
+                done.or_else(|errno| if errno == Errno::STALE { Ok(()) } else { Err(errno) });
+            failed = failed.and(done);
         }
-        Ok(())
+        failed
     }
 
     /// Adds dirty bytes. If the buffer of the file is full, flushes it first.

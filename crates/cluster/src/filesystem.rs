@@ -22,6 +22,7 @@ use corewalk::{
     AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileLock, FileSystem, Make, Name,
     Node, OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
 };
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
@@ -37,6 +38,8 @@ use crate::options::{ClusterOptions, Place, Url};
 use crate::session::{Caches, Holder, Refusal, Session, keep_alive};
 
 const ROOT: u64 = 1;
+/// The part of the flags of open(2) that is not 0 if the file is open for writing.
+const O_ACCMODE: u32 = 3;
 /// The block of statfs(2).
 const BLOCK_BYTES: u64 = 4096;
 /// The free blocks and inodes that statfs(2) reports, since the database sets no limit: 1 PiB.
@@ -81,6 +84,8 @@ pub struct ClusterFs {
     objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
+    /// The number of the next open file.
+    opens: AtomicU64,
     has_locks: bool,
     /// The last field, so that everything that uses the runtime is dropped before it.
     _runtime: Runtime,
@@ -165,6 +170,7 @@ impl ClusterFs {
             objects,
             nameless: Mutex::default(),
             ticks: Mutex::new(0),
+            opens: AtomicU64::new(1),
             has_locks: !options.local_locks,
             _runtime: runtime,
         };
@@ -396,14 +402,19 @@ impl FileSystem for ClusterFs {
         }
     }
 
-    fn open(&self, node: Node<'_>, _: u32) -> Result<Opened, Errno> {
+    /// Each open file has a handle of its own, since the server ends the locks of an open file by its
+    /// handle. The lowest bit tells whether the file is open for writing.
+    fn open(&self, node: Node<'_>, access: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
         }
         self.data.open(node.ino());
         let keeps = self.meta.cache.note_open(node.ino());
         let flags = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
-        Ok(Opened::new(1).with_flags(flags))
+        // ORDERING: Relaxed. The addition alone makes the numbers differ.
+        let number = self.opens.fetch_add(1, Ordering::Relaxed);
+        let is_writer = access & O_ACCMODE != 0;
+        Ok(Opened::new(number << 1 | u64::from(is_writer)).with_flags(flags))
     }
 
     fn has_open_state(&self) -> bool {
@@ -414,7 +425,11 @@ impl FileSystem for ClusterFs {
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         self.check_locks(node.ino())?;
         // No other program will ever see the contents of a file without a name.
-        if self.is_nameless(node.ino()) { Ok(()) } else { self.data.flush(node.ino()) }
+        if self.is_nameless(node.ino()) {
+            Ok(())
+        } else {
+            self.data.flush(node.ino(), is_writer(node))
+        }
     }
 
     fn release(&self, node: Node<'_>) {
@@ -434,7 +449,7 @@ impl FileSystem for ClusterFs {
 
     fn fsync(&self, node: Node<'_>, _: bool) -> Result<(), Errno> {
         self.check_locks(node.ino())?;
-        self.data.flush(node.ino())
+        self.data.flush(node.ino(), is_writer(node))
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
@@ -578,6 +593,11 @@ impl std::fmt::Debug for ClusterFs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClusterFs").field("session", &self.meta.session).finish_non_exhaustive()
     }
+}
+
+/// Returns true unless the call comes through a file that is open for reading only.
+fn is_writer(node: Node<'_>) -> bool {
+    node.handle() == 0 || node.handle() & 1 == 1
 }
 
 impl std::fmt::Display for OpenError {

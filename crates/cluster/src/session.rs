@@ -382,9 +382,11 @@ impl Session {
     pub(crate) fn renew_now(&self) -> Result<(), Errno> {
         let start = Instant::now();
         loop {
+            // Another thread may open a new session meanwhile, which is not the dead one.
+            let id = self.id();
             match self.database.block_on(self.renew()) {
                 Ok(()) => return Ok(()),
-                Err(Errno::STALE) => return self.reopen_now(self.id()),
+                Err(Errno::STALE) => return self.reopen_now(id),
                 Err(errno) => {
                     let left = self.database.time_left(start, None);
                     if left.is_some_and(|left| left.is_zero()) {
@@ -522,8 +524,9 @@ pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
         // After a failure, the next attempt must come before the end of the lease.
         tokio::time::sleep(if is_failing { lease / 30 } else { lease / 3 }).await;
         let Some(session) = session.upgrade() else { return };
+        let id = session.id();
         let renewed = match session.renew().await {
-            Err(Errno::STALE) => session.reopen(session.id()).await,
+            Err(Errno::STALE) => session.reopen(id).await,
             done => done,
         };
         if let Err(errno) = renewed

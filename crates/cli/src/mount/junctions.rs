@@ -10,6 +10,10 @@
 //! inode number, and hands the open directory to the child as its standard input. The child mounts
 //! on `/proc/self/fd/0`, which leads to that directory whatever its path is.
 //!
+//! # The end
+//! The kernel sends SIGTERM to a child if this process is killed. Otherwise it would go on serving
+//! a junction that no path leads to.
+//!
 //! # Circles
 //! A child gets the identities of the file systems above it (`--above`), and refuses to mount one
 //! of these again.
@@ -21,16 +25,18 @@ use std::io::{BufRead as _, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use corewalk_base::primitives::thread::{self, JoinHandle};
 use corewalk_cluster::{ClusterFs, Junction};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use crate::failure::Failure;
 
@@ -40,7 +46,9 @@ const PLACE: &str = "/proc/self/fd/0";
 const LOOK: Duration = Duration::from_secs(1);
 /// The pause before a child that has ended is started again.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long a child may take to end. Then it is killed.
+/// How long the thread waits until a new child has mounted.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long all children together may take to end. Then they are killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// The arguments of a child, but its URL.
@@ -79,9 +87,11 @@ impl Junctions {
             return Err(Failure::of(root.display(), why));
         }
         inherited.above.push(fs.id().to_owned());
+        let device =
+            std::fs::metadata(root).map_err(|error| Failure::of(root.display(), error))?.dev();
         let (stop, stopped) = channel();
         let mut crossing =
-            Crossing { fs, root: root.to_owned(), inherited, mounted: HashMap::new() };
+            Crossing { fs, root: root.to_owned(), device, inherited, mounted: HashMap::new() };
         // The junctions that exist already are mounted before the command says that it is ready.
         let seen = crossing.look(None);
         let thread = thread::spawn(move || crossing.run(seen, &stopped));
@@ -100,10 +110,18 @@ impl Drop for Junctions {
     }
 }
 
+/// Makes this process, the child of a mount, end with its parent.
+pub(super) fn end_with_parent() -> Result<(), Failure> {
+    let set = set_parent_process_death_signal(Some(Signal::TERM));
+    set.map_err(|error| Failure::of("a signal at the end of the parent", error))
+}
+
 /// The state of the thread.
 struct Crossing {
     fs: Arc<ClusterFs>,
-    root: std::path::PathBuf,
+    root: PathBuf,
+    /// The device of the mount, since a user may put another directory at the path of its root.
+    device: u64,
     inherited: Inherited,
     /// By inode number.
     mounted: HashMap<u64, Mounted>,
@@ -115,9 +133,7 @@ impl Crossing {
             seen = self.look(seen);
             self.start_again();
         }
-        for (_, mounted) in self.mounted.drain() {
-            end(mounted);
-        }
+        end(self.mounted.drain().map(|(_, mounted)| mounted));
     }
 
     /// Mounts new junctions, and unmounts those that are gone, if any have changed since the
@@ -138,9 +154,8 @@ impl Crossing {
             junctions.into_iter().map(|junction| (junction.ino, junction)).collect();
         let is_same =
             |it: &Mounted| now.get(&it.junction.ino).is_some_and(|new| new.url == it.junction.url);
-        for (_, mounted) in self.mounted.extract_if(|_, mounted| !is_same(mounted)) {
-            end(mounted);
-        }
+        let gone = self.mounted.extract_if(|_, mounted| !is_same(mounted));
+        end(gone.map(|(_, mounted)| mounted));
         for (ino, junction) in now {
             match self.mounted.get_mut(&ino) {
                 Some(mounted) => mounted.junction = junction,
@@ -195,7 +210,8 @@ impl Crossing {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         let place = openat2(root, &junction.path, flags, Mode::empty(), resolve)?;
         let place = File::from(place);
-        match place.metadata()?.ino() == junction.ino {
+        let found = place.metadata()?;
+        match (found.dev(), found.ino()) == (self.device, junction.ino) {
             true => Ok(place.into()),
             false => Err(std::io::Error::other("another directory has its path")),
         }
@@ -215,6 +231,10 @@ impl Crossing {
         let mut child = command.spawn()?;
         let mut line = String::new();
         if let Some(output) = child.stdout.take() {
+            if !is_readable(&output)? {
+                // Its database may hang. The child goes on trying.
+                return Ok(child);
+            }
             BufReader::new(output).read_line(&mut line)?;
         }
         if line.ends_with('\n') {
@@ -224,14 +244,25 @@ impl Crossing {
     }
 }
 
-/// Ends a child, which unmounts its junction.
-fn end(mounted: Mounted) {
-    let Some(mut child) = mounted.child else { return };
-    let _ = kill_process(Pid::from_child(&child), Signal::TERM);
-    let begin = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_LIMIT {
-        thread::sleep(Duration::from_millis(20));
+/// Waits until `output` can be read, or is closed. Returns false after `START_LIMIT`.
+fn is_readable(output: &ChildStdout) -> std::io::Result<bool> {
+    let mut polled = [PollFd::new(output, PollFlags::IN)];
+    let limit = Timespec { tv_sec: START_LIMIT.as_secs() as i64, tv_nsec: 0 };
+    Ok(retry_on_intr(|| poll(&mut polled, Some(&limit)))? > 0)
+}
+
+/// Ends children, which unmount their junctions.
+fn end(all: impl Iterator<Item = Mounted>) {
+    let mut children: Vec<Child> = all.filter_map(|mounted| mounted.child).collect();
+    for child in &children {
+        let _ = kill_process(Pid::from_child(child), Signal::TERM);
     }
-    let _ = child.kill();
-    let _ = child.wait();
+    let begin = Instant::now();
+    for child in &mut children {
+        while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_LIMIT {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
 }

@@ -200,3 +200,29 @@ fn lock_of_a_killed_mount_ends() {
     let waited = start.elapsed();
     assert!(waited < Duration::from_secs(15), "{waited:?}");
 }
+
+/// The server ends the locks of an open file by its handle. So two open files of one file must have
+/// two handles, or a close by another program would end the lock.
+#[test]
+fn lock_of_fcntl_stays_when_another_program_closes_the_file() {
+    let Some(site) = Site::new(&[]) else { return };
+    let (held, other) = (open(&site.paths[0]), open(&site.paths[1]));
+    let lock = |file: &File, kind: libc::c_int| {
+        let range = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        fcntl(file, FcntlArg::F_SETLK(&range))
+    };
+    lock(&held, libc::F_WRLCK).expect("the lock is free");
+    let read = std::process::Command::new("cat").arg(site.paths[0].join("f")).output();
+    assert!(read.expect("cat is installed").status.success());
+    // The release of the file reaches the server later.
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(lock(&other, libc::F_WRLCK), Err(nix::errno::Errno::EAGAIN));
+    lock(&held, libc::F_UNLCK).expect("the lock is dropped");
+    lock(&other, libc::F_WRLCK).expect("the lock is free");
+}

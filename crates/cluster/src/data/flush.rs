@@ -43,16 +43,24 @@ const PENDING: &str = "SELECT * FROM cw_pending($1, $2, $3, $4, $5)";
 pub(super) type Slice = (Range<u64>, Option<Arc<str>>);
 
 impl Files {
-    /// Writes the dirty bytes of a file to the database and the objects.
+    /// Writes the dirty bytes of a file to the database and the objects. If `is_writer`, reports
+    /// bytes that were given up earlier. A reader, which may be any user, must not take this report
+    /// away from the program that wrote them.
     ///
     /// # Errors
     /// `ESTALE` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors of a
     /// change.
-    pub(crate) fn flush(&self, ino: u64) -> Result<(), Errno> {
+    pub(crate) fn flush(&self, ino: u64, is_writer: bool) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
-        let done = self.flush_content(&used.file, &mut content);
-        done.and(content.lost.take().map_or(Ok(()), Err))
+        self.flush_content(&used.file, &mut content)?;
+        match content.lost {
+            Some(errno) if is_writer => {
+                content.lost = None;
+                Err(errno)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Flushes the files that have been dirty for some seconds, or all files.
@@ -226,8 +234,8 @@ impl Files {
             }
         })?;
         let version = changed.inode(file.ino)?.version;
-        if inline.is_none() && content.version + 1 != version {
-            // The slices of other mounts are not known.
+        if content.version + 1 != version {
+            // What other mounts have written is not known.
             content.loaded_by = 0;
         }
         (content.number, content.version) = (version, version);

@@ -77,7 +77,7 @@ impl ClusterFs {
         };
         // The contents of a file without a name were not written when it was closed.
         if self.is_nameless(ino) {
-            self.data.flush(ino)?;
+            self.data.flush(ino, false)?;
         }
         let changed = self.meta.change(
             &change,

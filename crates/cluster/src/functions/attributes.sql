@@ -10,7 +10,8 @@ CREATE FUNCTION cw_setattr(
 DECLARE
     v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_set int := 0; v_clear int := 0;
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
+    -- The lock of the inode orders this with `cw_lock` (K.13).
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home, p_ino]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
@@ -86,6 +87,15 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 61);
         RETURN;
     END IF;
+    SELECT count(*), coalesce(sum(octet_length(name) + 1), 0),
+            coalesce(sum(octet_length(name) + octet_length(value)), 0)
+        INTO v_count, v_names, v_bytes FROM xattr
+        WHERE ino = p_ino AND name <> p_name AND substring(name FROM 1 FOR 7) <> 'system.';
+    IF p_value IS NOT NULL AND (v_names + octet_length(p_name) + 1 > 65536
+            OR v_bytes + octet_length(p_name) + octet_length(p_value) > 1048576) THEN
+        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 28);
+        RETURN;
+    END IF;
     IF p_name = 'trusted.corewalk.junction' THEN
         v_code := cw_set_junction(p_ino, p_value);
         IF v_code <> 0 THEN
@@ -93,18 +103,9 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    SELECT count(*), coalesce(sum(octet_length(name) + 1), 0),
-            coalesce(sum(octet_length(name) + octet_length(value)), 0)
-        INTO v_count, v_names, v_bytes FROM xattr
-        WHERE ino = p_ino AND name <> p_name AND substring(name FROM 1 FOR 7) <> 'system.';
     IF p_value IS NULL THEN
         DELETE FROM xattr WHERE ino = p_ino AND name = p_name;
     ELSE
-        IF v_names + octet_length(p_name) + 1 > 65536
-                OR v_bytes + octet_length(p_name) + octet_length(p_value) > 1048576 THEN
-            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 28);
-            RETURN;
-        END IF;
         INSERT INTO xattr AS x VALUES (p_ino, p_name, p_value)
             ON CONFLICT (ino, name) DO UPDATE SET value = p_value;
         v_count := v_count + 1;

@@ -30,7 +30,8 @@ DECLARE
     v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_contents bigint;
     v_objects text[] := array_remove(p_object, NULL);
 BEGIN
-    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home]);
+    -- The lock of the inode orders this with `cw_lock` (K.13).
+    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home, p_ino]);
     IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);

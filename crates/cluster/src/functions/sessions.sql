@@ -72,7 +72,7 @@ BEGIN
     PERFORM cw_judge(array_agg(s.id)) FROM session s;
     v_now := clock_timestamp();
     SELECT s.* INTO v FROM session s WHERE NOT s.dead AND s.id <> p_id
-        ORDER BY s.id OFFSET p_most LIMIT 1;
+        ORDER BY s.id OFFSET p_most - 1 LIMIT 1;
     IF FOUND THEN
         RETURN QUERY SELECT 0::bigint, v.host, v.pid, to_char(v.since, 'YYYY-MM-DD HH24:MI:SS TZ');
         RETURN;

@@ -99,3 +99,13 @@ fn server_without_encryption_is_refused_if_the_url_demands_it() {
     assert!(refused("require"));
     assert!(!refused("prefer"));
 }
+
+/// As in libpq, a weaker mode with the roots of the system is refused, and so is `verify-ca` without
+/// a file: any public authority would do.
+#[test]
+fn roots_of_the_system_are_for_verify_full_only() {
+    let parse = |rest: &str| Url::parse(&format!("pg://u@h/d?data=file:/x&{rest}")).is_ok();
+    assert!(!parse("sslmode=require&sslrootcert=system"));
+    assert!(!parse("sslmode=verify-ca&sslrootcert=system"));
+    assert!(!parse("sslmode=verify-ca"));
+}
