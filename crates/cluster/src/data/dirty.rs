@@ -1,7 +1,8 @@
 //! Bytes that were written and are not in an object yet.
 //!
-//! The bytes lie in extents that do not overlap and do not touch. An extent stays inside a block of
-//! the length of an object, so that an extent becomes one object.
+//! A file is divided into blocks, each as long as the longest object. The dirty bytes lie in
+//! extents. No extent crosses a border of blocks, so each extent becomes one object. Extents do not
+//! overlap, and do not touch inside a block.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -84,7 +85,7 @@ impl Dirty {
         }
     }
 
-    /// Returns the extents that reach into a range.
+    /// Returns the extents that overlap a range.
     fn in_range(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Vec<u8>)> {
         let first = range.start.saturating_sub(OBJECT_BYTES);
         self.extents
@@ -110,7 +111,7 @@ impl Dirty {
         extents.into_iter().map(|(start, extent)| (start, extent.into())).collect()
     }
 
-    /// Puts extents back that [`Dirty::take`] has returned. Nothing was written since.
+    /// Puts back the extents that [`Dirty::take`] has returned, before anything else is written.
     pub(crate) fn put_back(&mut self, extents: BTreeMap<u64, Bytes>) {
         self.bytes = extents.values().map(Bytes::len).sum();
         self.extents = extents.into_iter().map(|(start, extent)| (start, extent.into())).collect();

@@ -67,7 +67,7 @@ impl ClusterFs {
         Ok(self.attr_after(made, self.meta.cache.is_leased(dir)))
     }
 
-    /// Gives an inode a further name.
+    /// Adds a hard link to an inode.
     pub(crate) fn add_name(&self, ino: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let bytes = name.as_bytes();
         let change = Change {
@@ -75,7 +75,8 @@ impl ClusterFs {
             names: vec![(dir, bytes)],
             inos: vec![dir, ino],
         };
-        // The contents of a file without a name were not written when it was closed.
+        // A file without a name is not flushed when it is closed, so it is flushed before it gets
+        // one.
         if self.is_nameless(ino) {
             self.data.flush(ino)?;
         }
@@ -158,7 +159,7 @@ impl ClusterFs {
             RENAME,
             &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
-                // Both names stay as they are. The next lookups ask for them.
+                // Names that are not returned stay unknown, so the next lookups ask the database.
                 _ if is_same => Vec::new(),
                 (RenameMode::Exchange, _) => Vec::new(),
                 _ => vec![

@@ -5,8 +5,8 @@
 -- put the other file system there would not show the name. It can be neither removed nor renamed
 -- (EBUSY, 16).
 
--- Checks that a directory may become a junction (with a URL) or a plain directory again (NULL), and
--- counts the change, so that renewals tell all mounts of it. Returns an errno, or 0.
+-- Makes a directory a junction, if that is allowed, or a plain directory again if `p_url` is NULL.
+-- Counts the change, so that renewals tell all mounts of it. Returns an errno, or 0.
 CREATE FUNCTION cw_set_junction(p_ino bigint, p_url bytea) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
     IF p_url IS NOT NULL THEN
