@@ -11,7 +11,7 @@
 //! each connect, and when a renewal says that there are any (K.12). A writer sends its change again
 //! after some time, also without a notification.
 //!
-//! # Why an answer of before the change is not cached
+//! # Why no answer from before the change is cached
 //! Take a directory d with an intent. The intent is written under the exclusive lock of d. A fill
 //! of d takes that lock shared, and looks for intents before it inserts a lease (K.2).
 //! - A fill that has the lock before the intent is written may insert a lease. If its reply comes
@@ -21,7 +21,7 @@
 //! The acknowledgement holds the row lock of the intent until it commits. So it deletes no lease of
 //! a fill that came after the change.
 //!
-//! # Why no mounts wait for each other in a circle
+//! # Why mounts do not deadlock
 //! The listener waits for the mutex of the cache, which is never held during a statement, and for
 //! its own statements on its own connection. In the database, it waits for the row of the intent.
 //! Three others lock that row:

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use crate::fixtures::{ROOT, options, write_new};
 
-/// Makes a root in `root.pem`, and a certificate of the host `localhost` in `server.pem`.
+/// Makes a root certificate in `root.pem`, and a certificate for the host `localhost` in
+/// `server.pem`.
 fn certificates(folder: &Path) -> bool {
     let openssl = |line: &str| {
         let words = line.split(' ');
@@ -71,7 +72,7 @@ fn connection_is_encrypted_and_verified_as_the_url_says() {
         assert!(fsck(url, &[]).is_ok());
         Some(is_encrypted)
     };
-    // 127.0.0.1 is the same server under a name that the certificate does not have.
+    // 127.0.0.1 is the same server, but its certificate does not name this address.
     let cases = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
