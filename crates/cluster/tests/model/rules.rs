@@ -75,7 +75,7 @@ rules! {
     /// K.7: an expiry of the kernel's entries also invalidates the replies that are under way
     /// (`FUSE_NOTIFY_INC_EPOCH`).
     expiry_reaches_replies,
-    /// K.7: a thread waits for an expiry that another thread has begun.
+    /// K.7: a thread does not skip the expiry that another thread has begun but not ended.
     waits_for_expiry,
     /// K.7: timeouts are 0 in a busy directory.
     no_timeout_if_busy,
