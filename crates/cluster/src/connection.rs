@@ -96,7 +96,7 @@ pub(crate) struct Reply {
     pub(crate) was_lost: bool,
 }
 
-/// A place for a connection.
+/// The place of a connection, which may be closed.
 #[derive(Default)]
 struct Lane {
     open: Mutex<Option<Arc<Open>>>,
@@ -152,8 +152,8 @@ impl Database {
         *old = Some(old.map_or(end, |old| old.min(end)));
     }
 
-    /// Returns how much longer a call that began at `start` may take. None if there is no end.
-    /// `limit` takes the place of the limit of a soft mount.
+    /// Returns how much longer a call that began at `start` may take. None if there is no limit.
+    /// `limit` replaces the limit of a soft mount.
     pub(crate) fn time_left(&self, start: Instant, limit: Option<Duration>) -> Option<Duration> {
         let limit = limit.or(match self.unreachable {
             Unreachable::Wait => None,
@@ -317,7 +317,7 @@ impl DatabaseError {
         !matches!(self.class(), Class::Final(_))
     }
 
-    /// Returns true if the database has no table, function or schema of the name.
+    /// Returns true if a table, a function or the schema of the statement does not exist.
     pub(crate) fn is_undefined(&self) -> bool {
         let DatabaseError::Client(error) = self else { return false };
         matches!(error.code().map(|code| code.code()), Some("42883" | "42P01" | "3F000"))
@@ -358,7 +358,7 @@ fn class_of(error: &Error) -> Class {
     }
 }
 
-/// Returns an error with its cause, which its own text leaves out.
+/// Returns the text of an error with its cause, which `Display` leaves out.
 fn text_of(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

@@ -56,7 +56,7 @@ const DIRTY_AGE: Duration = Duration::from_secs(5);
 const CHUNK_BYTES: u64 = 64 << 20;
 /// The largest size of a file: 1 PiB, the space that statfs(2) reports as free.
 pub(crate) const SIZE_MAX: u64 = 1 << 50;
-/// How many objects are read ahead for a sequential reader.
+/// The most objects that are read ahead for a sequential reader.
 const AHEAD_OBJECTS: u64 = 4;
 /// How many objects a call reads or writes at the same time.
 const REQUESTS_MAX: usize = 16;
@@ -392,7 +392,7 @@ impl Files {
         let mut content = used.file.content.lock();
         let done = change();
         let Ok(inode) = done else {
-            // The change may have been made although its answer was lost.
+            // The database may have made the change although the call failed.
             if !content.is_changed {
                 content.loaded_by = 0;
             }

@@ -8,8 +8,8 @@
 //! The lease of a directory also covers the attributes of the directory and of the inodes at home
 //! in it. Names may also lead to inodes that other leases cover: subdirectories, and files with
 //! another home. The cache keeps the attributes of these inodes as *hints*. A hint is never the
-//! answer to `getattr`. A lookup returns it with a timeout of 0, so the kernel asks again before it
-//! uses it.
+//! answer to `getattr`. A lookup returns a hint with a timeout of 0, so the kernel asks for the
+//! attributes before it uses them.
 //!
 //! # Changes
 //! A change begins before it is sent ([`Cache::begin`]) and ends with its reply. Meanwhile the
@@ -58,7 +58,7 @@ pub(crate) struct Entry {
 /// are current.
 pub(crate) type Sink<'a> = dyn FnMut(&[u8], u64, &Inode, bool) -> ControlFlow<()> + 'a;
 
-/// The knowledge of the cache about a name.
+/// The answer of the cache to a lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Found {
     /// The inode. The flag tells whether its attributes are current, and not only a hint.
@@ -95,7 +95,7 @@ pub(crate) struct Change<'a> {
 pub(crate) struct Cache {
     state: Mutex<State>,
     filled: Condvar,
-    /// The most names and inodes.
+    /// The most names and inodes that are cached.
     limit: usize,
     flaws: Flaws,
 }
@@ -385,8 +385,8 @@ impl Cache {
         self.state.lock().dirs.get(&dir).is_some_and(|directory| directory.is_leased)
     }
 
-    /// Notes that a file is opened. Returns true if the kernel may keep its pages of the file,
-    /// because only this mount has changed the file since the last open.
+    /// Notes that a file is opened. Returns true if only this mount has changed the file since the
+    /// last open, so that the kernel may keep its pages of the file.
     pub(crate) fn note_open(&self, ino: u64) -> bool {
         let mut state = self.state.lock();
         let is_current = state.inodes.get(&ino).is_some_and(|cached| state.is_current(cached));
@@ -458,7 +458,7 @@ impl Cache {
 /// How many names a listing takes from the cache at a time.
 const BATCH: usize = 256;
 
-/// How far a listing has come.
+/// The state of a listing after a batch of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listed {
     /// The listing is complete, or its caller wants no more.

@@ -33,7 +33,7 @@ const UNCHANGED: [Errno; 5] =
 const NOT_CACHED: i32 = -6;
 /// The code of a dead session.
 const DEAD: i32 = -2;
-/// The code of a session that has not registered since the database started.
+/// The code of a session that has not registered since the last crash of the database.
 const RESTARTED: i32 = -3;
 
 /// The metadata of a mount.

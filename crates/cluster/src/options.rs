@@ -181,9 +181,11 @@ pub enum Unreachable {
 pub struct ClusterOptions {
     /// The behaviour of a call while the database cannot be reached.
     pub unreachable: Unreachable,
-    /// How long a session lives after its last renewal. It renews every third of this time.
+    /// How long a session lives after its last renewal. The mount renews it every third of this
+    /// time.
     pub lease: Duration,
-    /// The number of connections to the database.
+    /// The number of connections for calls of the file system. The session and the listener for
+    /// notifications have one more each.
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
@@ -209,7 +211,7 @@ pub struct Flaws {
     pub caches_late_answers: bool,
     /// Caches are used after the end of the lease (K.1).
     pub ignores_the_clock: bool,
-    /// Caches stay after the database has started again (K.10).
+    /// Caches are kept after a crash of the database (K.10).
     pub keeps_after_restart: bool,
 }
 

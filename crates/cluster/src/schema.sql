@@ -64,8 +64,9 @@ CREATE TABLE xattr (
 );
 CREATE INDEX xattr_junction ON xattr (ino) WHERE name = 'trusted.corewalk.junction';
 
--- A range of a file whose bytes are a range of an object. Where slices overlap, the one with the
--- highest `seq` counts. A slice without an object is zeros. No slice crosses a chunk of 64 MiB.
+-- A slice: a range of a file whose bytes are the first bytes of an object. Where slices overlap,
+-- the one with the highest `seq` counts. A slice without an object is zeros. No slice crosses a
+-- chunk of 64 MiB.
 CREATE TABLE slice (
     ino bigint NOT NULL,
     chunk bigint NOT NULL,
@@ -78,9 +79,9 @@ CREATE TABLE slice (
 -- At most one slice names an object. The removal of an object looks into this index first.
 CREATE UNIQUE INDEX slice_object ON slice (object) WHERE object IS NOT NULL;
 
--- A mount. `id` is random, so that no number is used again, not even after the database was
--- restored from a dump. `boot` is the `boot.id` with which the session has registered. A dead
--- session stays dead. Its row and its slots stay for at least ten minutes.
+-- A session of a mount. `id` is random, so that no number is used again, not even after the
+-- database was restored from a dump. `boot` is the `boot.id` with which the session has registered.
+-- A dead session stays dead. Its row and its slots stay for at least ten minutes.
 CREATE TABLE session (
     id bigint PRIMARY KEY,
     host text NOT NULL,

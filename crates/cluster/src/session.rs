@@ -23,9 +23,9 @@
 //! from `mkfs --force` or a dump, all later calls of the mount fail.
 //!
 //! # Other mounts
-//! If other sessions have leases on the directories of a change, it waits until they have given
-//! these leases up ([`crate::intents`]). The kernel keeps answers only while the session is the
-//! only one ([`Session::kernel_time`]).
+//! A change waits until other sessions have given up their leases on its directories
+//! ([`crate::intents`]). The kernel keeps answers only while the session is the only one
+//! ([`Session::kernel_time`]).
 //!
 //! # Locks
 //! - `reopening`: held while a new session is opened. Taken before the others.
@@ -583,7 +583,7 @@ fn new_id() -> i64 {
     (u64::from_ne_bytes(bytes) >> 2).max(1) as i64
 }
 
-/// Returns when a lease ends whose renewal was sent at `sent`.
+/// Returns when caches must not be used any more, if the renewal was sent at `sent`.
 fn deadline(sent: Duration, lease: Duration) -> Duration {
     sent + lease * (100 - MARGIN_PERCENT) / 100
 }

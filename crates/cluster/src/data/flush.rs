@@ -48,8 +48,8 @@ impl Files {
     /// Writes the dirty bytes of a file to the database and the objects.
     ///
     /// # Errors
-    /// `ESTALE` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors of a
-    /// change.
+    /// `ESTALE` or `EIO` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors
+    /// of a change.
     pub(crate) fn flush(&self, ino: u64) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();

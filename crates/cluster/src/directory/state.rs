@@ -1,4 +1,4 @@
-//! The knowledge of the cache: directories with their names, and inodes.
+//! The contents of the cache: directories with their names, and inodes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -51,7 +51,8 @@ pub(super) struct Cached {
     /// The directory that has brought the inode into the cache.
     pub(super) holder: u64,
     pub(super) xattrs: Option<Xattrs>,
-    /// True if the file was opened since the inode is cached. Only own changes keep this.
+    /// True if the file was opened since the inode is cached. A change by another mount clears
+    /// this.
     pub(super) was_opened: bool,
 }
 
@@ -100,7 +101,7 @@ impl Names {
         }
         self.at_end |= at_end;
         if after == 0 && at_end {
-            // These are all names, and no change is under way.
+            // The page has all names of the directory, and no change is under way.
             self.unknown.clear();
         }
     }

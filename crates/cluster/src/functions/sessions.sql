@@ -1,4 +1,4 @@
--- Sessions: how a mount registers, renews its lease, and ends.
+-- Sessions: how a mount opens, renews and ends its session.
 
 -- Returns `boot.id`. Writes the row if this is the first call after a crash of the database.
 CREATE FUNCTION cw_boot() RETURNS uuid LANGUAGE plpgsql AS $$
