@@ -20,7 +20,8 @@ use crate::options::{Place, Url};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// A name leads to an inode that does not exist or has another type, or its directory is none.
+    /// A name leads to an inode that does not exist or has another type, or its parent is no
+    /// directory.
     Name {
         /// The directory.
         parent: i64,

@@ -1,7 +1,7 @@
 //! Messages between mounts: intents of changes, and acknowledgements that leases were given up.
 //!
-//! The *listener* of a mount is a task with a connection of its own. An *intent* is a change of
-//! another mount that waits for leases of this one. The listener drops the cached directories of
+//! The *listener* of a mount is a task with a connection of its own. An *intent* records a change
+//! of another mount that waits for leases of this one. The listener drops the cached directories of
 //! the intent ([`Caches::drop_directories`]), and then acknowledges it. The acknowledgement deletes
 //! the leases of this session on these directories, if the intent still exists. The last
 //! acknowledgement notifies the writer, and that mount sends its change again.

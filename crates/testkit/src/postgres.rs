@@ -27,7 +27,7 @@ use crate::require::{Need, skip};
 
 /// The directory in which Debian installs the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The user that runs the server if the test is root: `nobody` on Debian.
+/// The user that runs the server if the test is root. On Debian this user has no rights.
 const NOBODY: u32 = 65534;
 /// How long the server may take to start or to stop.
 const LIMIT: Duration = Duration::from_secs(120);

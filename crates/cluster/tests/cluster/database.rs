@@ -43,7 +43,7 @@ fn change(
 
 /// Calls `kill` `kills` times while threads change files. `kill` takes the database away and brings
 /// it back. Then checks that all confirmed changes are there, and none was applied twice. Returns
-/// the longest time from the begin of a `kill` until the threads had made more changes.
+/// the longest time from a call of `kill` until the threads had made 30 more changes.
 pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Duration {
     let fs = site.open();
     let parents: Vec<u64> =

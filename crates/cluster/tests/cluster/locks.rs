@@ -275,7 +275,7 @@ fn change_under_a_lost_lock_is_not_made() {
     site.assert_clean();
 }
 
-/// Checks an idle mount that learns of the death of its session only when it unlocks.
+/// Checks a mount that learns of the death of its session only when it unlocks.
 #[test]
 fn unlock_after_the_death_of_the_session_writes_nothing() {
     let Some(site) = Site::new() else { return };
