@@ -71,7 +71,7 @@ pub enum DatabaseError {
 pub(crate) struct Database {
     handle: Handle,
     address: Address,
-    /// The first one is for the session, the others for calls of the file system.
+    /// The first lane is for the session, the others are for calls of the file system.
     lanes: Vec<Lane>,
     /// The behaviour of calls of the file system while the database cannot be reached.
     unreachable: Unreachable,
@@ -187,7 +187,8 @@ impl Database {
         self.run(0, sql, params, Some(limit)).await
     }
 
-    /// Runs a statement of the session once, and returns the error of the database for a message.
+    /// Runs a statement of the session once. Returns the error of the database, so that a message
+    /// can show it.
     ///
     /// # Errors
     /// The error of the database; `NoAnswer` after `limit`.

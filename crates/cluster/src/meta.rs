@@ -1,8 +1,9 @@
 //! Reads and changes of metadata. A read tries the cached directories before the database.
 //!
 //! A reader first checks that the session has lease time left, and only then looks into the cache
-//! (K.1). On a miss it reads a page of the directory from the database, to cache it. While a change
-//! of the directory is under way, it reads only the one name or inode.
+//! (K.1). On a miss it reads a page of the directory from the database, to cache it. If the
+//! directory is cached in part, or a change of it is under way, it reads only the one name or
+//! inode.
 
 use std::sync::Arc;
 

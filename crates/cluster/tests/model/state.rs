@@ -64,7 +64,7 @@ pub(crate) struct Database {
     pub(crate) registered: u8,
     /// A file lock of a program on the first mount, which dies with its session.
     pub(crate) file_lock: FileLock,
-    /// The owner of each directory's lock, plus one. Used where locks are taken one by one.
+    /// The owner of each directory's lock, plus one. Used only with `Scenario::locks_one_by_one`.
     pub(crate) locks: [u8; DIRS],
 }
 
