@@ -64,7 +64,6 @@ struct Junction {
     remove: bool,
 }
 
-/// Runs a command.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Command::Junction(junction) = &arguments.command;
     let path = &junction.path;
@@ -105,7 +104,6 @@ fn text_of(error: Errno) -> String {
     }
 }
 
-/// Prints the URL of a junction.
 fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
     let mut url = [0; URL_BYTES_MAX];
     let len = rustix::fs::fgetxattr(directory, JUNCTION, &mut url[..]);

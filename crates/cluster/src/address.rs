@@ -62,7 +62,6 @@ const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('state
 /// The half of a connection that moves bytes.
 pub(crate) type Wire = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
-/// The address of a database.
 #[derive(Clone)]
 pub(crate) struct Address {
     pub(crate) config: Config,
@@ -140,7 +139,6 @@ impl Address {
     }
 }
 
-/// Gives a new connection the settings of this crate.
 pub(crate) async fn set_up(client: &Client) -> Result<(), DatabaseError> {
     client.batch_execute(SETTINGS).await.map_err(DatabaseError::Client)
 }

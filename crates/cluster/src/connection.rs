@@ -44,7 +44,6 @@ use tokio_postgres::{Client, Error, Row, Statement};
 use crate::address::Address;
 use crate::options::Unreachable;
 
-/// A parameter of a statement.
 pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 
 /// How long the first attempt of a statement may take before its connection counts as lost. The
@@ -89,7 +88,6 @@ pub(crate) struct Counters {
     pub(crate) connections: ShardedCounter,
 }
 
-/// The answer to a statement.
 pub(crate) struct Reply {
     pub(crate) rows: Vec<Row>,
     /// True if an earlier attempt got no answer, so that it may have had its effect.
@@ -305,7 +303,6 @@ impl Database {
 }
 
 impl DatabaseError {
-    /// Returns what to do after the error.
     fn class(&self) -> Class {
         match self {
             DatabaseError::Client(error) => class_of(error),

@@ -142,7 +142,6 @@ impl Files {
         }
     }
 
-    /// Begins a use of a file.
     pub(crate) fn file(&self, ino: u64) -> InUse<'_> {
         let mut files = self.files.lock();
         let open = files.entry(ino).or_insert_with(|| OpenFile {
@@ -466,7 +465,6 @@ impl Files {
         Ok(content)
     }
 
-    /// Loads the contents of a file from the database.
     fn load(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
         let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;

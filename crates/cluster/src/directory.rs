@@ -40,17 +40,14 @@ use crate::session::Caches;
 /// The estimated memory of a name or an inode, with its share of the hash tables, in bytes.
 const ENTRY_BYTES: usize = 400;
 
-/// The extended attributes of an inode.
 pub(crate) type Xattrs = Arc<Vec<(Vec<u8>, Vec<u8>)>>;
 
 /// A name with its position and its inode, as the database lists it.
 pub(crate) type Listing = (Box<[u8]>, u64, Inode);
 
-/// A name that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) ino: u64,
-    /// The position in the directory.
     pub(crate) cookie: u64,
 }
 
@@ -107,7 +104,6 @@ impl Cache {
         Cache { state: Mutex::default(), filled: Condvar::new(), limit, flaws }
     }
 
-    /// Looks up a name.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Found {
         let mut state = self.state.lock();
         state.clock += 1;

@@ -118,7 +118,6 @@ impl Post {
     }
 }
 
-/// A notification.
 #[derive(Debug, PartialEq, Eq)]
 enum News {
     /// An intent with its directories.

@@ -118,7 +118,6 @@ impl ClusterFs {
         }))
     }
 
-    /// Takes, changes or drops a lock.
     pub(crate) fn change_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         if lock.kind == LockKind::Unlock {
             return self.drop_lock(node, lock);

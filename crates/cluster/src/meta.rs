@@ -37,7 +37,6 @@ const DEAD: i32 = -2;
 /// The code of a session that has not registered since the last crash of the database.
 const RESTARTED: i32 = -3;
 
-/// The metadata of a mount.
 #[derive(Debug)]
 pub(crate) struct Meta {
     pub(crate) session: Arc<Session>,
@@ -52,7 +51,6 @@ pub(crate) struct Known {
     pub(crate) is_current: bool,
 }
 
-/// The result of a change.
 #[derive(Debug)]
 pub(crate) struct Changed {
     /// The instant before the change was sent.
@@ -71,7 +69,6 @@ impl Changed {
     }
 }
 
-/// A page of a directory.
 pub(crate) struct Page {
     /// The directory, and the inode if one was asked for.
     heads: Vec<Inode>,

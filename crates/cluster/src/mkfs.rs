@@ -23,7 +23,6 @@ const FUNCTIONS: [&str; 8] = [
     include_str!("functions/contents.sql"),
     include_str!("functions/attributes.sql"),
 ];
-/// The version of the schema.
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";

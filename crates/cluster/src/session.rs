@@ -144,7 +144,6 @@ struct Slots {
     unanswered: Vec<(i32, i64)>,
 }
 
-/// A session.
 pub(crate) struct Session {
     pub(crate) database: Arc<Database>,
     caches: Weak<dyn Caches>,
@@ -188,7 +187,6 @@ impl Session {
         Ok((session, stored))
     }
 
-    /// Returns the number of the session.
     pub(crate) fn id(&self) -> i64 {
         self.current.read().id
     }
@@ -458,7 +456,6 @@ impl Session {
         (current.deadline, current.kernel_deadline) = (Duration::ZERO, Duration::ZERO);
     }
 
-    /// Returns the lease time.
     pub(crate) fn lease(&self) -> Duration {
         self.lease
     }

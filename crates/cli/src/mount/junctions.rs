@@ -34,7 +34,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::Failure;
 
-/// The path that a child mounts on.
 const PLACE: &str = "/proc/self/fd/0";
 /// The interval between two checks for changed junctions.
 const LOOK: Duration = Duration::from_secs(1);
@@ -100,7 +99,6 @@ impl Drop for Junctions {
     }
 }
 
-/// The state of the thread.
 struct Crossing {
     fs: Arc<ClusterFs>,
     root: std::path::PathBuf,

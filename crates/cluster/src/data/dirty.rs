@@ -12,7 +12,6 @@ use bytes::Bytes;
 /// The longest object, in bytes. Blocks of this length divide a file.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
 
-/// The dirty bytes of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     extents: BTreeMap<u64, Vec<u8>>,
@@ -20,12 +19,10 @@ pub(crate) struct Dirty {
 }
 
 impl Dirty {
-    /// Returns the number of dirty bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the number of extents.
     pub(crate) fn extents(&self) -> usize {
         self.extents.len()
     }
@@ -34,7 +31,6 @@ impl Dirty {
         self.extents.is_empty()
     }
 
-    /// Writes bytes at `offset`.
     pub(crate) fn write(&mut self, mut offset: u64, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = OBJECT_BYTES - offset % OBJECT_BYTES;
@@ -104,7 +100,6 @@ impl Dirty {
         self.bytes = self.extents.values().map(Vec::len).sum();
     }
 
-    /// Takes all extents out.
     pub(crate) fn take(&mut self) -> BTreeMap<u64, Bytes> {
         self.bytes = 0;
         let extents = std::mem::take(&mut self.extents);

@@ -25,7 +25,6 @@ use crate::objects::Objects;
 
 type Cell = Arc<OnceCell<Bytes>>;
 
-/// The objects in memory.
 #[derive(Clone)]
 pub(crate) struct ObjectsCache {
     objects: Objects,
@@ -47,7 +46,6 @@ struct State {
 struct Object {
     cell: Cell,
     len: usize,
-    /// The time of the last use.
     used_at: u64,
     is_used: bool,
 }

@@ -37,7 +37,6 @@ struct Values {
 }
 
 impl ClusterFs {
-    /// Changes attributes.
     pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttr) -> Result<Attr, Errno> {
         if set.size.is_some_and(|size| size > SIZE_MAX) {
             return Err(Errno::FBIG);
@@ -86,7 +85,6 @@ impl ClusterFs {
         }
     }
 
-    /// Returns the value of an extended attribute.
     pub(crate) fn xattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         check_name_to_read(node.kind(), name)?;
         let xattrs = self.meta.xattrs(node.ino())?;
@@ -94,7 +92,6 @@ impl ClusterFs {
         found.map(|(_, value)| value.clone()).ok_or(Errno::NODATA)
     }
 
-    /// Sets or removes an extended attribute.
     pub(crate) fn set_xattr(
         &self,
         node: Node<'_>,
@@ -125,7 +122,6 @@ impl ClusterFs {
         Ok(shown.flat_map(|(name, _)| name.iter().copied().chain([0])).collect())
     }
 
-    /// Returns an ACL.
     pub(crate) fn acl(&self, ino: u64, kind: AclKind) -> Result<Option<Acl>, Errno> {
         let (name, flag) = match kind {
             AclKind::Access => (XATTR_ACCESS, HAS_ACCESS_ACL),

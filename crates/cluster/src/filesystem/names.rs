@@ -17,7 +17,6 @@ const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9
 const RENAME_TRIES: u32 = 100;
 
 impl ClusterFs {
-    /// Makes an inode, with a name or without.
     pub(crate) fn make_inode(
         &self,
         dir: u64,
@@ -90,7 +89,6 @@ impl ClusterFs {
         Ok(self.attr_after(changed.inode(ino)?, self.meta.cache.is_leased(dir)))
     }
 
-    /// Removes a name.
     pub(crate) fn remove_name(&self, dir: u64, name: Name<'_>, ino: u64) -> Result<(), Errno> {
         let bytes = name.as_bytes();
         let change = Change {
@@ -110,7 +108,6 @@ impl ClusterFs {
         Ok(())
     }
 
-    /// Renames a name.
     pub(crate) fn rename_name(
         &self,
         from: (u64, Name<'_>),

@@ -11,7 +11,6 @@ use corewalk_cluster::{ClusterFs, ClusterOptions, Unreachable, Url, mkfs};
 use corewalk_testkit::postgres::Postgres;
 use tempfile::TempDir;
 
-/// The root directory.
 pub(crate) const ROOT: u64 = 1;
 
 /// A file system that no other test uses.
@@ -57,7 +56,6 @@ impl Site {
         assert_eq!(corewalk_cluster::fsck(&self.parsed(), &[]).unwrap().findings, []);
     }
 
-    /// Runs SQL in the database of the file system.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let sql = format!("SET search_path = corewalk; {sql}");
         self.postgres.as_ref().expect("the shared server").sql(&self.database, &sql)
@@ -163,7 +161,6 @@ pub(crate) fn overwrite(fs: &ClusterFs, ino: u64, at: u64, bytes: &[u8]) -> Resu
     flushed
 }
 
-/// Reads a whole file.
 pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     let opened = fs.open(file(ino), 0).unwrap();
     let node = file(ino).with_handle(opened.handle);

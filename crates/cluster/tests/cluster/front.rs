@@ -12,7 +12,6 @@ use corewalk_testkit::s3::S3Server;
 const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 const REFUSAL: &[u8] = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// A running proxy.
 pub(crate) struct Front {
     settings: Vec<(String, String)>,
     address: SocketAddr,

@@ -13,11 +13,9 @@ use corewalk_testkit::linearize::Spec;
 
 use crate::fixtures::{dir, file, name};
 
-/// The number of names.
 pub(crate) const NAMES: usize = 4;
 const TEXTS: [&str; NAMES] = ["a", "a", "b", "b"];
 
-/// The state of the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Space {
     names: [Option<u32>; NAMES],
@@ -38,7 +36,6 @@ pub(crate) enum Op {
     Get(u32),
 }
 
-/// A result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ret {
     Done,
@@ -134,7 +131,6 @@ impl Place {
         known.iter().find(|(it, _)| *it == owner).map_or(0, |(_, ino)| *ino)
     }
 
-    /// Makes a call on a mount.
     pub(crate) fn call(&self, fs: &ClusterFs, op: Op) -> Ret {
         let at = |number: usize| (dir(self.dirs[number % 2]), name(TEXTS[number]));
         let done = match op {

@@ -7,7 +7,6 @@ use crate::fixtures::{
     ROOT, Site, create, dir, file, list, mkdir, name, overwrite, read, write_new,
 };
 
-/// Returns the names in a directory.
 fn names(fs: &ClusterFs, ino: u64) -> Vec<String> {
     list(fs, ino).into_iter().map(|(text, _)| text).collect()
 }

@@ -212,7 +212,6 @@ fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     finish(steps, next, change);
 }
 
-/// Runs the change that the mount waits for.
 fn finish(steps: &mut Steps, mut next: State, change: Change) {
     let verdict = database::run(steps.scenario, &mut next, change);
     answer(steps, next, change.mount, verdict);

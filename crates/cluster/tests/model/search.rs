@@ -79,7 +79,6 @@ impl Found {
 /// How a property failed.
 pub(crate) struct Failure {
     pub(crate) reason: &'static str,
-    /// One line for each step.
     pub(crate) trace: Vec<String>,
 }
 
@@ -89,7 +88,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The result of a search.
 pub(crate) struct Outcome {
     pub(crate) states: usize,
     pub(crate) transitions: u64,

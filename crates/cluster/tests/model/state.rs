@@ -37,7 +37,6 @@ pub(crate) struct Intent {
 /// The database. A session is identified by its mount and a number, `session`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
-    /// The committed version of the item.
     pub(crate) version: u8,
     /// The directory of the item. If the item is an inode, its home.
     pub(crate) home: u8,
@@ -99,7 +98,6 @@ pub(crate) enum FillStep {
     Answered,
 }
 
-/// The fill of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fill {
     pub(crate) step: FillStep,
@@ -178,7 +176,6 @@ pub(crate) struct LateChange {
     pub(crate) is_started: bool,
 }
 
-/// A late copy of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LateAck {
     pub(crate) id: u8,
@@ -218,7 +215,6 @@ pub(crate) struct Mount {
     pub(crate) writer: Writer,
     /// How many changes were confirmed to the programs of this mount, or have failed.
     pub(crate) done: u8,
-    /// True if a change has failed.
     pub(crate) has_failed: bool,
     pub(crate) holder: Holder,
     pub(crate) renewal: Renewal,

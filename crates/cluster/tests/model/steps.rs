@@ -68,14 +68,12 @@ events! {
     Killed: "the mount is killed",
 }
 
-/// One step from a state.
 pub(crate) struct Step {
     pub(crate) event: Event,
     pub(crate) mount: usize,
     pub(crate) state: State,
     /// True if the step counts for progress. Faults and the end of a running session do not count.
     pub(crate) is_helpful: bool,
-    /// The property that the step breaks.
     pub(crate) broken: Option<&'static str>,
 }
 

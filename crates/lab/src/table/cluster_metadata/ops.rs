@@ -32,7 +32,6 @@ pub(super) struct Sizes {
     pub(super) mib: usize,
 }
 
-/// An operation in one round.
 pub(super) struct Work<'a> {
     pub(super) op: &'a str,
     pub(super) round: usize,
@@ -40,19 +39,16 @@ pub(super) struct Work<'a> {
     /// How long a repeated operation is repeated.
     pub(super) limit: Duration,
     pub(super) sizes: Sizes,
-    /// Returns the counters.
     pub(super) counters: &'a dyn Fn() -> anyhow::Result<Counters>,
 }
 
 /// The values of counters. A row of the table has their growth per operation.
 pub(super) type Counters = Vec<(Metric, u64)>;
 
-/// The result of an operation.
 pub(super) struct Done {
     /// The number of operations, by which the counters are divided.
     pub(super) count: usize,
     pub(super) seconds: f64,
-    /// The growth of the counters.
     pub(super) counted: Counters,
 }
 

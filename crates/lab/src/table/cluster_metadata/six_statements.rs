@@ -34,12 +34,10 @@ const STATEMENTS: [&str; 4] = [
     "UPDATE node SET mtime = $1, ctime = $1, version = version + 1 WHERE ino = 1",
 ];
 
-/// A connection to the database.
 pub(super) struct SixStatements {
     runtime: Runtime,
     client: Client,
     prepared: Vec<Statement>,
-    /// The number of the last inode.
     ino: i64,
 }
 
