@@ -1,9 +1,9 @@
 //! `corewalk cluster`: commands on a mounted cluster file system.
 //!
 //! # Reaching a junction
-//! A mounted junction covers its directory, whose extended attribute the command changes. So the
-//! command makes a private copy of the mount without the mounts on it (`open_tree` with
-//! `OPEN_TREE_CLONE`), and opens the directory in the copy.
+//! The command changes an extended attribute of the directory of a junction. The file system that
+//! is mounted on the junction hides this directory. So the command clones the mount below without
+//! the mounts on it (`open_tree` with `OPEN_TREE_CLONE`), and opens the directory in the clone.
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::failure::Failure;
 use crate::source::parse_url;
 
-/// How long the command waits until the mount has put the other file system on a new junction.
+/// How long the command waits until the other file system is mounted on a new junction.
 const LIMIT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest URL of a junction, in bytes.
@@ -64,7 +64,6 @@ struct Junction {
     remove: bool,
 }
 
-/// Runs a command.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Command::Junction(junction) = &arguments.command;
     let path = &junction.path;
@@ -105,7 +104,6 @@ fn text_of(error: Errno) -> String {
     }
 }
 
-/// Prints the URL of a junction.
 fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
     let mut url = [0; URL_BYTES_MAX];
     let len = rustix::fs::fgetxattr(directory, JUNCTION, &mut url[..]);
@@ -116,12 +114,12 @@ fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Returns the device of a directory, which changes when a file system is put on it.
+/// Returns the device of a directory, which changes when a file system is mounted on it.
 fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|stat| stat.dev())
 }
 
-/// Returns an error if the directory above `path` is in no cluster file system.
+/// Fails if the directory above `path` is in no cluster file system.
 fn check_cluster(path: &Path) -> Result<(), Failure> {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(root_of(above(path)), XATTR_STAT, &mut text[..]).unwrap_or(0);
@@ -151,7 +149,7 @@ fn root_of(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Opens the directory `path`, and not what is mounted on it.
+/// Opens the directory `path` itself, and not the root of a file system that is mounted on it.
 fn open_below_mounts(path: &Path) -> Result<OwnedFd, Errno> {
     let name = path.file_name().ok_or(Errno::BUSY)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

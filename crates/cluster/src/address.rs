@@ -1,7 +1,7 @@
 //! The address of a database, and how a connection to it is opened, encrypted or not.
 //!
-//! Every connection of this crate comes from [`Address::connect`]. It has the settings that all
-//! statements need, whatever the role or the database sets.
+//! Every connection of this crate comes from [`Address::connect`]. [`set_up`] then gives it the
+//! settings that all statements need, whatever the role or the database sets.
 //!
 //! # Encryption
 //! `sslmode=` and `sslrootcert=` mean what they mean in libpq:
@@ -16,10 +16,10 @@
 //!
 //! The roots are those of the file `sslrootcert=`. With `verify-full` they may be those of the
 //! system, which is also the meaning of `sslrootcert=system`. They are read once, when the URL is
-//! parsed. Connections through a socket of the machine are never encrypted.
+//! parsed. Connections through a Unix socket are never encrypted.
 //!
-//! The crate `tokio-postgres-rustls` adds what SCRAM needs to bind the password to the certificate
-//! (RFC 5929). `postgres-native-tls` was rejected, because it needs OpenSSL.
+//! The crate `tokio-postgres-rustls` supports the channel binding of SCRAM (RFC 5929).
+//! `postgres-native-tls` was rejected, because it needs OpenSSL.
 //!
 //! Source: libpq, "SSL Support" and "Connection URIs".
 
@@ -45,12 +45,13 @@ use crate::options::UrlError;
 
 /// How long one host may take to accept a connection, if the URL has no `connect_timeout=`.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// A connection without an answer of the other machine is lost after this time. Of the URL,
-/// `keepalives_idle=` and `tcp_user_timeout=` come first.
+/// A connection is lost if the other machine does not answer for this time. `keepalives_idle=` and
+/// `tcp_user_timeout=` of the URL take precedence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(15);
 /// The keepalive time of tokio-postgres for a URL that sets none.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 60 * 60);
-/// The settings of each connection. The first ones would otherwise end statements that wait.
+/// The settings of each connection. The timeouts are off, because they would end statements that
+/// wait.
 const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('statement_timeout'), \
                         ('lock_timeout'), ('idle_in_transaction_session_timeout'), \
                         ('idle_session_timeout'), ('transaction_timeout')) AS v (name) \
@@ -62,7 +63,6 @@ const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('state
 /// The half of a connection that moves bytes.
 pub(crate) type Wire = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
-/// The address of a database.
 #[derive(Clone)]
 pub(crate) struct Address {
     pub(crate) config: Config,
@@ -73,9 +73,9 @@ pub(crate) struct Address {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
     Any,
-    /// Those that a root has signed.
+    /// Certificates that a root has signed.
     Signed,
-    /// Those that a root has signed for the host.
+    /// Certificates that a root has signed for the name of the host.
     Host,
 }
 
@@ -124,7 +124,7 @@ impl Address {
         Ok(Address { config, tls: MakeRustlsConnect::new(tls) })
     }
 
-    /// Opens a connection. The caller runs the second half.
+    /// Opens a connection. The caller must poll the [`Wire`].
     pub(crate) async fn connect(&self) -> Result<(Client, Wire), DatabaseError> {
         let hosts = self.config.get_hosts().len().max(1) as u32;
         let limit = *self.config.get_connect_timeout().unwrap_or(&CONNECT_LIMIT) * hosts;
@@ -149,7 +149,6 @@ impl Address {
     }
 }
 
-/// Gives a new connection the settings of this crate.
 pub(crate) async fn set_up(client: &Client) -> Result<(), DatabaseError> {
     client.batch_execute(SETTINGS).await.map_err(DatabaseError::Client)
 }
@@ -219,7 +218,7 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, Error> {
         let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
         match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // The name is checked last, after the signatures.
+            // rustls checks the name last, so the signatures are good.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.trust == Trust::Signed => Ok(ServerCertVerified::assertion()),

@@ -1,19 +1,20 @@
 //! Connections to the database.
 //!
 //! A call of the file system is one statement, and each statement is a transaction. A connection
-//! runs its statements one after the other, but they are sent without waiting (pipelining). So few
-//! connections serve many threads. A statement may wait for the locks of another connection, and
-//! those behind it wait too. No statement waits for one behind it, so this is no deadlock. The
-//! renewals of the session have a connection of their own, so that nothing delays them.
+//! runs its statements in order, but each one is sent without waiting for the one before it
+//! (pipelining). So few connections serve many threads. A statement that waits for a lock delays
+//! the statements behind it on its connection. It never waits for one of these, so there is no
+//! deadlock. The renewals of the session have a connection of their own, so that nothing delays
+//! them.
 //!
 //! # Lost connections
 //! A statement without an answer is sent again on a new connection (K.11). A change may have been
 //! made although its answer was lost, and its request slot then returns the stored result (K.9).
-//! [`Reply::was_lost`] tells the caller that a repetition has answered.
+//! [`Reply::was_lost`] tells the caller that the statement was repeated.
 //!
 //! A connection counts as lost if a statement gets no answer for some time. The next attempt waits
-//! twice as long, so that a statement that takes long ends some time. A statement of the session
-//! gets a second connection within its limit, so one lost connection does not end a session.
+//! twice as long, so that a slow statement ends at last. A statement of the session gets a second
+//! connection within its limit, so one lost connection does not end a session.
 //!
 //! # Errors of the database
 //! | SQLSTATE | what happens |
@@ -43,11 +44,10 @@ use tokio_postgres::{Client, Error, Row, Statement};
 use crate::address::Address;
 use crate::options::Unreachable;
 
-/// A parameter of a statement.
 pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 
-/// How long the first attempt of a statement may take before its connection counts as lost, and how
-/// long the later ones may take at most.
+/// How long the first attempt of a statement may take before its connection counts as lost. The
+/// second value is the limit for later attempts.
 const STALLS: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(3600));
 /// The first and the longest pause before a statement is sent again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -60,9 +60,9 @@ pub(crate) const PLANS: &str =
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DatabaseError {
-    /// It refuses, or the connection fails.
+    /// The database reports an error, or the connection fails.
     Client(Error),
-    /// It does not answer.
+    /// The database does not answer.
     NoAnswer,
 }
 
@@ -70,11 +70,11 @@ pub enum DatabaseError {
 pub(crate) struct Database {
     handle: Handle,
     address: Address,
-    /// The first one is for the session, the others for calls of the file system.
+    /// The first lane is for the session, the others are for calls of the file system.
     lanes: Vec<Lane>,
-    /// The behaviour of calls of the file system.
+    /// The behaviour of calls of the file system while the database cannot be reached.
     unreachable: Unreachable,
-    /// The end of the last attempts of all calls. The lock is held for an instant.
+    /// The instant after which no call makes a further attempt. Its lock is held for an instant.
     end: RwLock<Option<Instant>>,
     pub(crate) counters: Counters,
 }
@@ -88,14 +88,13 @@ pub(crate) struct Counters {
     pub(crate) connections: ShardedCounter,
 }
 
-/// The answer to a statement.
 pub(crate) struct Reply {
     pub(crate) rows: Vec<Row>,
     /// True if an earlier attempt got no answer, so that it may have had its effect.
     pub(crate) was_lost: bool,
 }
 
-/// A place for a connection.
+/// The place of a connection, which may be closed.
 #[derive(Default)]
 struct Lane {
     open: Mutex<Option<Arc<Open>>>,
@@ -109,7 +108,7 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // The task of a lost connection would wait for its end.
+        // Without this, the task of a lost connection would run until the connection fails.
         self.task.abort();
     }
 }
@@ -143,16 +142,16 @@ impl Database {
         self.handle.block_on(self.run(lane, sql, params, None))
     }
 
-    /// Makes all calls fail that the database has not answered when `limit` is over. Later calls
-    /// fail too. For the end of a mount.
+    /// Makes all calls fail that the database has not answered when `limit` is over, and all later
+    /// calls. For the end of a mount.
     pub(crate) fn end_after(&self, limit: Duration) {
         let end = Instant::now() + limit;
         let mut old = self.end.write();
         *old = Some(old.map_or(end, |old| old.min(end)));
     }
 
-    /// Returns how much longer a call that began at `start` may take. None if there is no end.
-    /// `limit` takes the place of the limit of a soft mount.
+    /// Returns how much longer a call that began at `start` may take. None if there is no limit.
+    /// `limit` replaces the limit of a soft mount.
     pub(crate) fn time_left(&self, start: Instant, limit: Option<Duration>) -> Option<Duration> {
         let limit = limit.or(match self.unreachable {
             Unreachable::Wait => None,
@@ -186,7 +185,8 @@ impl Database {
         self.run(0, sql, params, Some(limit)).await
     }
 
-    /// Runs a statement of the session once. For errors that a person reads.
+    /// Runs a statement of the session once. Returns the error of the database, so that a message
+    /// can show it.
     ///
     /// # Errors
     /// The error of the database; `NoAnswer` after `limit`.
@@ -256,7 +256,7 @@ impl Database {
         }
     }
 
-    /// Runs a statement, and tells in `used` on which connection.
+    /// Runs a statement. Stores its connection in `used`.
     async fn attempt(
         &self,
         lane: usize,
@@ -303,7 +303,6 @@ impl Database {
 }
 
 impl DatabaseError {
-    /// Returns what to do after the error.
     fn class(&self) -> Class {
         match self {
             DatabaseError::Client(error) => class_of(error),
@@ -316,7 +315,7 @@ impl DatabaseError {
         !matches!(self.class(), Class::Final(_))
     }
 
-    /// Returns true if the database has no table, function or schema of the name.
+    /// Returns true if a table, a function or the schema of the statement does not exist.
     pub(crate) fn is_undefined(&self) -> bool {
         let DatabaseError::Client(error) = self else { return false };
         matches!(error.code().map(|code| code.code()), Some("42883" | "42P01" | "3F000"))
@@ -357,7 +356,7 @@ fn class_of(error: &Error) -> Class {
     }
 }
 
-/// Returns an error with its cause, which its own text leaves out.
+/// Returns the text of an error with its cause, which `Display` leaves out.
 fn text_of(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

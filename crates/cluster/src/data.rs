@@ -1,21 +1,22 @@
 //! The contents of files: inline bytes, slices of objects, and bytes that are not written yet.
 //!
-//! A file of at most 16 KiB lies in its row of the database. A larger one consists of slices, which
-//! are ranges of objects. The inline bytes are the lowest layer: slices lie over them, and the
-//! dirty bytes of this mount over both.
+//! Contents of at most 16 KiB lie inline in the row of the inode. A larger file consists of slices:
+//! ranges of the file whose bytes are in objects. The inline bytes are the lowest layer. Slices lie
+//! over them, and the dirty bytes of this mount lie over both.
 //!
 //! A write goes into a buffer in memory, which is flushed (`flush.rs`) by fsync(2), by close(2) and
-//! after some seconds. A write that finds the buffer full flushes it first. So a write that fails
-//! leaves nothing behind, and the buffer stays bounded while nothing can be flushed.
+//! after some seconds. A write that finds the buffer full flushes it first. If that flush fails,
+//! the write fails and changes nothing. So the buffer stays bounded while the database or the store
+//! is away.
 //!
 //! # State of a file
 //! A file has a [`File`] while it is open or has dirty bytes. Its contents are loaded at the first
-//! read or write. `view` has the size and the time that other calls must see, and is separate from
-//! `content`, which a flush locks for as long as it takes.
+//! read or write. `view` has the size and the modification time that stat(2) reports. It has a lock
+//! of its own, because a flush locks `content` for as long as it takes.
 //!
 //! # Locks
-//! `files`, then `content` of a file, then `view`. No two contents are locked together. While
-//! `content` is locked, the database and the objects are asked.
+//! In this order: `files`, `content` of a file, `newest`, `view`. No thread locks two contents. A
+//! thread that has locked `content` may wait for the database and the store.
 
 mod dirty;
 mod flush;
@@ -47,19 +48,19 @@ const INLINE_MAX: u64 = 16 << 10;
 const FILE_DIRTY_MAX: usize = 16 << 20;
 /// The most separate ranges of dirty bytes of a file, each of which becomes an object.
 const EXTENTS_MAX: usize = 1024;
-/// The dirty bytes of all files from which on a write flushes other files first.
+/// If all files together have more dirty bytes than this, a write flushes files first.
 const ALL_DIRTY_MAX: i64 = 128 << 20;
-/// How long bytes may stay dirty without a call that asks for more.
+/// How long bytes may stay dirty before the periodic flush writes them.
 const DIRTY_AGE: Duration = Duration::from_secs(5);
-/// No slice crosses a chunk.
+/// The length of a chunk of a file. No slice crosses a border of chunks.
 const CHUNK_BYTES: u64 = 64 << 20;
 /// The largest size of a file: 1 PiB, the space that statfs(2) reports as free.
 pub(crate) const SIZE_MAX: u64 = 1 << 50;
-/// How many objects are read ahead for a sequential reader.
+/// The most objects that are read ahead for a sequential reader.
 const AHEAD_OBJECTS: u64 = 4;
-/// How many objects a call reads or writes at a time.
+/// How many objects a call reads or writes at the same time.
 const REQUESTS_MAX: usize = 16;
-/// Memory for objects that were read.
+/// The memory for objects that were read, in bytes.
 const CACHE_BYTES: usize = 64 << 20;
 
 const CONTENT: &str = "SELECT * FROM cw_content($1)";
@@ -71,7 +72,7 @@ pub(crate) struct Files {
     cache: ObjectsCache,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
-    /// The keys of objects that were recorded, and that no file will name.
+    /// The keys of recorded objects whose flush failed. No file will name them.
     failed: Mutex<Vec<String>>,
     pub(crate) dirty_bytes: ShardedCounter,
 }
@@ -89,22 +90,22 @@ pub(crate) struct File {
     content: Mutex<Content>,
     /// The size and the modification time, if they differ from those of the database.
     view: Mutex<Option<(u64, Timespec)>>,
-    /// The newest version of the inode whose attributes the kernel has got. Protected by its own
-    /// mutex, a leaf.
+    /// The highest version of the inode whose attributes the kernel has got.
     ///
-    /// The kernel drops its pages of a file when it sees a new time. Pages that it reads afterwards
-    /// count as those of that time. So they must not come from older contents.
+    /// The kernel drops its cached pages of a file when it sees a new modification time. Pages that
+    /// it reads afterwards must not come from older contents, because it would keep them.
     newest: Mutex<i64>,
 }
 
 /// The contents of a file, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    /// The session that has loaded the contents, or 0. Contents of an earlier session may be old.
+    /// The session that has loaded the contents, or 0 if they must be loaded. Contents of an
+    /// earlier session may be old.
     loaded_by: i64,
-    /// The number that the database had for these contents. Each change gives them a new one.
+    /// `node.contents` of these contents. Each change of the contents gives a higher number.
     number: i64,
-    /// A version of the inode that has these contents.
+    /// A version of the inode (`node.version`) with these contents.
     version: i64,
     size: u64,
     inline: Bytes,
@@ -121,7 +122,7 @@ pub(crate) struct Content {
     lost: Option<Errno>,
 }
 
-/// A use of a file. The record of the file goes with its last use.
+/// A use of a file. After its last use a [`File`] without dirty bytes is dropped.
 pub(crate) struct InUse<'a> {
     data: &'a Files,
     pub(crate) file: Arc<File>,
@@ -141,7 +142,6 @@ impl Files {
         }
     }
 
-    /// Begins a use of a file.
     pub(crate) fn file(&self, ino: u64) -> InUse<'_> {
         let mut files = self.files.lock();
         let open = files.entry(ino).or_insert_with(|| OpenFile {
@@ -152,7 +152,7 @@ impl Files {
         InUse { data: self, file: open.file.clone() }
     }
 
-    /// Begins a use of a file that has a record already.
+    /// Begins a use of a file that has a [`File`] already.
     pub(crate) fn known_file(&self, ino: u64) -> Option<InUse<'_>> {
         let mut files = self.files.lock();
         let open = files.get_mut(&ino)?;
@@ -160,8 +160,8 @@ impl Files {
         Some(InUse { data: self, file: open.file.clone() })
     }
 
-    /// Counts an open file until [`Files::close`]. The contents are loaded again, since another
-    /// mount may have changed them.
+    /// Begins a use of a file that [`Files::close`] ends. Contents without changes are loaded
+    /// again, since another mount may have changed them.
     pub(crate) fn open(&self, ino: u64) {
         let used = self.file(ino);
         let mut content = used.file.content.lock();
@@ -172,7 +172,7 @@ impl Files {
         std::mem::forget(used);
     }
 
-    /// Ends a use of a file that [`Files::open`] has counted.
+    /// Ends a use of a file that [`Files::open`] has begun.
     pub(crate) fn close(&self, ino: u64) {
         let mut files = self.files.lock();
         if let Entry::Occupied(mut open) = files.entry(ino) {
@@ -184,8 +184,8 @@ impl Files {
         }
     }
 
-    /// Flushes a file, whose contents are then loaded again at the next use. For a lock that was
-    /// just taken: others may have written under it.
+    /// Flushes a file, and makes its next use load the contents again. Called after a lock was
+    /// taken, since other mounts may have written under that lock.
     pub(crate) fn refresh(&self, ino: u64) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
@@ -194,8 +194,8 @@ impl Files {
         Ok(())
     }
 
-    /// Gives up what was not flushed of a file, because it must not be written any more. The next
-    /// [`Files::flush`] reports it.
+    /// Gives up the dirty bytes of a file that must not be written any more. The next
+    /// [`Files::flush`] reports the loss.
     pub(crate) fn revert(&self, ino: u64) {
         let Some(used) = self.known_file(ino) else { return };
         let mut content = used.file.content.lock();
@@ -204,7 +204,7 @@ impl Files {
         }
     }
 
-    /// Drops what was not flushed of a file that is gone.
+    /// Drops the dirty bytes of a file that is gone.
     pub(crate) fn discard(&self, ino: u64) {
         let open = self.files.lock().remove(&ino);
         if let Some(open) = open {
@@ -213,8 +213,8 @@ impl Files {
         }
     }
 
-    /// Returns attributes of a version of the inode for the kernel, with the size and the time of
-    /// what was not flushed.
+    /// Returns `attr` for the kernel, with the size and the time of writes that are not flushed.
+    /// `attr` belongs to `version` of the inode.
     pub(crate) fn seen(&self, attr: Attr, version: i64) -> Attr {
         let files = self.files.lock();
         let Some(file) = files.get(&attr.ino).map(|open| &open.file) else { return attr };
@@ -252,7 +252,8 @@ impl Files {
             let ahead = if is_sequential { content.ahead() } else { Vec::new() };
             let fetched = self.fetch(&pieces, offset, buf, is_sequential);
             match fetched {
-                // Another mount may have replaced the object. Its slices are read again, once.
+                // Another mount may have replaced the object. The slices of the file are loaded
+                // again, once.
                 Err(Errno::NOENT) if !is_retry && content.dirty.is_empty() => {
                     (content.loaded_by, is_retry) = (0, true);
                     continue;
@@ -310,7 +311,7 @@ impl Files {
     ///
     /// # Errors
     /// `EFBIG` behind the largest size; the errors of a flush, if there is no room for more dirty
-    /// bytes. Nothing is written then.
+    /// bytes. A call that fails writes nothing.
     pub(crate) fn write(
         &self,
         ino: u64,
@@ -329,7 +330,7 @@ impl Files {
         Ok(room)
     }
 
-    /// Flushes files until all of them together have few dirty bytes. Called without a lock.
+    /// Flushes files until all of them together have few dirty bytes. The caller has no lock.
     fn make_room(&self) -> Result<(), Errno> {
         if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
             return Ok(());
@@ -341,7 +342,8 @@ impl Files {
             if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
                 return Ok(());
             }
-            // A file whose bytes were given up reports that itself.
+            // Bytes that were given up are reported to the users of their own file, not to this
+            // write.
             let done =
                 done.or_else(|errno| if errno == Errno::STALE { Ok(()) } else { Err(errno) });
             failed = failed.and(done);
@@ -378,27 +380,27 @@ impl Files {
         self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
     }
 
-    /// Changes the size of a file by `change`, which returns the file as the database has it then.
-    /// Bytes in front of the new end stay dirty. So a truncation needs no room in a full store.
+    /// Changes the size of a file by `change`, which returns the changed inode. Dirty bytes before
+    /// the new end stay dirty. So a truncation needs no room in a full store.
     pub(crate) fn resize(
         &self,
         ino: u64,
         size: u64,
         change: impl FnOnce() -> Result<Inode, Errno>,
     ) -> Result<Inode, Errno> {
-        // A use begins in any case. Otherwise a call that opens the file meanwhile would keep
-        // contents of before.
+        // A use begins even for a file that is not open. Otherwise a concurrent open could load and
+        // keep the contents from before the change.
         let used = self.file(ino);
         let mut content = used.file.content.lock();
         let done = change();
         let Ok(inode) = done else {
-            // The change may have been made although its answer was lost.
+            // The database may have made the change although the call failed.
             if !content.is_changed {
                 content.loaded_by = 0;
             }
             return done;
         };
-        // Otherwise another mount may have changed the contents before.
+        // If the version has grown by more than 1, another mount may have changed the contents.
         if content.version + 1 == inode.version {
             (content.number, content.version) = (inode.version, inode.version);
         }
@@ -416,7 +418,7 @@ impl Files {
         Ok(inode)
     }
 
-    /// Makes a range of a file zeros. The range ends at the end of the file at the latest.
+    /// Zeroes a range of a file, without going beyond the end of the file.
     pub(crate) fn zero(&self, ino: u64, offset: u64, len: u64) -> Result<(), Errno> {
         let used = self.file(ino);
         let mut content = self.loaded(&used.file)?;
@@ -455,7 +457,7 @@ impl Files {
         {
             return Ok(content);
         }
-        // A new file is known to be empty without asking.
+        // A new file is empty, so the database need not be asked.
         let known = self.meta.cache.inode(file.ino);
         let is_live = !self.meta.session.left().is_zero();
         if is_live && known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1) {
@@ -466,7 +468,6 @@ impl Files {
         Ok(content)
     }
 
-    /// Loads the contents of a file from the database.
     fn load(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
         let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
@@ -488,8 +489,8 @@ impl Files {
 }
 
 impl Content {
-    /// Returns the objects that the sequential reader needs next, each with its length. After the
-    /// first object they are several, because the store may be far away.
+    /// Returns the objects that the sequential reader needs next, each with its length. A reader
+    /// that has read more than one object gets several, because the store may be far away.
     fn ahead(&self) -> Vec<(Arc<str>, u64)> {
         let is_long = self.run.end - self.run.start > OBJECT_BYTES;
         let count = if is_long { AHEAD_OBJECTS } else { 1 };
@@ -502,8 +503,8 @@ impl Content {
         objects.collect()
     }
 
-    /// Returns the parts of a range, at most one in each chunk, outside of which there are only
-    /// zeros.
+    /// Returns the parts of a range that may contain other bytes than zeros, at most one in each
+    /// chunk.
     fn covered(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let inline = range.start..range.end.min(self.inline.len() as u64);
         let pieces = self.slices.in_range(range).into_iter();

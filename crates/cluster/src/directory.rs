@@ -1,28 +1,29 @@
 //! The cached directories of a mount: names, attributes, extended attributes.
 //!
-//! A directory is cached while the session holds a lease on it. A *complete* directory knows all
-//! its names, so a name that it does not have does not exist. A larger one knows names that were
-//! looked up, present or absent, and a *window*: a range of positions whose names are all known.
-//! Listings move and extend the window.
+//! A directory is cached while the session holds a lease on it. Of a *complete* directory, all
+//! names are known, so any other name does not exist. Of a larger one, the names that were looked
+//! up are known, present or absent. The *window* is a range of positions in which all names are
+//! known. Listings move and extend the window.
 //!
-//! The lease of a directory also covers the attributes of the inodes at home in it, and its own.
-//! The names of a directory also lead to inodes that other leases cover: subdirectories, and files
-//! with another home. The cache keeps their attributes as *hints*. A hint is never the answer to
-//! `getattr`. A lookup returns it with a timeout of 0, so the kernel asks again before it uses it.
+//! The lease of a directory also covers the attributes of the directory and of the inodes at home
+//! in it. Names may also lead to inodes that other leases cover: subdirectories, and files with
+//! another home. The cache keeps the attributes of these inodes as *hints*. A hint is never the
+//! answer to `getattr`. A lookup returns a hint with a timeout of 0, so the kernel asks for the
+//! attributes before it uses them.
 //!
 //! # Changes
 //! A change begins before it is sent ([`Cache::begin`]) and ends with its reply. Meanwhile the
 //! changed names and attributes are unknown, and readers ask the database (K.6). An answer of the
-//! database is cached only if no change of the directory has begun or ended since it was asked for
-//! ([`Ticket`]).
+//! database is cached only if no change of the directory has begun or ended since the question was
+//! sent ([`Ticket`]).
 //!
 //! # Memory
-//! The cache counts names and inodes. Above its limit it drops the directories that were not used
-//! for the longest time, until a quarter is free.
+//! The cache counts names and inodes. Above its limit it drops the least recently used directories
+//! until a quarter is free.
 //!
 //! # Locks
-//! All is protected by one mutex, which is held for an instant. `filled` wakes the threads that
-//! wait for the fill of another thread.
+//! One mutex protects everything, and is held for an instant. `filled` wakes the threads that wait
+//! for the fill of another thread.
 
 mod state;
 
@@ -36,20 +37,17 @@ use crate::node::Inode;
 use crate::options::Flaws;
 use crate::session::Caches;
 
-/// The memory of a name or an inode, with its share of the tables, in bytes.
+/// The estimated memory of a name or an inode, with its share of the hash tables, in bytes.
 const ENTRY_BYTES: usize = 400;
 
-/// The extended attributes of an inode.
 pub(crate) type Xattrs = Arc<Vec<(Vec<u8>, Vec<u8>)>>;
 
 /// A name with its position and its inode, as the database lists it.
 pub(crate) type Listing = (Box<[u8]>, u64, Inode);
 
-/// A name that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) ino: u64,
-    /// The position in the directory.
     pub(crate) cookie: u64,
 }
 
@@ -57,15 +55,15 @@ pub(crate) struct Entry {
 /// are current.
 pub(crate) type Sink<'a> = dyn FnMut(&[u8], u64, &Inode, bool) -> ControlFlow<()> + 'a;
 
-/// The knowledge of the cache about a name.
+/// The answer of the cache to a lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Found {
     /// The inode. The flag tells whether its attributes are current, and not only a hint.
     Inode(Inode, bool),
     Absent,
-    /// The cache does not know. The database must be asked for the whole directory.
+    /// The cache does not know the name. The database must be asked for the whole directory.
     Fill,
-    /// The cache does not know. The database must be asked for this name.
+    /// The cache does not know the name. The database must be asked for this name.
     Ask,
 }
 
@@ -94,7 +92,7 @@ pub(crate) struct Change<'a> {
 pub(crate) struct Cache {
     state: Mutex<State>,
     filled: Condvar,
-    /// The most names and inodes.
+    /// The most names and inodes that are cached.
     limit: usize,
     flaws: Flaws,
 }
@@ -106,7 +104,6 @@ impl Cache {
         Cache { state: Mutex::default(), filled: Condvar::new(), limit, flaws }
     }
 
-    /// Looks a name up.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Found {
         let mut state = self.state.lock();
         state.clock += 1;
@@ -171,8 +168,8 @@ impl Cache {
         }
     }
 
-    /// Begins a fill of `dir`. Waits while another thread fills it. Returns false if that thread
-    /// has made it known. Otherwise the caller must call [`Cache::end_fill`].
+    /// Begins a fill of `dir`. Waits while another thread fills `dir`. Returns false if the fill of
+    /// that thread was cached. Otherwise the caller must call [`Cache::end_fill`].
     pub(crate) fn begin_fill(&self, dir: u64) -> bool {
         let mut state = self.state.lock();
         let mut has_waited = false;
@@ -190,7 +187,7 @@ impl Cache {
         }
     }
 
-    /// Ends a fill, whatever came of it.
+    /// Ends a fill, successful or not.
     pub(crate) fn end_fill(&self, dir: u64) {
         let mut state = self.state.lock();
         if let Some(directory) = state.dirs.get_mut(&dir) {
@@ -204,8 +201,8 @@ impl Cache {
         Ticket(self.state.lock().epoch)
     }
 
-    /// Caches a directory and the names of it from position `after` on. `at_end` says that there
-    /// are no further names. Returns false if the answer cannot be cached.
+    /// Caches a directory and its names behind the position `after`. `at_end` says that there are
+    /// no further names. Returns false if the answer cannot be cached.
     pub(crate) fn fill(
         &self,
         ticket: Ticket,
@@ -255,7 +252,8 @@ impl Cache {
 
     /// Reports some of the names after `cookie` to `sink`.
     pub(crate) fn list(&self, dir: u64, cookie: u64, sink: &mut Sink<'_>) -> Listed {
-        // The names are collected first, because the sink is foreign code.
+        // The names are collected first, because the sink is code of the caller and runs without
+        // the lock.
         let (batch, rest) = {
             let mut state = self.state.lock();
             state.clock += 1;
@@ -296,14 +294,14 @@ impl Cache {
                 return Listed::End;
             }
         }
-        // A listing may end after any entry, and goes on behind it.
+        // A listing may stop after any entry. The caller continues from there.
         match rest {
             Listed::Unknown if !is_empty => Listed::End,
             rest => rest,
         }
     }
 
-    /// Marks what a change alters as unknown, before the change is sent (K.6).
+    /// Marks the names and attributes that a change alters as unknown, before it is sent (K.6).
     pub(crate) fn begin(&self, change: &Change<'_>) -> Begun {
         let mut state = self.state.lock();
         for dir in &change.dirs {
@@ -383,8 +381,8 @@ impl Cache {
         self.state.lock().dirs.get(&dir).is_some_and(|directory| directory.is_leased)
     }
 
-    /// Notes that a file is opened. Returns true if the kernel may keep the pages that it has of
-    /// the file, because only this mount has changed it since the last open.
+    /// Notes that a file is opened. Returns true if only this mount has changed the file since the
+    /// last open, so that the kernel may keep its pages of the file.
     pub(crate) fn note_open(&self, ino: u64) -> bool {
         let mut state = self.state.lock();
         let is_current = state.inodes.get(&ino).is_some_and(|cached| state.is_current(cached));
@@ -394,9 +392,9 @@ impl Cache {
         }
     }
 
-    /// Caches a directory that this session has just made, with its lease. It has no names.
-    /// Does nothing if another mount has asked for any lease since the change began, because that
-    /// may have been this one.
+    /// Caches a directory that this session has just made, with its lease. The directory is empty.
+    /// Does nothing if a lease was dropped for another mount since the change began, because that
+    /// may have been the lease of this directory.
     pub(crate) fn add_new_directory(&self, begun: Begun, inode: Inode) {
         let mut state = self.state.lock();
         if state.era != begun.era || state.dropped_epoch > begun.epoch {
@@ -436,7 +434,7 @@ impl Cache {
         is_valid.then_some(state)
     }
 
-    /// Drops directories until the cache is a quarter below its limit, if it is above.
+    /// If the cache is above its limit, drops directories until it is a quarter below.
     fn shrink(&self, state: &mut State) {
         if state.count <= self.limit {
             return;
@@ -456,7 +454,7 @@ impl Cache {
 /// How many names a listing takes from the cache at a time.
 const BATCH: usize = 256;
 
-/// How far a listing has come.
+/// The state of a listing after a batch of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listed {
     /// The listing is complete, or its caller wants no more.
@@ -480,7 +478,7 @@ impl Caches for Cache {
             directory.epoch = state.epoch;
             directory.is_leased = false;
             directory.inos.clear();
-            // Changes that are under way still count down their names.
+            // Changes that are under way decrement the counts of these names when they end.
             directory.names =
                 Names { unknown: std::mem::take(&mut directory.names.unknown), ..Names::default() };
         }
@@ -488,7 +486,7 @@ impl Caches for Cache {
         state.dirs.retain(|_, directory| !directory.is_idle());
     }
 
-    /// Also invalidates the tickets of answers that are under way.
+    /// Drops some directories, and invalidates the tickets of answers that are under way.
     fn drop_directories(&self, dirs: &[u64]) {
         let mut state = self.state.lock();
         for dir in dirs {

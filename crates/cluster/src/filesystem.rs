@@ -1,13 +1,13 @@
-//! The back end: the methods of [`FileSystem`] on metadata and contents.
+//! The back end: the methods of [`FileSystem`], on top of `meta.rs` and `data.rs`.
 //!
-//! The server is mounted as one that shares its files with others (`Options::shared`), so it asks
-//! this back end for each name and each attribute that the kernel asks for. A warm answer comes
-//! from the cached directories, and each answer says how long the kernel may keep it.
+//! The FUSE server runs with `Options::shared`, because other mounts may change the files. So it
+//! asks this back end for each name and attribute that the kernel asks for. The cached directories
+//! answer most of these requests. Each answer says how long the kernel may keep it.
 //!
 //! # Inodes without a name
 //! An inode whose last name was removed stays in the database as an orphan of the session, until
-//! the server forgets it (F.4). Orphans are purged some hundred at a time. Those of a mount that
-//! dies are purged by another mount, ten minutes later.
+//! the server forgets it (F.4). Orphans are purged up to 256 at a time. Another mount purges the
+//! orphans of a mount that has died, ten minutes later.
 
 mod attributes;
 mod names;
@@ -42,7 +42,8 @@ const ROOT: u64 = 1;
 const O_ACCMODE: u32 = 3;
 /// The block of statfs(2).
 const BLOCK_BYTES: u64 = 4096;
-/// The free blocks and inodes that statfs(2) reports, since the database sets no limit: 1 PiB.
+/// The free blocks (1 PiB) and free inodes that statfs(2) reports, since the database sets no
+/// limit.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 /// How long the end of a mount waits for a database that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -50,12 +51,12 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const PURGE_COUNT: usize = 256;
 /// How many unused objects are removed at a time.
 const OBJECTS_COUNT: i32 = 64;
-/// How often one turn does so.
+/// The most such batches that one call of `maintain` removes.
 const COLLECT_ROUNDS: u32 = 64;
 /// How long an unused object stays, so that a reader with old slices can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
-/// How many calls of `maintain`, which come once a second, pass between two looks for unused
-/// objects and for orphans of dead mounts.
+/// How many calls of `maintain` pass between two searches for unused objects and for orphans of
+/// dead mounts. `maintain` is called once a second.
 const COLLECT_EVERY: u32 = 30;
 
 const STATFS: &str = "SELECT * FROM cw_statfs()";
@@ -94,9 +95,9 @@ pub struct ClusterFs {
 /// The inodes without a name.
 #[derive(Debug, Default)]
 pub(crate) struct Nameless {
-    /// Those that the server still uses.
+    /// Inodes that the server still uses.
     pub(crate) used: HashSet<u64>,
-    /// Those that are to be purged.
+    /// Inodes that the server has forgotten, to be purged.
     forgotten: Vec<i64>,
 }
 
@@ -104,7 +105,7 @@ pub(crate) struct Nameless {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The database cannot be reached, or refuses.
+    /// The database cannot be reached, or reports an error.
     Database(DatabaseError),
     /// There is no file system in the database.
     NoFileSystem,
@@ -157,7 +158,7 @@ impl ClusterFs {
             Objects::open(&place, &options.settings).map_err(OpenError::Objects)
         });
         let objects = objects.inspect_err(|_| {
-            // The session has just been made. If it cannot be ended, it dies by itself.
+            // If the new session cannot be ended, it dies by itself after its lease time.
             let _ = session.end();
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
@@ -180,8 +181,8 @@ impl ClusterFs {
         Ok(fs)
     }
 
-    /// Writes everything that is not written yet, and ends the session. Later calls fail or begin a
-    /// new session.
+    /// Flushes the dirty bytes of all files, and ends the session. Later calls fail or begin a new
+    /// session.
     ///
     /// # Errors
     /// The first error of a write.
@@ -208,8 +209,8 @@ impl ClusterFs {
         self.meta.session.database.counters.statements.sum().max(0) as u64
     }
 
-    /// Returns attributes as a caller sees them: with what was not flushed, and with the times for
-    /// which the kernel may keep them.
+    /// Returns attributes as a caller sees them: with the size and time of writes that are not
+    /// flushed yet. Adds how long the kernel may keep them.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
         self.data.seen(self.meta.with_ttl(known, is_name_cached), known.inode.version)
     }
@@ -225,8 +226,8 @@ impl ClusterFs {
         self.attr(known, is_name_cached)
     }
 
-    /// Returns true if a file is not flushed before its users ask for it: no other program will see
-    /// it, or its locks are lost.
+    /// Returns true if the periodic flush skips a file, because the file has no name or has lost
+    /// its locks.
     fn is_kept(&self, ino: u64) -> bool {
         self.is_nameless(ino) || self.check_locks(ino).is_err()
     }
@@ -345,7 +346,7 @@ impl FileSystem for ClusterFs {
             let attr = self.attr(Known { inode: *inode, is_current }, is_cached);
             match Name::new(name) {
                 Ok(name) => sink(DirEntry::from_attr(name, attr, cookie)),
-                // A damaged name cannot be shown. `fsck` names it.
+                // The database has a name that Linux does not allow.
                 Err(_) => ControlFlow::Continue(()),
             }
         };
@@ -402,8 +403,8 @@ impl FileSystem for ClusterFs {
         }
     }
 
-    /// Each open file has a handle of its own, since the server ends the locks of an open file by its
-    /// handle. The lowest bit tells whether the file is open for writing.
+    /// Each open file has a handle of its own, since the server ends the locks of an open file by
+    /// its handle. The lowest bit tells whether the file is open for writing.
     fn open(&self, node: Node<'_>, access: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
@@ -421,10 +422,10 @@ impl FileSystem for ClusterFs {
         true
     }
 
-    /// Writes the dirty bytes of the file, so that they are there after close(2).
+    /// Writes the dirty bytes of the file, so that other mounts can read them after close(2).
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         self.check_locks(node.ino())?;
-        // No other program will ever see the contents of a file without a name.
+        // No other mount can open a file without a name.
         if self.is_nameless(node.ino()) {
             Ok(())
         } else {
@@ -436,7 +437,7 @@ impl FileSystem for ClusterFs {
         if node.kind() != FileKind::Regular || node.handle() == 0 {
             return;
         }
-        // A mapping may have written after the last flush.
+        // The program may have written through a mapping since the last flush.
         if let Err(errno) = self.flush(node) {
             log::error!("inode {}: bytes were not written when it was closed: {errno}", node.ino());
         }
@@ -555,7 +556,7 @@ impl FileSystem for ClusterFs {
         if is_turn {
             done.extend([self.reap(), self.collect_objects()]);
         }
-        // A step that fails keeps no other step from its work.
+        // A step that fails does not keep the others from running.
         for errno in done.into_iter().filter_map(Result::err) {
             log::warn!("deferred work is put off: {errno}");
         }
@@ -579,8 +580,8 @@ impl FileSystem for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // Without this, the next mount would wait for the lease. The session may have ended
-        // already.
+        // Without this, changes of the next mount would wait until the lease time is over. The
+        // session may have ended already.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {

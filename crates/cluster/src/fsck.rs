@@ -1,9 +1,9 @@
 //! Checks a cluster file system.
 //!
-//! The check reads one snapshot of the database, so a mount may go on meanwhile. It changes
-//! nothing. After the snapshot it lists the objects. Each object that a slice names must be there
-//! and long enough. A mount may have replaced an object since the snapshot, so a missing one counts
-//! only if the file still uses it after the listing.
+//! The check changes nothing. It reads one snapshot of the database, so mounts may work meanwhile.
+//! After the snapshot it lists the objects. Each object that a slice names must exist and be long
+//! enough. A mount may have replaced an object since the snapshot. So a missing object counts only
+//! if a file still uses it after the listing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +20,8 @@ use crate::options::{Place, Url};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// A name leads to an inode that does not exist, or has another type.
+    /// A name leads to an inode that does not exist or has another type, or its parent is no
+    /// directory.
     Name {
         /// The directory.
         parent: i64,
@@ -38,12 +39,12 @@ pub enum Finding {
         /// The number that was counted.
         counted: i64,
     },
-    /// An inode without a name is no orphan of a session, or an orphan has a name.
+    /// An inode without links is no orphan of a session, or an orphan has links.
     Orphan {
         /// The inode.
         ino: i64,
     },
-    /// The home of an inode is a directory without a name of it, or a wrong parent.
+    /// The home (for a directory, the parent) of an inode has no name of it.
     Home {
         /// The inode.
         ino: i64,
@@ -55,7 +56,7 @@ pub enum Finding {
         /// The directory.
         ino: i64,
     },
-    /// Attributes or contents belong to an inode that does not exist.
+    /// Extended attributes or contents belong to an inode that does not exist.
     Unowned {
         /// The inode.
         ino: i64,
@@ -67,7 +68,7 @@ pub enum Finding {
         /// The key of the object.
         key: String,
     },
-    /// An object that a file needs is recorded as one to be removed.
+    /// An object that a file needs is also recorded as pending or dead, so it may be removed.
     Doomed {
         /// The file.
         ino: i64,
@@ -91,7 +92,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The number of inodes.
     pub inodes: i64,
-    /// The number of inodes without a name.
+    /// The number of inodes without links.
     pub orphans: i64,
     /// The number of bytes of all files and directories.
     pub bytes: i64,
@@ -102,7 +103,7 @@ pub struct Report {
 }
 
 const FORMAT: &str = "SELECT version, data, id::text FROM format";
-/// The sum of the sizes is cut off where `cw_statfs` cuts it off.
+/// The sum of the sizes is capped as in `cw_statfs`.
 const TOTALS: &str = "SELECT count(*),
     least(coalesce(sum(size), 0), 9223372036854775807)::bigint, count(*) FILTER (WHERE nlink = 0) FROM node";
 const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
@@ -111,7 +112,8 @@ const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
 const FILE_LINKS: &str = "SELECT n.ino, n.nlink, count(e.ino) FROM node n
     LEFT JOIN edge e ON e.ino = n.ino WHERE n.mode & 61440 <> 16384
     GROUP BY n.ino, n.nlink HAVING n.nlink <> count(e.ino)";
-/// A directory has its own name (the root has none), `.`, and `..` of each subdirectory.
+/// The links of a directory are its name, its `.`, and the `..` of each subdirectory. The root has
+/// no name, but a `..` of its own.
 const DIR_LINKS: &str = "SELECT n.ino, n.nlink, c.links FROM node n,
     LATERAL (SELECT CASE WHEN n.ino = 1 THEN 2
         ELSE 2 * (SELECT count(*) FROM edge WHERE ino = n.ino) END
@@ -141,7 +143,7 @@ type Check = (&'static str, fn(&Row) -> Finding);
 /// ([`ClusterOptions::settings`](crate::ClusterOptions::settings)).
 ///
 /// # Errors
-/// The reason why it cannot be checked.
+/// The reason why the file system cannot be checked.
 pub fn fsck(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
     let runtime = new_runtime().map_err(OpenError::Runtime)?;
     runtime.block_on(check(url, settings))
@@ -205,7 +207,7 @@ fn links(row: &Row) -> Finding {
     Finding::Links { ino: row.get(0), stored: row.get(1), counted: row.get(2) }
 }
 
-/// Counts the objects. Returns the keys of those that are missing or too short.
+/// Counts the objects. Returns the keys of the objects that are missing or too short.
 fn check_objects(slices: &[Row], listed: Vec<(String, u64)>, report: &mut Report) -> Vec<String> {
     let mut missing = Vec::new();
     let mut objects: HashMap<String, u64> = listed.into_iter().collect();

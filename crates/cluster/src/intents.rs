@@ -1,27 +1,27 @@
-//! Messages between mounts: intents of changes, and the news that holders have let go of leases.
+//! Messages between mounts: intents of changes, and acknowledgements that leases were given up.
 //!
-//! A mount has one connection on which it listens. An *intent* is a change of another mount that
-//! waits for leases of this one. The listener drops what is cached of the directories of the intent
-//! ([`Caches::drop_directories`]), and then acknowledges it. The acknowledgement deletes the leases
-//! of this session on these directories, if the intent still exists. The last acknowledgement
-//! notifies the writer, and that mount sends its change again.
+//! The *listener* of a mount is a task with a connection of its own. An *intent* records a change
+//! of another mount that waits for leases of this one. The listener drops the cached directories of
+//! the intent ([`Caches::drop_directories`]), and then acknowledges it. The acknowledgement deletes
+//! the leases of this session on these directories, if the intent still exists. The last
+//! acknowledgement notifies the writer, and that mount sends its change again.
 //!
 //! # Lost notifications
 //! A notification is only a hint. The listener asks for the intents that wait for its session after
 //! each connect, and when a renewal says that there are any (K.12). A writer sends its change again
 //! after some time, also without a notification.
 //!
-//! # Why an answer of before the change is not cached
+//! # Why no answer from before the change is cached
 //! Take a directory d with an intent. The intent is written under the exclusive lock of d. A fill
 //! of d takes that lock shared, and looks for intents before it inserts a lease (K.2).
 //! - A fill that has the lock before the intent is written may insert a lease. If its reply comes
 //!   after the drop, its ticket is too old (`directory.rs`). The acknowledgement deletes the lease.
 //! - A fill that has the lock later finds the intent, inserts no lease, and its reply says so.
 //!
-//! The acknowledgement has the row lock of the intent to its end, so it deletes no lease of a fill
-//! that came after the change.
+//! The acknowledgement holds the row lock of the intent until it commits. So it deletes no lease of
+//! a fill that came after the change.
 //!
-//! # Why no mounts wait for each other in a circle
+//! # Why mounts do not deadlock
 //! The listener waits for the mutex of the cache, which is never held during a statement, and for
 //! its own statements on its own connection. In the database, it waits for the row of the intent.
 //! Three others lock that row:
@@ -63,13 +63,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// How many numbers of acknowledged intents are kept for writers that have not asked yet.
 const KEPT: usize = 1024;
 
-/// The news between a mount and the others.
+/// The messages between a mount and the others.
 #[derive(Debug, Default)]
 pub(crate) struct Post {
     /// Intents of this mount that all holders have acknowledged.
     acknowledged: Mutex<VecDeque<i64>>,
     arrived: Notify,
-    /// Wakes the listener, so that it asks for intents.
+    /// Wakes the listener, so that it reads the intents from the database.
     look: Notify,
     /// How often a change has waited for other mounts.
     pub(crate) waits: ShardedCounter,
@@ -80,7 +80,7 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// Makes the listener ask for intents.
+    /// Makes the listener read the intents from the database.
     pub(crate) fn look(&self) {
         self.look.notify_one();
     }
@@ -97,7 +97,7 @@ impl Post {
                 arrived.await;
             }
         };
-        // After the limit, the caller asks the database.
+        // After the limit, the caller sends its change again.
         let _ = timeout(limit, news).await;
     }
 
@@ -118,14 +118,13 @@ impl Post {
     }
 }
 
-/// A notification.
 #[derive(Debug, PartialEq, Eq)]
 enum News {
     /// An intent with its directories.
     Intent(i64, Vec<u64>),
     /// An intent of this session that all others have acknowledged.
     Acknowledged(i64),
-    /// It is for other sessions.
+    /// A notification for other sessions.
     Other,
 }
 
@@ -185,7 +184,7 @@ async fn connect(session: &Session) -> Result<Line, DatabaseError> {
                     }
                 }
                 Ok(_) => {}
-                // The end of the channel tells the listener.
+                // The listener sees that the channel is closed.
                 Err(_) => return,
             }
         }
@@ -211,7 +210,7 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
                 return;
             }
         }
-        // The session must be able to end while nothing happens.
+        // The wait is limited, so that the session can be dropped while nothing happens.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),

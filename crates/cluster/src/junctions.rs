@@ -1,10 +1,10 @@
-//! Junctions: directories at which a program that mounts puts the file system of another database.
+//! Junctions: directories on which a program mounts the file system of another database.
 //!
 //! A junction is an empty directory with the extended attribute [`JUNCTION`], whose value is the
 //! URL of the other file system. The back end shows it as a directory in which nothing can be made
-//! (`EREMOTE`), and which can be neither removed nor renamed (`EBUSY`). The program crosses it: it
-//! mounts the other file system there, like `corewalk mount`. So a rename across a junction is
-//! `EXDEV`, and each database serves its own part alone.
+//! (`EREMOTE`), and which can be neither removed nor renamed (`EBUSY`). A program such as `corewalk
+//! mount` mounts the other file system there. So a rename across a junction is `EXDEV`, and each
+//! database serves its own part alone.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -25,21 +25,21 @@ const JUNCTIONS: &str = "SELECT * FROM cw_junctions()";
 pub struct Junction {
     /// The inode number of the directory.
     pub ino: u64,
-    /// The path of the directory from the root, relative.
+    /// The path of the directory, relative to the root.
     pub path: PathBuf,
     /// The URL of the other file system.
     pub url: String,
 }
 
 impl ClusterFs {
-    /// Returns a number that changes whenever a junction of the file system has changed, at most a
-    /// third of the lease later. It costs no statement.
+    /// Returns a number that changes after a junction of the file system has changed, at most a
+    /// third of the lease time later. The call costs no statement.
     pub fn junctions_version(&self) -> i64 {
         self.meta.session.junctions()
     }
 
-    /// Returns all junctions. It costs one statement. A junction whose URL is not UTF-8 is left
-    /// out.
+    /// Returns all junctions. The call costs one statement. A junction whose URL is not UTF-8 is
+    /// left out.
     ///
     /// # Errors
     /// `EIO` if the database does not answer.

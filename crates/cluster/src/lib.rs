@@ -1,41 +1,41 @@
 //! A file system for many machines: metadata in PostgreSQL, file contents in objects.
 //!
-//! [`ClusterFs`] has its metadata in a PostgreSQL database, with one function, and so one round
-//! trip, for each operation. Contents of at most 16 KiB lie there too, larger ones in immutable
-//! objects ([`objects`]). A directory that was read is cached under a lease, and answers by itself.
+//! [`ClusterFs`] keeps metadata, and contents of at most 16 KiB, in a PostgreSQL database. Larger
+//! contents are in immutable objects ([`objects`]). Each operation is one SQL function.
 //!
 //! Several mounts may use a file system at once. Names and attributes are linearizable. An open
-//! sees the contents that an earlier close has written.
+//! sees the contents that an earlier close has written, as in NFS.
 //!
 //! # Terms
-//! - A *session* is one mount. A *lease* on a directory lets a session answer from its cache. It
-//!   covers the names, absent ones too, and the attributes of the inodes at *home* there.
-//! - The home of a file is a directory with a name of it. A directory is its own home.
-//! - A *change* alters what leases cover. An *intent* is a change that waits for other sessions.
+//! - A *session* is the registration of a mount. It lives for a *lease time* after each renewal.
+//! - A *lease* on a directory lets a session answer from its cache. It covers the directory's
+//!   names, absent ones too, and the attributes of the inodes at *home* there. The home of a file
+//!   is a directory that has a name of it. A directory is at home in itself.
+//! - A *change* alters names or attributes. An *intent* records a change that waits for leases.
 //!
 //! # Guarantees
-//! - K.1: a session answers from a cache only while its lease has time left, by its own
-//!   CLOCK_BOOTTIME before it sent the last renewal, less a margin.
-//! - K.2: a fill takes the lock of the directory shared, then inserts the lease, then reads. If a
-//!   change waits, it inserts no lease, and its answer is not cached.
-//! - K.3: a change takes the locks of its directories exclusively, in ascending order, and then
-//!   looks for leases of others. If there are any, it changes nothing but writes an intent.
-//! - K.4: on an intent, a holder drops what it caches of the directories, and deletes its leases.
-//! - K.5: the writer sends its change again until no live session has a lease on the directories.
-//! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
-//!   until its reply. An answer that was asked for before the change ended is not cached.
-//! - K.7: the kernel keeps answers while there is one session, for at most what is left of its
-//!   lease. The changes of a session that comes later wait for that time.
-//! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
-//! - K.9: a change is made exactly once, however often it is requested, and not after it failed.
-//! - K.10: leases vanish when the database crashes. Changes then wait until each other session has
-//!   died or registered again, with empty caches.
-//! - K.11: a request without an answer is repeated on a new connection.
-//! - K.12: notifications may be lost. Each renewal tells of the intents that wait for the session.
-//! - K.13: a file with a lock is changed only by the session that has the lock (`locks.rs`).
+//! - K.1: a session answers from a cache only within its lease time, less a margin. It counts by
+//!   CLOCK_BOOTTIME from the moment before it sent the renewal.
+//! - K.2: a fill of the cache locks the directory shared, inserts the lease, and then reads. While
+//!   an intent waits there, a fill inserts no lease, and its answer is not cached.
+//! - K.3: a change locks its directories exclusively, in ascending order, and then looks for leases
+//!   of other sessions. If there are any, the change only writes an intent.
+//! - K.4: on an intent, a session drops its cache of the directories, then deletes its leases.
+//! - K.5: a change is repeated until no other live session has a lease on its directories.
+//! - K.6: a mount's cache does not know the names and attributes that its own change alters until
+//!   the reply. An answer that was requested before then is not cached.
+//! - K.7: the kernel keeps answers only while there is one session, and at most for the rest of its
+//!   lease time. The changes of a second session wait until that time is over.
+//! - K.8: a session whose lease time is over is marked dead for ever. Its changes are refused.
+//! - K.9: a change is made once, however often its request arrives, and never after it failed.
+//! - K.10: a crash of the database deletes all leases. Changes then wait until each other session
+//!   has died, or has dropped its caches and registered again.
+//! - K.11: a statement without an answer is repeated on a new connection.
+//! - K.12: notifications may be lost. Each renewal says whether intents wait for the session.
+//! - K.13: a mount changes a file that it has locked only under the locks' session (`locks.rs`).
 //!
 //! # Locks
-//! Contents of a file, then the session, then the cache. No statement runs with the cache locked.
+//! In this order: contents of a file, session, cache. No statement runs while the cache is locked.
 //!
 //! Source: Gray and Cheriton, "Leases" (SOSP 1989); RFC 8881 (sessions and slots of NFSv4.1).
 

@@ -1,21 +1,22 @@
 //! Locks of fcntl(2) and flock(2) that hold in all mounts of a file system.
 //!
-//! The database has the locks (`functions/locks.sql`). A call takes or drops one with one
-//! statement, and does not wait. A request that waits is repeated by the server, every 100 ms at
-//! the latest. Deadlocks are not detected, as in NFS.
+//! The database has the locks (`functions/locks.sql`). A call takes or drops a lock with one
+//! statement, and does not wait. The FUSE server repeats the request of a program that waits, every
+//! 100 ms at the latest. Deadlocks are not detected, as in NFS.
 //!
 //! # Contents
 //! A call that takes a lock first flushes the file. After it has the lock, the contents are loaded
 //! again at their next use. A call that drops a lock flushes the file first. So a program that
-//! reads, changes and writes a file under a lock sees all that others wrote under theirs.
+//! reads, changes and writes a file under a lock sees all that other programs wrote under their
+//! locks.
 //!
 //! # Lost locks
-//! Locks end with their session (K.8). A change under a lock must not be made after its end,
-//! because another mount may have the lock by then. So the contents and attributes of a file with
-//! locks are changed only under the session that has the locks ([`Locks::session_of`]). If that
-//! session is dead, the file gives `EIO` until all owners of its locks have dropped them, or have
-//! closed the file. Bytes that were not flushed are lost, which the next fsync(2) or close(2)
-//! reports, too.
+//! Locks end with their session (K.8). A change under a lock must not be made after the lock has
+//! ended, because another mount may have the lock by then. So a mount changes the contents and
+//! attributes of a file that it has locked only under the session of the locks
+//! ([`Locks::session_of`]). If that session is dead, the file gives `EIO` until all owners of its
+//! locks have dropped them, or have closed the file. Bytes that were not flushed are lost. The next
+//! fsync(2) or close(2) reports that too.
 //!
 //! Source: fcntl(2), flock(2); RFC 8881, section 8.4.2 (loss of locks).
 
@@ -28,13 +29,13 @@ use crate::filesystem::ClusterFs;
 
 const LOCK: &str = "SELECT * FROM cw_lock($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 const FIND: &str = "SELECT * FROM cw_find_lock($1, $2, $3, $4, $5, $6, $7)";
-/// The session of locks that were taken in more than one session, so that some are lost.
+/// Stands for locks that were taken under several sessions, so that some of them are lost.
 const NO_SESSION: i64 = 0;
 
 /// The owners of the locks that this mount has.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Protected by its own mutex, which is held alone, and for an instant.
+    /// The locked files by inode number. No other lock is taken while this one is held.
     files: Mutex<HashMap<u64, Held>>,
 }
 
@@ -42,7 +43,8 @@ pub(crate) struct Locks {
 #[derive(Debug)]
 struct Held {
     session: i64,
-    /// The first and the last byte that an owner may have locked. The database knows the locks.
+    /// The first and the last byte that an owner may have locked. Only the database has the exact
+    /// ranges.
     owners: HashMap<Owner, (u64, u64)>,
 }
 
@@ -50,7 +52,7 @@ struct Held {
 type Owner = (u64, bool);
 
 impl Locks {
-    /// Returns the session to which the locks on one of some files belong, if there are any.
+    /// Returns the session of this mount's locks on one of some files, if there are any.
     pub(crate) fn session_of(&self, inos: &[u64]) -> Option<i64> {
         let files = self.files.lock();
         if files.is_empty() {
@@ -116,7 +118,6 @@ impl ClusterFs {
         }))
     }
 
-    /// Takes, changes or drops a lock.
     pub(crate) fn change_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         if lock.kind == LockKind::Unlock {
             return self.drop_lock(node, lock);
@@ -130,13 +131,13 @@ impl ClusterFs {
         match self.send_lock(ino, lock, bound) {
             Ok(session) => locks.taken(ino, owner, range, session),
             Err(Errno::AGAIN) => {
-                // The owner has dropped its old lock of flock(2) in any case.
+                // Even then the database has dropped the owner's old lock of flock(2).
                 if lock.is_flock {
                     locks.dropped(ino, owner, range);
                 }
                 return Err(Errno::AGAIN);
             }
-            // The database may have given the lock.
+            // The database may have granted the lock, although the answer was lost.
             Err(errno) => {
                 locks.taken(ino, owner, range, session);
                 return Err(errno);
@@ -176,8 +177,8 @@ impl ClusterFs {
         flushed
     }
 
-    /// Sends a call of the database about a lock, for the session `bound` only if that is given.
-    /// Returns the session.
+    /// Takes or drops a lock in the database. If `bound` is given, does so only under that session.
+    /// Returns the session of the call.
     fn send_lock(&self, ino: u64, lock: &FileLock, bound: Option<i64>) -> Result<i64, Errno> {
         let (owner, kind, first, last) = values(lock);
         let rows = self.meta.session.change(

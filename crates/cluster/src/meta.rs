@@ -1,8 +1,9 @@
-//! Reads and changes of metadata: first from the cached directories, then from the database.
+//! Reads and changes of metadata. A read tries the cached directories before the database.
 //!
-//! A reader first checks that the session's lease has time left, and only then looks into the cache
-//! (K.1). The database answers the rest: the whole directory if that can be
-//! cached, or only the name or the inode if a change is under way.
+//! A reader first checks that the session has lease time left, and only then looks into the cache
+//! (K.1). On a miss it reads a page of the directory from the database, to cache it. If the
+//! directory is cached in part, or a change of it is under way, it reads only the one name or
+//! inode.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::session::Session;
 
 /// How many names of a directory one call of the database returns.
 pub(crate) const PAGE: i32 = 2000;
-/// As [`PAGE`], for an answer that will not be cached.
+/// How many names such a call returns if its answer will not be cached.
 const SMALL_PAGE: i32 = 256;
 
 const FILL: &str = "SELECT * FROM cw_fill($1, $2, $3, $4, $5)";
@@ -25,7 +26,7 @@ const LOOKUP: &str = "SELECT * FROM cw_lookup($1, $2, $3)";
 const GETATTR: &str = "SELECT * FROM cw_getattr($1)";
 const XATTRS: &str = "SELECT * FROM cw_xattrs($1)";
 
-/// The errors that mean that the database has changed nothing, and that the cache was right.
+/// With one of these errors, the database has changed nothing and the cache was right.
 const UNCHANGED: [Errno; 5] =
     [Errno::NOTEMPTY, Errno::INVAL, Errno::NODATA, Errno::NOTDIR, Errno::ISDIR];
 
@@ -33,10 +34,9 @@ const UNCHANGED: [Errno; 5] =
 const NOT_CACHED: i32 = -6;
 /// The code of a dead session.
 const DEAD: i32 = -2;
-/// The code of a session that has not registered since the database started.
+/// The code of a session that has not registered since the last crash of the database.
 const RESTARTED: i32 = -3;
 
-/// The metadata of a mount.
 #[derive(Debug)]
 pub(crate) struct Meta {
     pub(crate) session: Arc<Session>,
@@ -51,7 +51,6 @@ pub(crate) struct Known {
     pub(crate) is_current: bool,
 }
 
-/// The result of a change.
 #[derive(Debug)]
 pub(crate) struct Changed {
     /// The instant before the change was sent.
@@ -70,18 +69,18 @@ impl Changed {
     }
 }
 
-/// A page of a directory.
 pub(crate) struct Page {
-    /// The directory, and the inode that was asked for.
+    /// The directory, and the inode if one was asked for.
     heads: Vec<Inode>,
     pub(crate) names: Vec<Listing>,
-    /// True if there are no names behind the page.
+    /// True if there are no names after the page.
     pub(crate) at_end: bool,
     may_be_cached: bool,
 }
 
 impl Meta {
-    /// Looks a name up. The flags tell whether the name and the attributes may be cached.
+    /// Looks up a name. Returns its inode, and whether the name is cached, so that the kernel may
+    /// keep it too.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
         loop {
             let found = match self.session.left().is_zero() {
@@ -157,7 +156,8 @@ impl Meta {
         let page = self.page(0, ino, 0, PAGE)?;
         let (dir, inode) = match page.heads.as_slice() {
             [dir, inode] => (dir.attr.ino, *inode),
-            // The home of an inode without a name may be gone.
+            // The home directory of an inode without a name may be removed. Then only the inode
+            // comes back.
             [inode] if inode.attr.ino == ino => {
                 return Ok(Known { inode: *inode, is_current: false });
             }
@@ -165,7 +165,7 @@ impl Meta {
         };
         let is_cached = page.may_be_cached
             && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
-        // The inode may have got another home before the lock of `dir` was taken.
+        // The inode may have moved to another home before `cw_fill` locked `dir`.
         Ok(Known { inode, is_current: is_cached && inode.cover() == dir })
     }
 
@@ -204,8 +204,8 @@ impl Meta {
         Ok(page)
     }
 
-    /// Runs a read whose first parameter is the session, before `params`. Repeats it if the session
-    /// had to be renewed or replaced.
+    /// Runs a read whose parameters are the session and then `params`. Repeats the read if the
+    /// session had to be renewed or replaced first.
     fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
         self.session.close_unanswered()?;
         loop {
@@ -240,8 +240,8 @@ impl Meta {
         Ok(xattrs)
     }
 
-    /// Makes a change. `names` tells the new states of the names of `change`, from the position
-    /// that the database has given to the new name.
+    /// Makes a change. `names` gets the position that the database has given to the new name, and
+    /// returns the new states of the names of `change`.
     pub(crate) fn change<'a>(
         &self,
         change: &Change<'a>,
@@ -250,7 +250,8 @@ impl Meta {
         names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
     ) -> Result<Changed, Errno> {
         let begun = self.cache.begin(change);
-        // A change of names is not made under the lock of a file.
+        // File locks protect contents and attributes. So a change of names is not bound to a
+        // session.
         let bound = match change.names.is_empty() {
             true => self.locks.session_of(&change.inos),
             false => None,

@@ -1,8 +1,8 @@
 //! Makes a file system in a database.
 //!
 //! All tables and functions are in the schema `corewalk`, so the database may have other schemas.
-//! One transaction makes them all. A schema `corewalk` with tables of another program stays as it
-//! is.
+//! One transaction makes them all. [`mkfs`] refuses a schema `corewalk` that has tables of another
+//! program.
 
 use tokio_postgres::Error;
 
@@ -12,7 +12,7 @@ use crate::options::{Place, Url};
 use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
-/// The functions, each file after those whose functions it needs.
+/// The files with the functions. Each file comes after those whose functions it calls.
 const FUNCTIONS: [&str; 8] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),
@@ -23,11 +23,10 @@ const FUNCTIONS: [&str; 8] = [
     include_str!("functions/contents.sql"),
     include_str!("functions/attributes.sql"),
 ];
-/// The version of the schema.
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
-/// Returns a table or view of the schema that is not one of $1.
+/// Returns a table or view of the schema that is not in the list $1.
 const FOREIGN: &str = "SELECT c.relname::text FROM pg_class c
     WHERE c.relnamespace = to_regnamespace('corewalk') AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
     AND c.relname::text <> ALL ($1) LIMIT 1";
@@ -52,7 +51,7 @@ pub enum MakeError {
     Busy(Holder),
     /// The URL has no `data=`.
     NoData,
-    /// The database cannot be reached, or refuses.
+    /// The database cannot be reached, or reports an error.
     Database(DatabaseError),
     /// The runtime cannot be started.
     Runtime(std::io::Error),

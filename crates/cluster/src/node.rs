@@ -12,13 +12,13 @@ pub(crate) const HAS_DEFAULT_ACL: i32 = 4;
 
 const NANOS: i64 = 1_000_000_000;
 
-/// The attributes of an inode, with what only this crate knows of it.
+/// The attributes of an inode, with the fields that only this crate uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inode {
     pub(crate) attr: Attr,
     /// The parent of a directory. Of another inode, the directory whose lease covers it.
     pub(crate) home: u64,
-    /// Grows with each change.
+    /// Grows with each change of the inode.
     pub(crate) version: i64,
     pub(crate) flags: i32,
 }

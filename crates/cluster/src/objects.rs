@@ -8,8 +8,8 @@
 //! because the back end writes several objects at a time and reads ahead.
 //!
 //! An error is an [`io::Error`]. Only its kind matters to callers: `NotFound` means that there is
-//! no such object, `TimedOut` that the store is away and may come back, and `StorageFull` or
-//! `QuotaExceeded` that it is full.
+//! no such object. `TimedOut` means that the store is away and may come back. `StorageFull` and
+//! `QuotaExceeded` mean that it is full.
 //!
 //! # Guarantees
 //! - O.1: after `put` has returned, the object survives a crash of every machine.
@@ -18,8 +18,8 @@
 //! - O.3: `put` may be repeated with the same key and the same bytes. `delete` of a key without an
 //!   object succeeds.
 //!
-//! The crate `object_store` keeps O.2 in a directory with a rename, and repeats requests to S3 that
-//! failed on the way.
+//! In a directory, the crate `object_store` keeps O.2 by writing a temporary file and renaming it.
+//! It repeats requests to S3 that failed on the way.
 
 use std::fs;
 use std::io;
@@ -44,7 +44,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a request to S3 is repeated if it fails on the way or the server is overloaded. The
 /// caller decides whether it waits longer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
-/// The name of the store in errors of a directory.
+/// The name of a directory store in the errors of `object_store`.
 const LOCAL: &str = "LocalFileSystem";
 
 /// A store of objects.
@@ -56,9 +56,9 @@ pub struct Objects {
 impl Objects {
     /// Opens the objects at `place`. A directory that does not exist is made.
     ///
-    /// `settings` has the settings of S3, each with the name of its environment variable in other
-    /// programs, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. An endpoint that begins with
-    /// `http://` is used without encryption. Names that mean nothing here are ignored.
+    /// `settings` are the settings of S3. Their names are the environment variables that other
+    /// programs use, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`. An endpoint that begins
+    /// with `http://` is used without encryption. Unknown names are ignored.
     ///
     /// # Errors
     /// The errors of mkdir(2); `InvalidInput` if a setting has an invalid value.
@@ -126,8 +126,8 @@ impl Objects {
 
 /// Returns the client of a bucket.
 fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStore> {
-    // The client needs a provider of cryptography even if it does not encrypt. The call fails if
-    // the program has chosen one.
+    // The S3 client needs a cryptography provider even if it does not encrypt. The call fails if
+    // the program has already installed one, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT);
     let mut builder = AmazonS3Builder::new().with_bucket_name(bucket);
@@ -151,7 +151,7 @@ fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStor
         .map_err(invalid)
 }
 
-/// Returns an error with the kind that callers know.
+/// Converts an error of the store to one of the kinds that callers know.
 fn io_error(error: Error) -> io::Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(inner) = cause {
@@ -162,7 +162,7 @@ fn io_error(error: Error) -> io::Error {
         cause = inner.source();
     }
     match error {
-        // No answer, or one that the server is overloaded.
+        // The server did not answer, or is overloaded.
         Error::Generic { store, .. } if store != LOCAL => {
             io::Error::new(io::ErrorKind::TimedOut, error)
         }

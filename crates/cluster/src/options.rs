@@ -1,9 +1,9 @@
-//! Where a cluster file system is, and how a mount uses it.
+//! The URL of a cluster file system, and the options of a mount.
 //!
-//! A URL is `pg://USER@HOST:PORT/DATABASE?data=WHERE`. All but `data` is passed to the PostgreSQL
-//! client, which takes several hosts, the path of a socket as host, and further parameters of
-//! libpq, such as `connect_timeout`. `data` says where the contents of large files are. `mkfs`
-//! stores it in the database, so a mount need not give it.
+//! A URL is `pg://USER@HOST:PORT/DATABASE?data=WHERE`. `address.rs` reads `sslmode` and
+//! `sslrootcert`. The PostgreSQL client reads the rest but `data`. It takes several hosts, the path
+//! of a socket as host, and parameters of libpq, such as `connect_timeout`. `data` says where the
+//! contents of large files are. `mkfs` stores it in the database, so a mount need not give it.
 //!
 //! A URL contains no password, because command lines and mount tables show it.
 //!
@@ -56,17 +56,17 @@ pub enum Place {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UrlError {
-    /// It does not begin with `pg://`.
+    /// The URL does not begin with `pg://`.
     Scheme,
-    /// It contains a password.
+    /// The URL contains a password.
     Password,
-    /// It names no database.
+    /// The URL names no database.
     Database,
     /// `data=` is neither `file:DIR` with an absolute path nor `s3://BUCKET/PREFIX`.
     Data,
     /// `sslmode=` is unknown, or the root certificates cannot be read.
     Tls(String),
-    /// The PostgreSQL client refuses the rest.
+    /// The PostgreSQL client refuses the rest of the URL.
     Client(tokio_postgres::Error),
 }
 
@@ -124,8 +124,8 @@ impl Place {
 }
 
 impl Place {
-    /// Returns the place of the objects of the file system `id`. Several file systems may share a
-    /// place, and their keys would be the same.
+    /// Returns the place of the objects of the file system `id`. Several file systems may share one
+    /// `data=`, so each has a folder or prefix of its own below it.
     pub(crate) fn of_file_system(&self, id: &str) -> Place {
         match self {
             Place::Directory(path) => Place::Directory(path.join(id)),
@@ -169,9 +169,9 @@ impl std::error::Error for UrlError {}
 /// The behaviour of a call while the database cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
-    /// It waits until the database is back (`hard` of nfs(5)).
+    /// The call waits until the database is back (`hard` of nfs(5)).
     Wait,
-    /// It fails with `EIO` after this time (`soft` of nfs(5)).
+    /// The call fails with `EIO` after this time (`soft` of nfs(5)).
     FailAfter(Duration),
 }
 
@@ -181,35 +181,37 @@ pub enum Unreachable {
 pub struct ClusterOptions {
     /// The behaviour of a call while the database cannot be reached.
     pub unreachable: Unreachable,
-    /// How long a session lives after its last renewal. It renews every third of this time.
+    /// How long a session lives after its last renewal. The mount renews it every third of this
+    /// time.
     pub lease: Duration,
-    /// The number of connections to the database.
+    /// The number of connections for calls of the file system. The session and the listener for
+    /// notifications have one more each.
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
     /// True if locks of fcntl(2) and flock(2) hold in this mount only (`local_lock=all` of nfs(5)).
     pub local_locks: bool,
-    /// The settings of the object store, each with the name of its environment variable in other
-    /// programs, such as `AWS_ACCESS_KEY_ID`.
+    /// The settings of the object store. Their names are the environment variables that other
+    /// programs use, such as `AWS_ACCESS_KEY_ID`.
     pub settings: Vec<(String, String)>,
-    /// Protections that a test leaves out.
+    /// Protections that a test turns off.
     #[doc(hidden)]
     pub flaws: Flaws,
 }
 
-/// Protections that a test leaves out, to see that it notices.
+/// Protections that a test turns off, to check that it detects the wrong answers.
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(hidden)]
 pub struct Flaws {
-    /// Notifications are lost. This is no flaw: renewals tell of intents too.
+    /// All notifications are lost. This is no flaw, because renewals tell of intents too (K.12).
     pub hears_nothing: bool,
     /// An intent is acknowledged without dropping what is cached (K.4).
     pub keeps_after_intent: bool,
-    /// Answers that were asked for before a drop are cached (K.4).
+    /// Answers of the database that were requested before the cache was dropped are cached (K.4).
     pub caches_late_answers: bool,
     /// Caches are used after the end of the lease (K.1).
     pub ignores_the_clock: bool,
-    /// Caches stay after the database has started again (K.10).
+    /// Caches are kept after a crash of the database (K.10).
     pub keeps_after_restart: bool,
 }
 

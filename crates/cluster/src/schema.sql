@@ -1,13 +1,13 @@
 -- The tables of a cluster file system, in a schema of their own. `corewalk mkfs` makes them.
 --
 -- All names, targets and values are bytes, because Linux allows any bytes but NUL in them. Times
--- are nanoseconds since 1970. Tables that only matter while the database runs are UNLOGGED: they
--- are empty after a crash of the database (K.10).
+-- are nanoseconds since 1970. Tables that may be lost in a crash are UNLOGGED: they are empty after
+-- a crash of the database (K.10).
 
 CREATE SCHEMA corewalk;
 SET search_path = corewalk;
 
--- One row: the version of this schema, the parameters of the file system, where its data is.
+-- One row: the version of this schema, the identity of the file system, the place of its data.
 CREATE TABLE format (
     version int NOT NULL,
     id uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -39,12 +39,12 @@ CREATE TABLE node (
     target bytea,
     -- The first bytes of the contents, at most 16 KiB. Slices lie over them.
     inline bytea,
-    -- The version of the last change of the contents.
+    -- The `version` that the last change of the contents gave the inode.
     contents bigint NOT NULL DEFAULT 1
 ) WITH (fillfactor = 85);
 
--- A name. `seq` is the position in a listing. It only grows within a directory, because a change
--- takes it while it holds the lock of the directory.
+-- A name. `seq` is the position in a listing. Later names of a directory have higher positions,
+-- because a change takes `seq` from a sequence while it holds the lock of the directory.
 CREATE TABLE edge (
     parent bigint NOT NULL,
     name bytea NOT NULL,
@@ -64,8 +64,9 @@ CREATE TABLE xattr (
 );
 CREATE INDEX xattr_junction ON xattr (ino) WHERE name = 'trusted.corewalk.junction';
 
--- A range of a file whose bytes are a range of an object. Where slices overlap, the one with the
--- highest `seq` counts. A slice without an object is zeros. No slice crosses a chunk of 64 MiB.
+-- A slice: a range of a file whose bytes are the first bytes of an object. Where slices overlap,
+-- the one with the highest `seq` counts. A slice without an object is zeros. No slice crosses a
+-- chunk of 64 MiB.
 CREATE TABLE slice (
     ino bigint NOT NULL,
     chunk bigint NOT NULL,
@@ -75,12 +76,12 @@ CREATE TABLE slice (
     object text,
     PRIMARY KEY (ino, chunk, seq)
 );
--- An object belongs to one slice. Its removal looks here first.
+-- At most one slice names an object. The removal of an object looks into this index first.
 CREATE UNIQUE INDEX slice_object ON slice (object) WHERE object IS NOT NULL;
 
--- A mount. Its number is random, so that no number is used again, not even after the database was
--- restored from a dump. `boot` is the start of the database that the session has registered with. A session that
--- was found dead stays dead, and its row stays for some minutes, with its slots.
+-- A session of a mount. `id` is random, so that no number is used again, not even after the
+-- database was restored from a dump. `boot` is the `boot.id` with which the session has registered.
+-- A dead session stays dead. Its row and its slots stay for at least ten minutes.
 CREATE TABLE session (
     id bigint PRIMARY KEY,
     host text NOT NULL,
@@ -90,13 +91,14 @@ CREATE TABLE session (
     boot uuid NOT NULL,
     dead bool NOT NULL,
     lease interval NOT NULL,
-    -- Until then, the kernel of the mount may keep answers, because the mount was the only one.
+    -- Until then, the kernel of the mount may keep answers, because this was the only session
+    -- (K.7).
     alone_until timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
--- The last change of a request slot, and what the changes of the slot added to the totals of the
--- file system (K.9). One slot has one change at a time, so these counters have no contention. The
--- sizes of a few sparse files exceed a bigint.
+-- A request slot with the result of its last change (K.9). `inodes` and `bytes` count how much all
+-- changes of the slot added to the totals of the file system. A slot has one change at a time, so
+-- these counters have no contention. The sizes of a few sparse files exceed a bigint.
 CREATE TABLE slot (
     session bigint NOT NULL,
     slot int NOT NULL,
@@ -116,17 +118,18 @@ CREATE TABLE usage (
     bytes numeric NOT NULL
 );
 
--- A session has a lease on a directory (K.2). The lease stays if the session drops the directory
--- from its cache for want of memory. The next change there costs an acknowledgement, as usual.
+-- A lease of a session on a directory (K.2). The row stays if the session drops the directory from
+-- its cache to free memory. The next change of another session there still waits for an
+-- acknowledgement.
 CREATE UNLOGGED TABLE lease (
     dir bigint NOT NULL,
     session bigint NOT NULL,
     PRIMARY KEY (dir, session)
 );
 
--- A change that waits until other sessions have let go of their leases. It belongs to a request
--- slot, so that a repeated request finds it. Its number comes from a logged sequence, so it never
--- repeats (K.10).
+-- A change that waits until other sessions have given up their leases. An intent belongs to a
+-- request slot, so that a repeated request finds it. Its `id` comes from a logged sequence, so that
+-- no `id` is used again after a crash (K.10).
 CREATE UNLOGGED TABLE intent (
     session bigint NOT NULL,
     slot int NOT NULL,
@@ -136,8 +139,8 @@ CREATE UNLOGGED TABLE intent (
 );
 CREATE INDEX intent_dirs ON intent USING gin (dirs);
 
--- One row: this start of the database. After a crash the table is empty, and the next session
--- writes a new row (K.10).
+-- One row, with a new `id` after each crash of the database. A crash or a failover to a standby
+-- empties the table, and the next session writes the row (K.10). A clean restart keeps it.
 CREATE UNLOGGED TABLE boot (
     one bool PRIMARY KEY DEFAULT true CHECK (one),
     id uuid NOT NULL,
@@ -145,8 +148,8 @@ CREATE UNLOGGED TABLE boot (
 );
 
 -- A lock of fcntl(2), or of flock(2) if `is_flock`, on the bytes from `first` to `last`. `owner` is
--- a number of the mount, and `pid` the process. The locks of an owner do not overlap. The table is
--- logged, so a crash of the database ends no lock.
+-- the number of the lock owner in its mount, and `pid` its process. The locks of an owner do not
+-- overlap. The table is logged, so a crash of the database ends no lock.
 CREATE TABLE flock (
     ino bigint NOT NULL,
     session bigint NOT NULL,
@@ -175,7 +178,8 @@ CREATE TABLE pending_object (
 );
 CREATE INDEX pending_object_session ON pending_object (session);
 
--- An object that no slice names any more. A reader may still have its name, so it stays a while.
+-- An object that no slice names any more. A reader may still have the slice that named the object,
+-- so the object stays for a while.
 CREATE TABLE dead_object (
     object text PRIMARY KEY,
     since timestamptz NOT NULL

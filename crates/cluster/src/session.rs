@@ -1,36 +1,35 @@
 //! The session of a mount: its lease time, its request slots, its inode numbers.
 //!
-//! A session renews every third of the lease. It counts the lease from its own clock before it
-//! sent the renewal, less a margin, and answers nothing from a cache after that (K.1). The clock is
-//! CLOCK_BOOTTIME, which goes on while the machine sleeps.
+//! A session renews every third of its lease time. It counts the lease time, less a margin, from
+//! the moment before it sent the renewal. After that it answers nothing from a cache (K.1). The
+//! clock is CLOCK_BOOTTIME, which goes on while the machine sleeps.
 //!
 //! # Changes
-//! [`Session::change`] sends a change with a request slot. A slot has one change at a time. A lost
-//! answer is asked for again with the same sequence number, and the database returns the stored
-//! result (K.9).
+//! [`Session::change`] sends a change with a request slot. A slot has one change at a time. If the
+//! answer is lost, the request is repeated with the same sequence number, and the database returns
+//! the stored result (K.9).
 //!
-//! A soft mount gives a change up without an answer. A late copy of its request may still be on its
-//! way, and would undo newer changes. So the slot is closed before the next change or fill is sent
-//! ([`Session::close_unanswered`]).
+//! A soft mount gives up a change that gets no answer. A late copy of the request may still be on
+//! its way, and would undo newer changes. So the slot is closed before the next change or fill is
+//! sent ([`Session::close_unanswered`]).
 //!
 //! # Death
-//! A session that the database calls dead drops every cache and opens a new session (K.8). Dead
-//! means that the slot does not know the change, so the old session never made it and never will.
-//! The change is then sent again under the new session. After ten minutes the database has
-//! forgotten the slots of a dead session. A change without an answer then fails with `EIO`.
+//! A mount whose session the database calls dead drops all caches and opens a new session (K.8). To
+//! a change, this answer also says that the old session has not made the change and never will. So
+//! the change is sent again under the new session. After ten minutes the database forgets the slots
+//! of a dead session. A change whose answer was lost then fails with `EIO`.
 //!
-//! A new session belongs to the same file system, or there is none: the database may have got
-//! another one meanwhile, by `mkfs --force` or from a dump. The mount then fails for ever.
+//! The new session must belong to the same file system. If the database has another one by then,
+//! from `mkfs --force` or a dump, all later calls of the mount fail.
 //!
 //! # Other mounts
-//! A change that concerns leases of others waits until they have let go of them
+//! A change waits until other sessions have given up their leases on its directories
 //! ([`crate::intents`]). The kernel keeps answers only while the session is the only one
 //! ([`Session::kernel_time`]).
 //!
 //! # Locks
 //! - `reopening`: held while a new session is opened. Taken before the others.
-//! - `slots`, then `current`: the session, protected by a read-write lock. Readers hold it for an
-//!   instant.
+//! - `slots`, then `current`, which is a read-write lock. Both are held for an instant.
 //! - `numbers`: a leaf.
 
 use std::sync::{Arc, Weak};
@@ -53,10 +52,10 @@ use crate::options::Flaws;
 const MARGIN_PERCENT: u32 = 10;
 /// How many inode numbers the database gives out at a time.
 const INO_RANGE: u64 = 4096;
-/// How long a change that must wait sleeps before it is sent again.
+/// The pause before a change, a renewal or the opening of a session is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The first and the longest time after which a change is sent again without the news that all
-/// holders have let go of their leases.
+/// The first and the longest time after which a change with an intent is sent again. A notification
+/// that all leases were given up ends the wait earlier.
 const POLLS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
 /// How many mounts may use a file system at once.
 const MOUNTS_MAX: i32 = 1000;
@@ -85,7 +84,7 @@ pub(crate) enum Refusal {
     Database(DatabaseError),
     /// There is no file system in the database.
     NoFormat,
-    /// It has another version of the tables.
+    /// The file system has another version of the tables.
     Version(i32),
     /// The database has another file system than before.
     OtherFileSystem,
@@ -95,7 +94,7 @@ pub(crate) enum Refusal {
 /// The facts that the database has stored about a file system.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    /// The place for data.
+    /// The place for data, the value of `data=`.
     pub(crate) data: String,
     /// The identity of the file system, which no other file system has.
     pub(crate) id: String,
@@ -104,9 +103,9 @@ pub(crate) struct Stored {
 /// A mount that uses a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The name of its machine.
+    /// The name of the machine.
     pub host: String,
-    /// Its process.
+    /// The process ID of the mount.
     pub pid: i32,
     /// When it was mounted.
     pub since: String,
@@ -145,7 +144,6 @@ struct Slots {
     unanswered: Vec<(i32, i64)>,
 }
 
-/// A session.
 pub(crate) struct Session {
     pub(crate) database: Arc<Database>,
     caches: Weak<dyn Caches>,
@@ -158,7 +156,7 @@ pub(crate) struct Session {
     numbers: Mutex<(u64, u64)>,
     reopening: tokio::sync::Mutex<()>,
     flaws: Flaws,
-    /// The news from other mounts, and for them.
+    /// The messages from and to other mounts.
     pub(crate) post: Post,
 }
 
@@ -184,17 +182,16 @@ impl Session {
             flaws,
             post: Post::default(),
         };
-        // The first renewal tells how many sessions there are. If it fails, the next one does.
+        // The first renewal tells how many sessions there are. If it fails, the next renewal does.
         let _ = session.database.block_on(session.renew());
         Ok((session, stored))
     }
 
-    /// Returns the number of the session.
     pub(crate) fn id(&self) -> i64 {
         self.current.read().id
     }
 
-    /// Returns how long answers of caches may still be used. Zero if they may not.
+    /// Returns how long caches may still be used. Zero if they may not.
     pub(crate) fn left(&self) -> Duration {
         if self.flaws.ignores_the_clock {
             return self.lease;
@@ -300,8 +297,9 @@ impl Session {
         done
     }
 
-    /// Returns true if a change has waited for other mounts since `since`, and fails now. A hard
-    /// mount waits on. No wait of the protocol lasts longer than two leases.
+    /// Returns true if a change that has waited for other mounts since `since` must fail now. A
+    /// hard mount waits on. A soft mount waits for its time limit, and for at least three lease
+    /// times. No wait of the protocol lasts longer than two.
     fn has_waited_enough(&self, since: Instant) -> bool {
         let is_over = |left: Option<Duration>| left.is_some_and(|left| left.is_zero());
         let database = &self.database;
@@ -310,8 +308,8 @@ impl Session {
                 || is_over(database.time_left(Instant::now(), None)))
     }
 
-    /// Makes sure that no late copy of a change without an answer is made any more. Comes before
-    /// each change, and before each answer that is cached.
+    /// Makes sure that late copies of unanswered changes have no effect. Called before each change,
+    /// and before each read whose answer may be cached.
     ///
     /// # Errors
     /// `EIO` if the database does not answer.
@@ -324,7 +322,7 @@ impl Session {
             };
             self.database.query(CLOSE, &[&id, &slot, &seq])?;
             let mut slots = self.slots.lock();
-            // Another thread may have closed it meanwhile.
+            // Another thread may have closed the slot meanwhile.
             let place = slots.unanswered.iter().position(|it| *it == (slot, seq));
             if let Some(place) = place.filter(|_| slots.session == id) {
                 slots.unanswered.swap_remove(place);
@@ -333,7 +331,7 @@ impl Session {
         }
     }
 
-    /// Renews the session. If the database has started again, drops the caches and registers.
+    /// Renews the session. If the database has crashed, drops the caches and registers.
     ///
     /// # Errors
     /// `ESTALE` if the session is dead; `EIO` if the database does not answer.
@@ -346,8 +344,8 @@ impl Session {
             let row = reply.rows.first().ok_or(Errno::IO)?;
             match row.get(0) {
                 code::DEAD => return Err(Errno::STALE),
-                // The caches go before the session registers. From then on, changes of others no
-                // longer wait for it.
+                // The caches are dropped before the session registers. From then on, changes of
+                // others no longer wait for this session.
                 code::RESTARTED => {
                     boot = row.get(1);
                     if !self.flaws.keeps_after_restart {
@@ -367,7 +365,8 @@ impl Session {
                 current.junctions = row.get("junctions");
                 current.kernel_deadline = match current.sessions {
                     1 => current.deadline,
-                    // The kernel keeps what it has already. Other sessions wait until that is over.
+                    // The kernel still keeps its earlier answers. Changes of other sessions wait
+                    // until these have expired (K.7).
                     _ => Duration::ZERO,
                 };
             }
@@ -375,7 +374,7 @@ impl Session {
         }
     }
 
-    /// Renews the session for a call of the file system. Opens a new one if it is dead.
+    /// Renews the session for a call of the file system. Opens a new one if this one is dead.
     ///
     /// # Errors
     /// `EIO` if the database does not answer a soft mount; the errors of [`Session::reopen`].
@@ -459,7 +458,6 @@ impl Session {
         (current.deadline, current.kernel_deadline) = (Duration::ZERO, Duration::ZERO);
     }
 
-    /// Returns the lease time.
     pub(crate) fn lease(&self) -> Duration {
         self.lease
     }
@@ -479,8 +477,8 @@ impl Session {
 
     fn take_slot(&self) -> (i64, i32, i64) {
         let mut slots = self.slots.lock();
-        // The number is read with the lock held, so that no thread brings back the slots of an old
-        // session.
+        // The session number is read with the lock held, so that no thread brings back the slots of
+        // an old session.
         let id = self.id();
         if slots.session != id {
             *slots = Slots { session: id, ..Slots::default() };
@@ -494,7 +492,7 @@ impl Session {
         }
     }
 
-    /// Gives a slot back, whose next change has the next sequence number.
+    /// Frees a slot. Its next change has the next sequence number.
     fn free_slot(&self, (session, slot, seq): (i64, i32, i64)) {
         let mut slots = self.slots.lock();
         if slots.session == session {
@@ -502,7 +500,7 @@ impl Session {
         }
     }
 
-    /// Notes that the change of a slot got no answer.
+    /// Notes that the change of a slot got no answer, so that the slot is closed later.
     fn leave_slot(&self, (session, slot, seq): (i64, i32, i64)) {
         let mut slots = self.slots.lock();
         if slots.session == session {
@@ -538,8 +536,8 @@ pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
     }
 }
 
-/// Opens the session `id`. Returns it with its first inode number, and what the database has
-/// stored. `fs` is the identity of the file system that the session must belong to.
+/// Opens the session `id`. Returns it with its first inode number and the stored facts. `fs` is the
+/// identity of the file system that the session must belong to.
 async fn open_new(
     database: &Database,
     lease: Duration,
@@ -577,7 +575,7 @@ async fn open_new(
     Ok((current, first as u64, stored))
 }
 
-/// Returns a number for a session that no other session ever has.
+/// Returns a random number for a session, which no other session ever has.
 fn new_id() -> i64 {
     let mut bytes = [0; 8];
     // Reads of at most 256 bytes are never cut short (getrandom(2)).
@@ -585,7 +583,7 @@ fn new_id() -> i64 {
     (u64::from_ne_bytes(bytes) >> 2).max(1) as i64
 }
 
-/// Returns when a lease ends whose renewal was sent at `sent`.
+/// Returns when caches must not be used any more, if the renewal was sent at `sent`.
 fn deadline(sent: Duration, lease: Duration) -> Duration {
     sent + lease * (100 - MARGIN_PERCENT) / 100
 }

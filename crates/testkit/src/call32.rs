@@ -1,4 +1,4 @@
-//! System calls that a 64-bit program makes in the way of a 32-bit program, with `int 0x80`.
+//! System calls that a 64-bit program makes like a 32-bit program, with `int 0x80`.
 //!
 //! Source: Linux `arch/x86/entry/syscalls/syscall_32.tbl`.
 
@@ -14,7 +14,7 @@ use std::io;
 ///
 /// # Errors
 ///
-/// Those of fchown(2); `ENOSYS` if this machine has no such calls.
+/// The errors of fchown(2); `ENOSYS` if this machine has no 32-bit system calls.
 #[cfg(target_arch = "x86_64")]
 pub fn fchown(file: &File, uid: u32, gid: u32) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
@@ -32,7 +32,7 @@ pub fn fchown(file: &File, uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
-/// Returns `ENOSYS`: this architecture has no such calls.
+/// Returns `ENOSYS`: this architecture has no 32-bit system calls of x86.
 ///
 /// # Errors
 ///
@@ -42,8 +42,8 @@ pub fn fchown(_file: &File, _uid: u32, _gid: u32) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-/// Returns true if the kernel knows `int 0x80`. Otherwise the instruction kills the process, so a
-/// child tries it.
+/// Returns true if the kernel supports `int 0x80`. Otherwise the instruction kills the process, so
+/// a child process tries it.
 #[cfg(target_arch = "x86_64")]
 fn is_possible() -> bool {
     const GETPID: i32 = 20;

@@ -1,12 +1,12 @@
-//! A PostgreSQL server of its own for a test.
+//! PostgreSQL servers for tests.
 //!
-//! The server has a temporary directory, and a socket in it. It has a TCP port only if a test asks
-//! for encryption. PostgreSQL refuses to
-//! run as root, so root runs it as another user. Dropping the value stops the server, also after a
-//! panic, and removes the directory. Only processes that this module has started are ended.
+//! A server has a temporary directory, with a Unix socket in it. It has a TCP port only if a test
+//! asks for encryption. PostgreSQL refuses to run as root, so root runs it as another user.
+//! Dropping a [`Postgres`] stops the server, even after a panic, and removes the directory. This
+//! module ends only processes that it has started.
 //!
 //! The server does not sync its files (`fsync=off`). A killed server loses nothing by that, since
-//! the kernel has the written bytes. Only a crash of the machine would.
+//! the kernel has the written bytes. Only a crash of the machine would lose them.
 //!
 //! Source: PostgreSQL, "Reliability and the Write-Ahead Log"; initdb(1), postgres(1).
 
@@ -25,13 +25,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::real::thread;
 use crate::require::{Need, skip};
 
-/// Where Debian has the programs of each version.
+/// The directory in which Debian installs the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The user that runs the server if the test is root. On Debian it has no rights.
+/// The user that runs the server if the test is root. On Debian this user has no rights.
 const NOBODY: u32 = 65534;
 /// How long the server may take to start or to stop.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The user of the database.
+/// The PostgreSQL user.
 const USER: &str = "corewalk";
 
 /// A running server, or one that was killed.
@@ -129,7 +129,7 @@ impl Postgres {
         self.port.expect("the server has a TCP port")
     }
 
-    /// Returns a server that tests of this process share. It stops with its last user.
+    /// Returns a server that the tests of this process share. It stops when the last test drops it.
     ///
     /// # Panics
     ///
@@ -146,8 +146,8 @@ impl Postgres {
         Some(started)
     }
 
-    /// Starts a copy of this server, its synchronous standby: from now on, a commit of this server
-    /// waits until the standby has it too.
+    /// Starts a synchronous standby of this server. From then on, a commit of this server waits
+    /// until the standby has it too.
     ///
     /// # Panics
     ///
@@ -179,7 +179,7 @@ impl Postgres {
         self.run();
     }
 
-    /// Makes this standby a server of its own. Its commits wait until it has a standby.
+    /// Promotes this standby. Its commits wait until it has a standby itself.
     ///
     /// # Panics
     ///
@@ -188,7 +188,7 @@ impl Postgres {
         assert_eq!(self.sql("postgres", "SELECT pg_promote()"), "t");
     }
 
-    /// Returns the address of a host of a URL: the directory of the socket.
+    /// Returns the host for a URL: the directory of the socket, with `%2F` for each slash.
     pub fn host(&self) -> String {
         self.folder.display().to_string().replace('/', "%2F")
     }
@@ -206,7 +206,7 @@ impl Postgres {
         format!("{USER}@{}/{name}", self.host())
     }
 
-    /// Runs SQL in the database `name`, and returns its rows, one a line.
+    /// Runs SQL in the database `name`, and returns the rows, one per line.
     ///
     /// # Panics
     ///
@@ -223,7 +223,7 @@ impl Postgres {
     /// Kills the server and its processes (SIGKILL).
     pub fn kill(&mut self) {
         let Some(mut server) = self.server.take() else { return };
-        // First stop the parent, so that it starts no further process.
+        // The parent is stopped first, so that it starts no further process.
         let parent = Pid::from_child(&server);
         let _ = kill_process(parent, Signal::STOP);
         for child in children_of(server.id()) {
@@ -283,7 +283,7 @@ impl Postgres {
                 }
                 thread::sleep(Duration::from_millis(50));
             }
-            // After a kill, the memory of the old server may still be in use for an instant.
+            // After a kill, the shared memory of the old server may still be in use for a moment.
             let text = fs::read_to_string(&log).unwrap_or_default();
             assert!(started.elapsed() < LIMIT, "the server does not start: {text}");
             thread::sleep(Duration::from_millis(200));

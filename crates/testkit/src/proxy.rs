@@ -1,9 +1,9 @@
-//! A proxy in front of PostgreSQL. It can stop forwarding, as a machine that is stopped or cut off
-//! looks to the others. It can delay each message, as a network does, and it counts the bytes.
+//! A proxy in front of PostgreSQL. It can stop forwarding, which looks like a machine that is
+//! stopped or cut off. It can delay each message, as a network does, and it counts the bytes.
 //!
 //! The proxy listens on a socket in a directory of its own, and has two threads per connection.
-//! Messages of one connection are delayed one after the other. So the delay of a client that waits
-//! for each answer is exact, and one that sends without waiting is slowed down more.
+//! Messages of one connection are delayed one after the other. So the delay is exact for a client
+//! that waits for each answer. A client that sends without waiting is slowed down more.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -35,8 +35,8 @@ struct State {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of the server of `url`, which is `USER@HOST/DATABASE` with the path
-    /// of a socket as host, with or without a scheme and parameters.
+    /// Starts a proxy in front of the server of `url`. The URL is `USER@HOST/DATABASE`, with the
+    /// path of a socket as host. A scheme and parameters are allowed.
     ///
     /// # Panics
     ///

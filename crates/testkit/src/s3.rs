@@ -1,4 +1,4 @@
-//! A server of the S3 protocol for tests: versitygw, which keeps the objects in a directory.
+//! An S3 server for tests: versitygw, which keeps the objects in a directory.
 //!
 //! Source: `go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`, its `--help`.
 
@@ -16,19 +16,19 @@ use crate::require::{Need, skip};
 
 /// How long the server may take to accept connections. It takes 1.5 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The file with a line per request. Its name is none of a bucket.
+/// The access log, with one line per request. Its name is not valid for a bucket.
 const LOG: &str = "LOG";
 const USER: &str = "corewalk";
 const SECRET: &str = "corewalk-secret";
 
-/// The part of the log that was read.
+/// How much of the log was read.
 #[derive(Debug, Default)]
 struct Seen {
     bytes: u64,
     lines: u64,
 }
 
-/// A running server with one bucket. Its drop ends the server and removes the objects.
+/// A running server with one bucket. Dropping it ends the server and removes the objects.
 #[derive(Debug)]
 pub struct S3Server {
     child: Child,
@@ -84,7 +84,7 @@ impl S3Server {
         Ok(server)
     }
 
-    /// Returns the directory with the objects of the bucket. A file in it is an object.
+    /// Returns the directory of the bucket. Each file in it is an object.
     pub fn bucket(&self) -> &Path {
         &self.bucket
     }

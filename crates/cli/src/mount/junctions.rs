@@ -1,14 +1,14 @@
-//! The junctions of a mounted cluster file system: a child process mounts each one.
+//! The junctions of a mounted cluster file system. A child process mounts each of them.
 //!
-//! A thread asks the file system once a second whether junctions have changed, which costs no
-//! statement. For a new junction it starts `corewalk mount` again. If such a child ends, for
-//! example because its database was away, the thread starts it again after a pause.
+//! Once a second, a thread asks the file system whether junctions have changed, which costs no
+//! statement. For each new junction it starts a `corewalk mount`. If such a child ends, for example
+//! because its database was away, the thread starts it again after a pause.
 //!
-//! # Which directory is mounted on
+//! # The directory to mount on
 //! Users may move the directories above a junction, and put symbolic links in their place. So the
-//! thread opens the junction without leaving the mount and without symbolic links, compares the
-//! inode number, and hands the open directory to the child as its standard input. The child mounts
-//! on `/proc/self/fd/0`, which leads to that directory whatever its path is.
+//! thread opens the junction without leaving the mount and without following symbolic links. It
+//! then compares the inode number, and passes the open directory to the child as standard input.
+//! The child mounts on `/proc/self/fd/0`, which leads to that directory whatever its path is.
 //!
 //! # The end
 //! The kernel sends SIGTERM to a child if this process is killed. Otherwise it would go on serving
@@ -40,9 +40,8 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 
 use crate::failure::Failure;
 
-/// The path that a child mounts on.
 const PLACE: &str = "/proc/self/fd/0";
-/// How often to look whether junctions have changed.
+/// The interval between two checks for changed junctions.
 const LOOK: Duration = Duration::from_secs(1);
 /// The pause before a child that has ended is started again.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -51,7 +50,7 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 /// How long all children together may take to end. Then they are killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// The arguments of a child, but its URL.
+/// The arguments of a child, except its URL.
 pub(super) struct Inherited {
     pub(super) options: Vec<OsString>,
     /// The identities of the file systems above.
@@ -64,11 +63,11 @@ pub(super) struct Junctions {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A junction that is mounted, or was.
+/// A junction, with the child that mounts it.
 struct Mounted {
     junction: Junction,
     child: Option<Child>,
-    /// When to start the child again.
+    /// The time from which an ended child is started again.
     again: Instant,
 }
 
@@ -76,7 +75,7 @@ impl Junctions {
     /// Mounts the junctions of `fs`, which is mounted on `root`, and those that come later.
     ///
     /// # Errors
-    /// A file system that is in `inherited.above`; the error of opening `root`.
+    /// Fails if `inherited.above` has the file system already.
     pub(super) fn start(
         fs: Arc<ClusterFs>,
         root: &Path,
@@ -116,14 +115,13 @@ pub(super) fn end_with_parent() -> Result<(), Failure> {
     set.map_err(|error| Failure::of("a signal at the end of the parent", error))
 }
 
-/// The state of the thread.
 struct Crossing {
     fs: Arc<ClusterFs>,
     root: PathBuf,
     /// The device of the mount, since a user may put another directory at the path of its root.
     device: u64,
     inherited: Inherited,
-    /// By inode number.
+    /// The junctions by inode number.
     mounted: HashMap<u64, Mounted>,
 }
 
@@ -136,8 +134,8 @@ impl Crossing {
         end(self.mounted.drain().map(|(_, mounted)| mounted));
     }
 
-    /// Mounts new junctions, and unmounts those that are gone, if any have changed since the
-    /// version `seen`. Returns the version that is seen now.
+    /// If junctions have changed since the version `seen`, mounts the new ones and unmounts the
+    /// removed ones. Returns the version that is seen now.
     fn look(&mut self, seen: Option<i64>) -> Option<i64> {
         let version = self.fs.junctions_version();
         if seen == Some(version) {
@@ -169,7 +167,7 @@ impl Crossing {
         Some(version)
     }
 
-    /// Starts the children again that have ended.
+    /// Starts ended children again, after a pause.
     fn start_again(&mut self) {
         let mut due = Vec::new();
         for mounted in self.mounted.values_mut() {
@@ -183,7 +181,7 @@ impl Crossing {
                 due.push(mounted.junction.ino);
             }
         }
-        // A directory above may have another path now.
+        // The path of a junction may have changed, because the directories above it can be renamed.
         let paths =
             if due.is_empty() { Vec::new() } else { self.fs.junctions().unwrap_or_default() };
         for junction in paths.into_iter().filter(|junction| due.contains(&junction.ino)) {

@@ -1,7 +1,8 @@
 //! Bytes that were written and are not in an object yet.
 //!
-//! The bytes lie in extents that do not overlap and do not touch. An extent stays inside a block of
-//! the length of an object, so that an extent becomes one object.
+//! A file is divided into blocks, each as long as the longest object. The dirty bytes lie in
+//! extents. No extent crosses a border of blocks, so each extent becomes one object. Extents do not
+//! overlap, and do not touch inside a block.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +12,6 @@ use bytes::Bytes;
 /// The longest object, in bytes. Blocks of this length divide a file.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
 
-/// The dirty bytes of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     extents: BTreeMap<u64, Vec<u8>>,
@@ -19,12 +19,10 @@ pub(crate) struct Dirty {
 }
 
 impl Dirty {
-    /// Returns the number of dirty bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the number of extents.
     pub(crate) fn extents(&self) -> usize {
         self.extents.len()
     }
@@ -33,7 +31,6 @@ impl Dirty {
         self.extents.is_empty()
     }
 
-    /// Writes bytes at `offset`.
     pub(crate) fn write(&mut self, mut offset: u64, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = OBJECT_BYTES - offset % OBJECT_BYTES;
@@ -84,7 +81,7 @@ impl Dirty {
         }
     }
 
-    /// Returns the extents that reach into a range.
+    /// Returns the extents that overlap a range.
     fn in_range(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Vec<u8>)> {
         let first = range.start.saturating_sub(OBJECT_BYTES);
         self.extents
@@ -103,14 +100,13 @@ impl Dirty {
         self.bytes = self.extents.values().map(Vec::len).sum();
     }
 
-    /// Takes all extents out.
     pub(crate) fn take(&mut self) -> BTreeMap<u64, Bytes> {
         self.bytes = 0;
         let extents = std::mem::take(&mut self.extents);
         extents.into_iter().map(|(start, extent)| (start, extent.into())).collect()
     }
 
-    /// Puts extents back that [`Dirty::take`] has returned. Nothing was written since.
+    /// Puts back the extents that [`Dirty::take`] has returned, before anything else is written.
     pub(crate) fn put_back(&mut self, extents: BTreeMap<u64, Bytes>) {
         self.bytes = extents.values().map(Bytes::len).sum();
         self.extents = extents.into_iter().map(|(start, extent)| (start, extent.into())).collect();

@@ -1,19 +1,21 @@
 //! Flushes: how dirty bytes get into the objects and the database.
 //!
-//! A flush records the keys of new objects, writes the objects, and then adds slices, size and time
-//! in one change, which takes the records away. So a file never names an object that is not there,
-//! and an object that no file names is found by its record.
+//! A flush records the keys of new objects (`pending_object`), and writes the objects. Then it
+//! makes one change, which adds slices, size and time, and deletes the records. So a file never
+//! names an object that does not exist. An object that no file names has a record, by which it is
+//! found.
 //!
 //! # Failures
 //! - An object cannot be written, or the change fails. The bytes stay dirty. The next flush writes
-//!   them under new keys, because the old request may still write something under the old key. It
-//!   gives the old keys up, and then a late copy of the old change fails.
-//! - The records are gone, because the session ended long ago. The objects may be gone too. They
+//!   them under new keys, because a late request may still write under an old key. It also deletes
+//!   the records of the old keys, so a late copy of the old change fails.
+//! - The records are gone, because the session ended long ago. The objects may be gone too, so they
 //!   are written again at once.
-//! - Another mount has changed contents in the database. They are loaded, and the flush goes on.
-//! - The file is gone, or another mount has changed it after the session of the bytes ended
+//! - Another mount has changed the inline contents. They are loaded below the dirty bytes, and the
+//!   flush goes on.
+//! - The file is gone, or another mount has changed it after the session that loaded it ended
 //!   (`ESTALE`). The bytes can never be written, so they are given up. The next fsync(2) or
-//!   close(2) reports it.
+//!   close(2) reports the loss.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -48,8 +50,8 @@ impl Files {
     /// away from the program that wrote them.
     ///
     /// # Errors
-    /// `ESTALE` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors of a
-    /// change.
+    /// `ESTALE` or `EIO` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors
+    /// of a change.
     pub(crate) fn flush(&self, ino: u64, is_writer: bool) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
@@ -82,8 +84,8 @@ impl Files {
         dirty.map(|(ino, _)| *ino).collect()
     }
 
-    /// Makes a change of the attributes of a file with nothing of it dirty. Otherwise a later flush
-    /// would set the time of the last write.
+    /// Flushes a file, and then changes its attributes. A flush after the change would replace the
+    /// new modification time by the time of the last write.
     pub(crate) fn with_flushed(
         &self,
         ino: u64,
@@ -122,8 +124,8 @@ impl Files {
         done
     }
 
-    /// Loads what another mount has written. The dirty bytes lie over it. The time is a new one, so
-    /// that the kernel drops its pages.
+    /// Loads the contents that another mount has written, below the dirty bytes. Sets a new
+    /// modification time, so that the kernel drops its cached pages.
     fn load_below(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
         let size = content.size;
         self.load(file, content)?;
@@ -132,7 +134,7 @@ impl Files {
         Ok(())
     }
 
-    /// Gives up what is dirty of a file, because it can never be written.
+    /// Gives up the dirty bytes of a file, because they can never be written.
     pub(super) fn give_up(&self, file: &File, content: &mut Content, errno: Errno) {
         let bytes = content.dirty.bytes();
         log::error!("inode {}: {bytes} bytes are lost: {errno}", file.ino);
@@ -167,7 +169,7 @@ impl Files {
         done.map_err(|errno| if errno == Errno::NOENT { Errno::IO } else { errno })
     }
 
-    /// Writes an object for each extent. Returns their keys.
+    /// Writes an object for each extent. Returns the slices that name the objects.
     fn put_all(&self, extents: &BTreeMap<u64, Bytes>) -> Result<Vec<Slice>, Errno> {
         if extents.is_empty() {
             return Ok(Vec::new());
@@ -183,7 +185,8 @@ impl Files {
         let keys: Vec<String> = (first..first + extents.len() as u64).map(key).collect();
         let failed = std::mem::take(&mut *self.failed.lock());
         if let Err(errno) = session.change(None, PENDING, &[&keys, &failed]) {
-            // Nothing was written under the new keys. Records of them end with the session.
+            // No object was written under the new keys. If they were recorded, the records end with
+            // the session.
             self.failed.lock().extend(failed);
             return Err(errno);
         }
@@ -193,7 +196,8 @@ impl Files {
         });
         if let Err(errno) = session.database.block_on(put) {
             self.failed.lock().extend(keys);
-            // `ENOENT` means that a record is gone. The store has no bucket or no directory.
+            // To the caller, `ENOENT` means that a record is gone. Here the store has no bucket or
+            // no directory.
             return Err(if errno == Errno::NOENT { Errno::IO } else { errno });
         }
         let ranges = extents.iter().map(|(start, bytes)| *start..start + bytes.len() as u64);
@@ -204,7 +208,8 @@ impl Files {
     ///
     /// # Errors
     /// `EAGAIN` if `inline` is given, and another mount has changed the contents; `ENOENT` if the
-    /// record of an object is gone; `ESTALE`; the errors of a change.
+    /// record of an object is gone; `ESTALE` if the bytes can never be written; the errors of a
+    /// change.
     pub(super) fn commit(
         &self,
         file: &File,
@@ -235,7 +240,7 @@ impl Files {
         })?;
         let version = changed.inode(file.ino)?.version;
         if content.version + 1 != version {
-            // What other mounts have written is not known.
+            // Another mount has changed the contents, and its bytes are not loaded.
             content.loaded_by = 0;
         }
         (content.number, content.version) = (version, version);
@@ -254,8 +259,8 @@ impl Files {
         Ok(())
     }
 
-    /// Repeats a request to the store of objects while the store is away, for as long as a call of
-    /// the file system may wait for the database.
+    /// Repeats a request to the object store while the store is away. A request may wait as long as
+    /// a call may wait for the database.
     ///
     /// # Errors
     /// `ENOENT` if there is no such object; `ENOSPC`, `EDQUOT`; `EIO` for other errors.

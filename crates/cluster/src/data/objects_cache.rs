@@ -1,11 +1,11 @@
-//! Objects that were read, in memory.
+//! A cache in memory of the objects that were read.
 //!
 //! A sequential reader gets whole objects, and the next ones are read ahead. A random reader gets
-//! only the bytes that it asks for, unless the object is here already. Objects are immutable, so a
-//! copy never becomes stale.
+//! only the bytes that it asks for, unless the object is cached already. Objects are immutable, so
+//! a copy never becomes stale.
 //!
-//! Objects that were read ahead and not used yet take half of the memory at most. So many readers
-//! do not evict what each other needs.
+//! Objects that were read ahead and not used yet take half of the memory at most. So many
+//! sequential readers do not evict the objects that the others are reading.
 //!
 //! # Locks
 //! One mutex, which is not held while an object is read. Threads that want the same object wait for
@@ -25,7 +25,6 @@ use crate::objects::Objects;
 
 type Cell = Arc<OnceCell<Bytes>>;
 
-/// The objects in memory.
 #[derive(Clone)]
 pub(crate) struct ObjectsCache {
     objects: Objects,
@@ -38,7 +37,7 @@ struct State {
     objects: HashMap<Arc<str>, Object>,
     /// The length of all objects.
     bytes: usize,
-    /// The length of those that were read ahead and not used yet.
+    /// The length of the objects that were read ahead and not used yet.
     unused: usize,
     clock: u64,
 }
@@ -47,7 +46,6 @@ struct State {
 struct Object {
     cell: Cell,
     len: usize,
-    /// The time of the last use.
     used_at: u64,
     is_used: bool,
 }
@@ -92,7 +90,7 @@ impl ObjectsCache {
         }
     }
 
-    /// Begins to read an object, if it is not here and there is room for objects to come.
+    /// Begins to read an object, unless it is cached or too many objects were read ahead already.
     pub(crate) fn read_ahead(&self, handle: &Handle, key: Arc<str>, len: u64) {
         let cell = {
             let (mut state, bytes) = (self.state.lock(), len as usize);
@@ -114,7 +112,7 @@ impl ObjectsCache {
 }
 
 impl State {
-    /// Returns the place of an object that is used now.
+    /// Returns the cell of an object, and marks the object as used.
     fn cell(&mut self, key: &Arc<str>, len: usize, limit: usize) -> Cell {
         self.clock += 1;
         let Some(object) = self.objects.get_mut(key) else {
@@ -127,7 +125,7 @@ impl State {
         object.cell.clone()
     }
 
-    /// Adds an object. Evicts those that were not used for the longest time.
+    /// Adds an object. Evicts the least recently used objects.
     fn insert(&mut self, key: &Arc<str>, len: usize, limit: usize, is_used: bool) -> Cell {
         while self.bytes + len > limit {
             let oldest = self.objects.iter().min_by_key(|(_, object)| object.used_at);

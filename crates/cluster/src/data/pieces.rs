@@ -54,7 +54,7 @@ impl Pieces {
         self.0.is_empty()
     }
 
-    /// Returns the pieces in a range, each with its part of the range.
+    /// Returns the pieces that overlap a range, each cut to the range.
     pub(crate) fn in_range(&self, range: Range<u64>) -> Vec<(Range<u64>, Source)> {
         let before = self.0.range(..range.start).next_back();
         let inside = self.0.range(range.clone());

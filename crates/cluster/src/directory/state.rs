@@ -1,4 +1,4 @@
-//! The knowledge of the cache: directories with their names, and inodes.
+//! The contents of the cache: directories with their names, and inodes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,7 +10,8 @@ use crate::node::Inode;
 pub(super) struct Unknown {
     /// The changes of the name that are under way.
     pub(super) changes: u32,
-    /// True if two changes were under way at once. Their replies do not tell which was the last.
+    /// True if two changes were under way at once. Their replies do not tell which change came
+    /// last.
     pub(super) is_mixed: bool,
 }
 
@@ -18,7 +19,7 @@ pub(super) struct Unknown {
 pub(super) struct Names {
     /// None for a name that is known not to exist.
     pub(super) known: HashMap<Box<[u8]>, Option<Entry>>,
-    /// Names that changes are about to alter. Their entries in `known` may be old.
+    /// Names that changes are altering. Their entries in `known` may be old.
     pub(super) unknown: HashMap<Box<[u8]>, Unknown>,
     /// The names inside the window, by position.
     pub(super) order: BTreeMap<u64, Box<[u8]>>,
@@ -50,7 +51,8 @@ pub(super) struct Cached {
     /// The directory that has brought the inode into the cache.
     pub(super) holder: u64,
     pub(super) xattrs: Option<Xattrs>,
-    /// True if the file was opened since the inode is cached. Only own changes keep this.
+    /// True if the file was opened since the inode is cached. A change by another mount clears
+    /// this.
     pub(super) was_opened: bool,
 }
 
@@ -64,9 +66,10 @@ pub(super) struct State {
     pub(super) era: u64,
     /// Counts the begins and ends of changes, and the drops.
     pub(super) epoch: u64,
-    /// The highest epoch of a directory whose record was removed. New records begin with it.
+    /// The highest epoch of a directory whose record was removed. New records begin with this
+    /// epoch.
     pub(super) removed_epoch: u64,
-    /// The epoch of the last drop for another mount.
+    /// The epoch of the last drop of a directory for another mount.
     pub(super) dropped_epoch: u64,
     pub(super) clock: u64,
     pub(super) count: usize,
@@ -98,7 +101,7 @@ impl Names {
         }
         self.at_end |= at_end;
         if after == 0 && at_end {
-            // These are all names, and no change is under way.
+            // The page has all names of the directory, and no change is under way.
             self.unknown.clear();
         }
     }
@@ -129,8 +132,8 @@ impl State {
         }
     }
 
-    /// Counts the end of a change of names. They stay unknown if `stays`, or if two changes of them
-    /// overlapped.
+    /// Counts the end of a change of names. The names stay unknown if `stays`, or if two changes of
+    /// them overlapped.
     pub(super) fn end_names(&mut self, change: &Change<'_>, stays: bool) {
         for (dir, name) in &change.names {
             let Some(directory) = self.dirs.get_mut(dir) else { continue };
@@ -156,7 +159,7 @@ impl State {
         self.dirs.get(&dir).is_some_and(held)
     }
 
-    /// Forgets the names of a directory, because all of them follow.
+    /// Forgets the names of a directory, before the caller adds all of them.
     pub(super) fn forget_names(&mut self, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         let unknown = std::mem::take(&mut directory.names.unknown);
@@ -185,8 +188,8 @@ impl State {
         directory.used = clock;
     }
 
-    /// Caches an inode that `holder` has brought. Keeps a newer version, and does not replace
-    /// current attributes by a hint.
+    /// Caches an inode that `holder` has brought. Keeps a cached newer version, and does not
+    /// replace current attributes by a hint.
     pub(super) fn insert(&mut self, holder: u64, inode: Inode) {
         let ino = inode.attr.ino;
         let (mut xattrs, mut was_opened) = (None, false);
@@ -206,7 +209,7 @@ impl State {
             if !is_newer {
                 xattrs = old.xattrs.clone();
             }
-            // While the lease is held, only own changes make a newer version.
+            // While the lease is held, only changes of this mount make a newer version.
             was_opened = old.was_opened && self.is_current(old);
             self.remove_inode(ino);
         }
@@ -215,7 +218,7 @@ impl State {
         self.count += 1;
     }
 
-    /// Replaces a hint by newer attributes, if it stays a hint. Otherwise removes the inode.
+    /// If the inode is cached as a hint, replaces older attributes. Otherwise removes the inode.
     pub(super) fn update_hint(&mut self, inode: Inode) {
         let ino = inode.attr.ino;
         match self.inodes.get_mut(&ino).filter(|cached| cached.holder != inode.cover()) {

@@ -1,4 +1,4 @@
-//! Changes of attributes, extended attributes and ACLs, and allocation.
+//! Changes of attributes, extended attributes and ACLs, and fallocate(2).
 
 use corewalk::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
 use corewalk::xattr::{check_name, check_name_to_read};
@@ -14,14 +14,14 @@ use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, Inode, to_nanos};
 
 /// The longest value of an extended attribute (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// The class of names that listxattr(2) does not list.
+/// The prefix of the names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
 const SETATTR: &str = "SELECT * FROM cw_setattr($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
                        $12, $13)";
 const SETXATTR: &str = "SELECT * FROM cw_setxattr($1, $2, $3, $4, $5, $6, $7, $8)";
 
-/// The values of a change of attributes, as the database takes them.
+/// The parameters of `cw_setattr`.
 #[derive(Debug, Default)]
 struct Values {
     mode: Option<i32>,
@@ -31,13 +31,12 @@ struct Values {
     atime: Option<i64>,
     mtime: Option<i64>,
     ctime: i64,
-    /// An empty one removes the ACL.
+    /// The new access ACL. An empty value removes the ACL.
     access: Option<Vec<u8>>,
     default: Option<Vec<u8>>,
 }
 
 impl ClusterFs {
-    /// Changes attributes.
     pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttr) -> Result<Attr, Errno> {
         if set.size.is_some_and(|size| size > SIZE_MAX) {
             return Err(Errno::FBIG);
@@ -86,7 +85,6 @@ impl ClusterFs {
         }
     }
 
-    /// Returns the value of an extended attribute.
     pub(crate) fn xattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         check_name_to_read(node.kind(), name)?;
         let xattrs = self.meta.xattrs(node.ino())?;
@@ -94,7 +92,6 @@ impl ClusterFs {
         found.map(|(_, value)| value.clone()).ok_or(Errno::NODATA)
     }
 
-    /// Sets or removes an extended attribute.
     pub(crate) fn set_xattr(
         &self,
         node: Node<'_>,
@@ -125,7 +122,6 @@ impl ClusterFs {
         Ok(shown.flat_map(|(name, _)| name.iter().copied().chain([0])).collect())
     }
 
-    /// Returns an ACL.
     pub(crate) fn acl(&self, ino: u64, kind: AclKind) -> Result<Option<Acl>, Errno> {
         let (name, flag) = match kind {
             AclKind::Access => (XATTR_ACCESS, HAS_ACCESS_ACL),

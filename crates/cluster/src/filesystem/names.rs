@@ -17,7 +17,6 @@ const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9
 const RENAME_TRIES: u32 = 100;
 
 impl ClusterFs {
-    /// Makes an inode, with a name or without.
     pub(crate) fn make_inode(
         &self,
         dir: u64,
@@ -67,7 +66,7 @@ impl ClusterFs {
         Ok(self.attr_after(made, self.meta.cache.is_leased(dir)))
     }
 
-    /// Gives an inode a further name.
+    /// Adds a hard link to an inode.
     pub(crate) fn add_name(&self, ino: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let bytes = name.as_bytes();
         let change = Change {
@@ -75,7 +74,8 @@ impl ClusterFs {
             names: vec![(dir, bytes)],
             inos: vec![dir, ino],
         };
-        // The contents of a file without a name were not written when it was closed.
+        // A file without a name is not flushed when it is closed, so it is flushed before it gets
+        // one.
         if self.is_nameless(ino) {
             self.data.flush(ino, false)?;
         }
@@ -89,7 +89,6 @@ impl ClusterFs {
         Ok(self.attr_after(changed.inode(ino)?, self.meta.cache.is_leased(dir)))
     }
 
-    /// Removes a name.
     pub(crate) fn remove_name(&self, dir: u64, name: Name<'_>, ino: u64) -> Result<(), Errno> {
         let bytes = name.as_bytes();
         let change = Change {
@@ -109,7 +108,6 @@ impl ClusterFs {
         Ok(())
     }
 
-    /// Renames a name.
     pub(crate) fn rename_name(
         &self,
         from: (u64, Name<'_>),
@@ -158,7 +156,7 @@ impl ClusterFs {
             RENAME,
             &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
-                // Both names stay as they are. The next lookups ask for them.
+                // Names that are not returned stay unknown, so the next lookups ask the database.
                 _ if is_same => Vec::new(),
                 (RenameMode::Exchange, _) => Vec::new(),
                 _ => vec![

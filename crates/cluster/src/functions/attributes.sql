@@ -1,7 +1,7 @@
 -- Attributes, extended attributes, targets of symbolic links, totals.
 
--- Changes attributes. NULL leaves one as it is. `p_access` is the access ACL that belongs to a new
--- mode; an empty one removes the ACL. `p_default` is the same for the default ACL.
+-- Changes attributes. A NULL parameter leaves its attribute as it is. `p_access` is the new access
+-- ACL, and `p_default` the new default ACL. An empty value removes the ACL.
 CREATE FUNCTION cw_setattr(
     p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_mode int, p_uid bigint, p_gid bigint, p_size bigint,
@@ -115,7 +115,7 @@ BEGIN
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0, 0);
 END $$;
 
--- Returns the totals of the file system. More bytes than a bigint holds are reported as its maximum.
+-- Returns the totals of the file system. `bytes` is at most the maximum of a bigint.
 CREATE FUNCTION cw_statfs() RETURNS TABLE (inodes bigint, bytes bigint) LANGUAGE sql AS $$
     SELECT (u.inodes + s.inodes)::bigint, least(u.bytes + s.bytes, 9223372036854775807)::bigint
         FROM usage u,

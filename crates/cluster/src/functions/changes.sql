@@ -1,14 +1,14 @@
--- The steps that all changes share: the request slot, the locks, the leases of others.
+-- The steps that all changes share: the request slot, the locks, the leases of other sessions.
 
--- Makes a request slot of a session that exists. The row lock of the session orders this with
--- `cw_end_session`, so no slot stays behind.
+-- Adds a request slot, if its session exists. The row lock of the session orders this with
+-- `cw_end_session`, so that no slot is left over.
 CREATE FUNCTION cw_new_slot(p_session bigint, p_slot int) RETURNS void LANGUAGE sql AS $$
     INSERT INTO slot SELECT s.id, p_slot, 0, 0, 0, '{}', 0, 0 FROM session s
         WHERE s.id = p_session FOR KEY SHARE ON CONFLICT DO NOTHING
 $$;
 
--- Makes sure that a change without an answer is not made any more. A late copy of its request finds
--- a higher sequence number.
+-- Makes sure that a late copy of an unanswered change has no effect, since it will find a higher
+-- sequence number in the slot.
 CREATE FUNCTION cw_close_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS void
 LANGUAGE sql AS $$
     SELECT cw_new_slot(p_session, p_slot);
@@ -16,9 +16,9 @@ LANGUAGE sql AS $$
     DELETE FROM intent WHERE session = p_session AND slot = p_slot;
 $$;
 
--- Takes the lock of a request slot. Returns 0 to go on, 1 if this slot has made the change already,
--- or a code. The slot comes before the check of the session. So a session that is dead learns
--- whether its change was made, and -2 means that it never will be (K.8, K.9).
+-- Locks a request slot. Returns 0 to go on, 1 if the slot has made this change already, or a result
+-- code. The slot is read before the session is checked. So a dead session learns that its change
+-- was made. The code -2 means that it was not made and never will be (K.8, K.9).
 CREATE FUNCTION cw_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE v_seq bigint; v_boot uuid;
@@ -30,7 +30,7 @@ BEGIN
         IF NOT FOUND THEN RETURN -7; END IF;
     END IF;
     IF v_seq = p_seq THEN RETURN 1; END IF;
-    -- A connection that was given up has delivered an old request after a newer one.
+    -- This is a late copy of an old request, from a connection that was given up. 5 is EIO.
     IF v_seq > p_seq THEN RETURN 5; END IF;
     IF cw_is_over(p_session) THEN RETURN -2; END IF;
     SELECT boot INTO v_boot FROM session WHERE id = p_session;
@@ -39,8 +39,9 @@ BEGIN
     RETURN 0;
 END $$;
 
--- Takes the locks of a change, in ascending order, and checks that it may be made. Returns 0 to go
--- on, 1 for a change that this slot has made already (K.9), or a negative code.
+-- Locks the slot of a change and then its directories, in ascending order. Checks that the change
+-- may be made. Returns 0 to go on, 1 if the slot has made the change already (K.9), or a result
+-- code.
 CREATE FUNCTION cw_begin(
     p_session bigint, p_slot int, p_seq bigint, p_dirs bigint[]
 ) RETURNS int LANGUAGE plpgsql AS $$
@@ -54,7 +55,7 @@ BEGIN
     FOREACH d IN ARRAY p_dirs LOOP
         PERFORM pg_advisory_xact_lock(d);
     END LOOP;
-    -- The wait for the locks may have been long.
+    -- The session may have died while it waited for the locks.
     IF cw_is_over(p_session) THEN RETURN -2; END IF;
     PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
         AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
@@ -75,9 +76,10 @@ BEGIN
     RETURN 0;
 END $$;
 
--- Writes the intent of a slot, and tells the holders of leases. An intent whose directories are
--- others than before gets a new number. Notifications are only hints (K.12). A text is
--- `i NUMBER HOLDERS DIRECTORIES`. It has at most 8,000 bytes, so many holders become `*`.
+-- Writes the intent of a slot, and notifies the sessions that have leases on its directories. If
+-- the slot has an intent with other directories, the intent gets a new number. Notifications are
+-- only hints (K.12). The payload is `i NUMBER SESSIONS DIRECTORIES`. PostgreSQL allows less than
+-- 8,000 bytes, so more than 300 sessions become `*`.
 CREATE FUNCTION cw_intend(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE v_id bigint;
@@ -102,10 +104,11 @@ LANGUAGE sql AS $$
         AND EXISTS (SELECT FROM lease l WHERE l.session = p_session AND l.dir = ANY(i.dirs))
 $$;
 
--- Gives up the leases of a session on the directories of an intent, if that very intent still
--- exists (K.4). The row lock keeps the intent until the end. So no fill of the session inserts a
--- lease meanwhile, and of two sessions the second one sees that the first one has let go. The last
--- one wakes the writer with the text `a SESSION NUMBER`.
+-- Deletes the leases of a session on the directories of an intent, if that intent still exists
+-- (K.4). The row lock keeps the intent until the function commits. So no fill inserts a lease
+-- meanwhile. Acknowledgements of several sessions run one after the other, so each sees the
+-- deletions of those before. The last one notifies the writer. The payload is `a WRITER NUMBER`,
+-- with the session of the writer.
 CREATE FUNCTION cw_acknowledge(p_session bigint, p_id bigint) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE v_writer bigint; v_dirs bigint[];
 BEGIN
@@ -124,7 +127,7 @@ CREATE FUNCTION cw_stop(
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 BEGIN
     IF p_code = 1 THEN
-        -- The second row keeps a result without inodes from having no row at all.
+        -- The row of `cw_code` makes sure that a result without inodes has a row.
         RETURN QUERY SELECT n.* FROM slot s, cw_nodes(s.cookie, s.inos) n
             WHERE s.session = p_session AND s.slot = p_slot;
         RETURN QUERY SELECT n.* FROM slot s, cw_code(s.code, s.cookie) n
@@ -136,7 +139,7 @@ BEGIN
     END IF;
 END $$;
 
--- Ends a change: stores what a repetition of the request gets, and returns the changed inodes.
+-- Ends a change: stores the result for repeated requests, and returns the changed inodes.
 CREATE FUNCTION cw_done(
     p_session bigint, p_slot int, p_seq bigint, p_cookie bigint, p_inos bigint[],
     p_inodes bigint, p_bytes numeric

@@ -1,6 +1,6 @@
 -- The contents of files: inline bytes, slices and objects.
 
--- Forgets the slices of a file behind `p_size`, and the objects that no slice of it names then.
+-- Deletes the slices of a file behind `p_size`, and marks their objects as dead.
 CREATE FUNCTION cw_cut(p_ino bigint, p_size bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     WITH gone AS (DELETE FROM slice WHERE ino = p_ino AND chunk >= p_size >> 26 AND pos >= p_size
@@ -11,16 +11,17 @@ BEGIN
         WHERE ino = p_ino AND chunk = p_size >> 26 AND pos + len > p_size;
 END $$;
 
--- Adds written ranges to a file, whose size is at least `p_end` then. `p_inline` replaces the
--- contents of a file without slices. A slice without an object is zeros.
+-- Adds written ranges to a file, and makes it at least `p_end` bytes long. `p_inline` replaces the
+-- inline bytes of a file without slices. A slice without an object is zeros.
 --
--- `p_contents` is the number of the contents that the session knows. If the file has others,
--- `p_inline` is refused with EAGAIN, because it lacks what other sessions have written. Slices are
--- added, and the time is that of the database, so that the kernel of the session sees a new one.
+-- `p_contents` is the value of `node.contents` that the session knows. If the file has another one,
+-- other sessions have written to it. Then `p_inline` is refused with EAGAIN, because it lacks their
+-- bytes. Slices are added. The modification time is then that of the database, so that the kernel
+-- of the session sees a new one.
 --
 -- Fails with ENOENT if an object is not recorded any more, since its removal may have begun. Fails
--- with ESTALE if the file is gone. It also does if the session that loaded the contents has ended,
--- and they were changed since. Nothing is written then.
+-- with ESTALE if the file is gone, or if an earlier session loaded the contents and they were
+-- changed since. A call that fails writes nothing.
 CREATE FUNCTION cw_write(
     p_session bigint, p_slot int, p_seq bigint,
     p_ino bigint, p_loaded_by bigint, p_contents bigint, p_end bigint, p_mtime bigint,
@@ -50,7 +51,7 @@ BEGIN
         p_mtime := (extract(epoch FROM clock_timestamp()) * 1e9)::bigint;
     END IF;
     IF cardinality(v_objects) > 0 THEN
-        -- The row locks order this with the end of a session, which gives its objects up.
+        -- The row locks order this with `cw_end_session`, which marks the objects as dead.
         PERFORM FROM pending_object WHERE object = ANY(v_objects) FOR UPDATE;
         GET DIAGNOSTICS v_code = ROW_COUNT;
         IF v_code <> cardinality(v_objects) THEN
@@ -76,10 +77,11 @@ BEGIN
         greatest(p_end - v_size, 0));
 END $$;
 
--- Records objects before they are written. Gives up those of `p_failed` that no slice names.
+-- Records objects before they are written. Marks the objects `p_failed` as dead, if they are still
+-- recorded, so that no slice names them.
 --
--- This is a change of a slot. Otherwise a late copy of the request would record an object that a
--- slice names already, and the end of the session would remove the object.
+-- The call has a request slot. Without a slot, a late copy of the request could record an object
+-- that a slice names already. The end of the session would then remove the object.
 CREATE FUNCTION cw_pending(
     p_session bigint, p_slot int, p_seq bigint, p_objects text[], p_failed text[]
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
@@ -104,7 +106,7 @@ RETURNS TABLE (version bigint, contents bigint, size bigint, inline bytea, pos b
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    -- One statement, so that the inode and its slices are of one instant.
+    -- One statement, so that the inode and its slices are of one snapshot.
     RETURN QUERY SELECT c.version, c.contents, c.size, c.inline, c.pos, c.len, c.object FROM
         (SELECT n.version, n.contents, n.size, n.inline, NULL::bigint AS pos,
                 NULL::bigint AS len, NULL::text AS object, NULL::bigint AS seq FROM node n WHERE n.ino = p_ino

@@ -1,12 +1,12 @@
--- Junctions: directories at which mounts put the file system of another database.
+-- Junctions: directories on which mounts mount the file system of another database.
 --
 -- A junction is an empty directory with the extended attribute `trusted.corewalk.junction`, a URL.
--- Its bit in `node.flags` is 8. No name can be made in it (EREMOTE, 66), because a mount that has
--- put the other file system there would not show the name. It can be neither removed nor renamed
+-- Its bit in `node.flags` is 8. No name can be made in a junction (EREMOTE, 66), because the file
+-- system that is mounted on it would hide the name. A junction can be neither removed nor renamed
 -- (EBUSY, 16).
 
--- Checks that a directory may become a junction (with a URL) or a plain directory again (NULL), and
--- counts the change, so that renewals tell all mounts of it. Returns an errno, or 0.
+-- Makes a directory a junction, if that is allowed, or a plain directory again if `p_url` is NULL.
+-- Counts the change, so that renewals tell all mounts of it. Returns an errno, or 0.
 CREATE FUNCTION cw_set_junction(p_ino bigint, p_url bytea) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
     IF p_url IS NOT NULL THEN

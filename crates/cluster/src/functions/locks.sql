@@ -1,8 +1,8 @@
 -- Locks of fcntl(2) and flock(2).
 --
--- Calls about the locks of an inode are ordered by its advisory lock. A lock counts while its
--- session is not dead. So a lock of a killed mount delays others until the end of its lease, and a
--- session that has lost its locks is refused all changes (K.8).
+-- The advisory lock of an inode orders the calls that change its file locks. A file lock is valid
+-- while its session is not dead. So a lock of a killed mount delays others until its lease time is
+-- over. A session that has lost its locks is dead, so all its changes are refused (K.8).
 
 -- Returns the locks of other owners that conflict with a lock, those of dead sessions included.
 CREATE FUNCTION cw_conflicts(
@@ -14,8 +14,8 @@ CREATE FUNCTION cw_conflicts(
         AND (writes OR p_kind = 2)
 $$;
 
--- Returns a lock that conflicts, if there is one, for `F_GETLK`. The process is that of the mount
--- that asks, or 0.
+-- Returns a lock that conflicts, if there is one, for `F_GETLK`. `pid` is 0 for a lock of another
+-- mount.
 CREATE FUNCTION cw_find_lock(
     p_session bigint, p_ino bigint, p_owner bigint, p_is_flock bool, p_kind int, p_first bigint,
     p_last bigint
@@ -27,12 +27,13 @@ BEGIN
         WHERE NOT cw_is_over(c.session) ORDER BY c.first LIMIT 1;
 END $$;
 
--- Takes (`p_kind` 1 to read, 2 to write), or drops (0) a lock. An errno is 11 (EAGAIN) if a lock of
--- another owner conflicts, and 116 (ESTALE) if there is no such inode. `cookie` is the session.
+-- Takes a read lock (`p_kind` 1) or a write lock (2), or drops a lock (0). Fails with EAGAIN (11)
+-- if a lock of another owner conflicts, and with ESTALE (116) if there is no such inode. `cookie`
+-- is the session.
 --
--- The call has a request slot (K.9), though a repeated call would change nothing. Without a slot,
--- a late copy of it could take the lock again after its owner has dropped it. For the same reason
--- EAGAIN is stored too.
+-- The call has a request slot (K.9), although a call that is repeated at once changes nothing.
+-- Without a slot, a late copy of the call could take the lock again after its owner has dropped it.
+-- For the same reason the slot stores EAGAIN too.
 --
 -- An owner of flock(2) drops its old lock before it asks for a new one, as in Linux. Otherwise two
 -- owners of read locks that both want to write would wait for each other.
@@ -50,7 +51,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM pg_advisory_xact_lock(p_ino);
-    -- Another session may have taken this one for dead while it waited.
+    -- This session may have died while it waited for the advisory lock.
     IF cw_is_over(p_session) THEN
         RETURN QUERY SELECT * FROM cw_code(-2, 0);
         RETURN;
@@ -97,7 +98,8 @@ BEGIN
         RETURN;
     END IF;
     IF NOT p_is_flock THEN
-        -- Nothing was changed, so a crash may forget the call. No copy of it outlives the crash.
+        -- The call changed nothing, so its result may be lost in a crash of the database. The crash
+        -- ends all connections, so no late copy of the call remains.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);

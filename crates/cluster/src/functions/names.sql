@@ -1,8 +1,11 @@
 -- Names: reading and listing directories, and the changes of names.
 
--- Grants a lease on the home of `p_ino`, or on the directory `p_dir`, and returns the names after
--- `p_after` with their attributes (K.2). While another change waits, it grants nothing. The first row is the directory itself, without a name. If
--- `p_dir` is 0, the second row is the inode `p_ino`, without a name. At most `p_limit` names.
+-- Grants a lease on the directory `p_dir`, or if that is 0, on the home of `p_ino` (K.2). Grants no
+-- lease while an intent on the directory waits.
+--
+-- The first row is the directory itself, without a name. If `p_dir` is 0, the second row is the
+-- inode `p_ino`, without a name. The next rows are at most `p_limit` names behind the position
+-- `p_after`, with their attributes.
 CREATE FUNCTION cw_fill(
     p_session bigint, p_dir bigint, p_ino bigint, p_after bigint, p_limit int
 ) RETURNS SETOF cw_entry LANGUAGE plpgsql AS $$
@@ -25,7 +28,7 @@ BEGIN
     END IF;
     PERFORM FROM intent WHERE dirs @> ARRAY[v_dir];
     IF FOUND THEN
-        -- The intent of a dead session goes, so that a late acknowledgement finds nothing.
+        -- The intent of a dead session is deleted, so that a late acknowledgement finds no intent.
         DELETE FROM intent WHERE dirs @> ARRAY[v_dir] AND cw_is_over(session);
         PERFORM FROM intent WHERE dirs @> ARRAY[v_dir];
         IF FOUND THEN v_code := -6; END IF;
@@ -150,7 +153,7 @@ BEGIN
         RETURN;
     END IF;
     IF v_links = 0 THEN
-        -- A purge of the inode may be under way. It has the row of the orphan.
+        -- A concurrent `cw_purge` of the inode has locked the row of the orphan. This waits for it.
         PERFORM FROM orphan WHERE ino = p_ino FOR UPDATE;
         IF NOT FOUND THEN
             RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, 116);
@@ -173,7 +176,8 @@ BEGIN
         cw_done(p_session, p_slot, p_seq, v_cookie, ARRAY[p_ino, p_dir], 0, 0);
 END $$;
 
--- Takes one link of an inode away after its edge is gone. Without a link it becomes an orphan.
+-- Decrements the link count of an inode after one of its edges was deleted. An inode without links
+-- becomes an orphan.
 CREATE FUNCTION cw_unlinked(p_session bigint, p_ino bigint, p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE v_links bigint;
@@ -263,7 +267,7 @@ BEGIN
     END IF;
     v_code := cw_begin(p_session, p_slot, p_seq, v_dirs);
     IF v_code = 0 THEN
-        -- What was read before the locks may be old.
+        -- The edges were read before the locks were taken, so they may have changed.
         v_ino1 := (SELECT ino FROM edge WHERE parent = p_dir1 AND name = p_name1);
         v_ino2 := (SELECT ino FROM edge WHERE parent = p_dir2 AND name = p_name2);
         IF v_ino1 IS DISTINCT FROM v_one.ino OR cw_home(v_ino1) <> v_one.home
@@ -305,7 +309,7 @@ BEGIN
             cw_done(p_session, p_slot, p_seq, v_two.seq, ARRAY[v_one.ino, p_dir1, p_dir2], 0, 0);
         RETURN;
     END IF;
-    -- By how many subdirectories the two directories lose, the second one as a gain below zero.
+    -- How many subdirectories each of the two directories loses. A negative number is a gain.
     v_down1 := v_dir1::int;
     v_down2 := v_dir2::int;
     IF p_mode = 2 THEN

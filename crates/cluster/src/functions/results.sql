@@ -1,21 +1,22 @@
 -- The operations of a cluster file system: one function each, one round trip each.
 --
--- The functions are volatile. So each of their statements has a snapshot of its own, and what a
--- function reads after it has taken a lock is not older than the lock (K.2, K.3). A call is a
--- transaction. Its locks last to its end.
+-- The functions are volatile, so each of their statements has a snapshot of its own. After a
+-- function has taken a lock, its statements see all that was committed before (K.2, K.3). A call is
+-- a transaction, and its locks last until it ends.
 --
--- A change begins with `cw_begin` and ends with `cw_done` or `cw_fail`. It checks everything before
--- it changes anything, because a result with an errno commits.
+-- A change begins with `cw_begin`, or with `cw_slot` if it needs no locks of directories. It ends
+-- with `cw_done` or `cw_fail`. It checks everything before it changes anything, because a result
+-- with an errno commits.
 --
 -- Result codes: 0, an errno, or one of these:
---   -1  contended: other sessions hold leases; `cookie` is the number of the intent
+--   -1  other sessions have leases on the directories; `cookie` is the number of the intent
 --   -2  the session is dead (K.8)
---   -3  the database has started again since the session renewed (K.10)
---   -4  another session has not been seen since the database started (K.10), or does not know yet
---       that it is not the only one (K.7); try again later
+--   -3  the database has crashed since the session registered (K.10)
+--   -4  another session has not registered since the crash of the database (K.10), or its kernel
+--       may still keep answers (K.7); try again later
 --   -5  the home of an inode changed before its lock was taken; repeat the call
---   -6  the answer is right, but must not be cached, since a change waits (K.2)
---   -7  the session is dead for so long that its row is gone
+--   -6  the answer is right, but must not be cached, because an intent waits (K.2)
+--   -7  the session died so long ago that its row is gone
 
 CREATE TYPE cw_row AS (
     code int, cookie bigint,

@@ -1,6 +1,6 @@
--- Sessions: how a mount registers, renews its lease, and ends.
+-- Sessions: how a mount opens, renews and ends its session.
 
--- Returns the id of this start of the database. Writes it if this is the first call.
+-- Returns `boot.id`. Writes the row if this is the first call after a crash of the database.
 CREATE FUNCTION cw_boot() RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE v uuid;
 BEGIN
@@ -12,8 +12,8 @@ BEGIN
     RETURN v;
 END $$;
 
--- Removes a session for good. Adds up what its slots counted. The row of the session goes first, so
--- that no change makes a new slot. The row of `usage` orders two calls.
+-- Removes a session for good, and adds the counters of its slots to `usage`. The row of the session
+-- is deleted first, so that no change adds a slot. The row lock of `usage` orders two calls.
 CREATE FUNCTION cw_end_session(p_session bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM usage FOR UPDATE;
@@ -25,16 +25,17 @@ BEGIN
     DELETE FROM lease WHERE session = p_session;
     DELETE FROM flock WHERE session = p_session;
     DELETE FROM intent WHERE session = p_session;
-    -- One statement, so that an object that `cw_write` gives to a file meanwhile stays.
+    -- One statement, so that an object stays if a concurrent `cw_write` gives it to a file.
     WITH gone AS (DELETE FROM pending_object WHERE session = p_session RETURNING object)
         INSERT INTO dead_object SELECT object, clock_timestamp() FROM gone ON CONFLICT DO NOTHING;
 END $$;
 
--- Marks sessions as dead whose time is over. Each is judged under its row lock, after a renewal
--- that is under way, and the verdict holds (K.8).
--- A session that has not registered since the database crashed may have renewed without that the
--- renewal survived. It has one more lease. Rows are locked in ascending order, so that two judges
--- do not wait for each other.
+-- Marks those of some sessions as dead whose lease time is over. Each row is locked and then
+-- checked again, so that a renewal that is under way counts (K.8). Rows are locked in ascending
+-- order, so that two calls do not deadlock.
+--
+-- A crash may have lost the last renewal of a session. So a session that has not registered since
+-- the crash has one more lease time.
 CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
     UPDATE session SET dead = true WHERE id IN (SELECT s.id FROM session s
         WHERE s.id = ANY(p_sessions) AND NOT s.dead AND s.until <= clock_timestamp()
@@ -43,8 +44,8 @@ CREATE FUNCTION cw_judge(p_sessions bigint[]) RETURNS void LANGUAGE sql AS $$
         ORDER BY s.id FOR NO KEY UPDATE)
 $$;
 
--- Returns true if a session is dead. A look at `until` alone is no verdict: a renewal may be under
--- way, and the session would live on (K.8).
+-- Returns true if a session is dead. If `until` is over, `cw_judge` decides, because a renewal may
+-- be under way (K.8).
 CREATE FUNCTION cw_is_over(p_session bigint) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp();
@@ -54,10 +55,10 @@ BEGIN
     RETURN NOT FOUND;
 END $$;
 
--- Opens the session `p_id`, a number that the mount has chosen at random, so that a repeated call
--- opens no second session. Returns its first inode number. Returns nothing if the database has
--- another file system than `p_fs`. Refuses if `p_most` others live, and then returns the host,
--- process and start of one of them.
+-- Opens the session `p_id`. The mount has chosen this number at random, and repeats the call with
+-- it, so that no second session is opened. Returns the first inode number of the mount. Returns
+-- nothing if the database has another file system than `p_fs`. If `p_most` other sessions or more
+-- live, returns 0 with the host, process and start of one of them.
 CREATE FUNCTION cw_open_session(
     p_id bigint, p_fs text, p_host text, p_pid int, p_lease float8, p_most int
 ) RETURNS TABLE (ino bigint, host text, pid int, since text)
@@ -84,14 +85,15 @@ BEGIN
     RETURN QUERY SELECT nextval('ino_seq'), ''::text, 0, ''::text;
 END $$;
 
--- Renews a session that registered with this start of the database, or that has dropped its caches
--- since it saw the start `p_boot`. Returns the start, whether intents of others wait for leases of
--- the session (K.12), the number of live sessions, and how often junctions have changed. Returns -3 if the session must drop its
--- caches first (K.10).
+-- Renews a session. If the database has crashed since the session registered, returns -3 with the
+-- new `boot.id`. The session must then drop its caches, and register by a renewal with this id as
+-- `p_boot` (K.10). Returns `boot.id`, whether intents of others wait for leases of the session
+-- (K.12), the number of live sessions, and how often junctions have changed.
 --
--- A session that is the only one may let the kernel keep answers until `alone_until`, and the
--- changes of a session that comes later wait for that time (K.7). The lock orders this with the
--- opening of a session. A crash may have lost the last value of `alone_until`.
+-- While a session is the only one, its kernel may keep answers until `alone_until`. The changes of
+-- a session that comes later wait for that time (K.7). The advisory lock orders this with the
+-- opening of a session. A crash may have lost the last value of `alone_until`, so the first renewal
+-- after a crash sets it in any case.
 CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
 RETURNS TABLE (code int, boot text, waits bool, sessions bigint, junctions bigint)
 LANGUAGE plpgsql AS $$

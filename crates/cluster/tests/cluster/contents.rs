@@ -1,4 +1,4 @@
-//! Contents of files: inline, in objects, over restarts.
+//! Contents of files: inline, in objects, and after a new mount.
 
 use corewalk::{Errno, Fallocate, FileSystem as _, SetAttr};
 use corewalk_base::primitives::thread;
@@ -20,7 +20,7 @@ fn closed_file_is_there_after_the_mount_is_gone_without_end() {
         .enumerate()
         .map(|(at, size)| write_new(&fs, ROOT, &format!("f{at}"), &pattern(at as u8, *size)).ino)
         .collect();
-    // The first mount ends as if it were killed: nothing more is written, and its session is over.
+    // The first mount ends as if it were killed: it writes nothing more, and its session is over.
     std::mem::forget(fs);
     site.sql("UPDATE corewalk.session SET until = now() - interval '1 second'");
     let fs = site.open();
@@ -44,7 +44,7 @@ fn random_changes_of_a_file_are_read_back() {
     let mut model: Vec<u8> = Vec::new();
     const MAX: u64 = 9 << 20;
     for round in 0..120_u8 {
-        // Half of the rounds stay small, where contents are inline.
+        // The first half of the rounds stays small, so that contents are inline at first.
         let max = if round < 60 { 40 << 10 } else { MAX };
         let at = rng.below(max);
         let longest = if rng.below(4) == 0 { max } else { 20 << 10 };
@@ -173,7 +173,7 @@ fn file_ends_at_the_largest_size() {
     site.assert_clean();
 }
 
-/// A reader opens a file while another thread truncates it, and reads it again afterwards.
+/// Checks that a program that opens a file during a truncation reads the new contents afterwards.
 #[test]
 fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
     let Some(site) = Site::new() else { return };
@@ -196,7 +196,7 @@ fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
             assert!(!cut.is_finished());
         }
         fs.open(file(made.ino), 0).unwrap();
-        // The answer may be that of before or after.
+        // This read may see the contents from before or after the truncation.
         fs.read(file(made.ino), 0, &mut [0; 10]).unwrap();
         assert_eq!(cut.join().unwrap().unwrap().size, 0);
     });

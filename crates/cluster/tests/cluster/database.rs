@@ -10,12 +10,12 @@ use corewalk_testkit::postgres::Postgres;
 
 use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options, read, write_new};
 
-/// The threads that change files while the database is killed, each in its own directory.
+/// The number of threads that change files while the database is killed, each in its own directory.
 const WRITERS: u64 = 3;
 const KILLS: u64 = 3;
 
-/// Makes, renames and removes files until `stop`. Returns the names that must be there, each with
-/// its contents. A change that is made twice fails: a second make finds the name, and a second
+/// Makes, renames and removes files until `stop`. Returns the names that must exist, each with its
+/// contents. A change that is applied twice fails: a second make finds the name, and a second
 /// rename or removal does not.
 fn change(
     fs: &ClusterFs,
@@ -41,10 +41,9 @@ fn change(
     kept
 }
 
-/// Calls `kill`, which takes the database away and brings it back, `kills` times while threads
-/// change files. Then checks that all that was confirmed is there, and nothing was made twice.
-/// Returns the longest time from the begin of a `kill` until the threads had made some more
-/// changes.
+/// Calls `kill` `kills` times while threads change files. `kill` takes the database away and brings
+/// it back. Then checks that all confirmed changes are there, and none was applied twice. Returns
+/// the longest time from a call of `kill` until the threads had made 30 more changes.
 pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Duration {
     let fs = site.open();
     let parents: Vec<u64> =
@@ -113,7 +112,7 @@ fn soft_mount_fails_while_the_database_is_away_and_then_goes_on() {
     postgres.kill();
     let refused = fs.make(dir(ROOT), name("g"), &corewalk::Make::new(0o644, 0, 0));
     assert_eq!(refused, Err(Errno::IO));
-    // The lease has time left, so a cached name is answered.
+    // The lease has time left, so the cache still answers.
     assert_eq!(fs.lookup(dir(ROOT), name("f")).unwrap().ino, made.ino);
     postgres.restart();
     let begin = Instant::now();

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use crate::fixtures::{ROOT, options, write_new};
 
-/// Makes a root in `root.pem`, and a certificate of the host `localhost` in `server.pem`.
+/// Makes a root certificate in `root.pem`, and a certificate for the host `localhost` in
+/// `server.pem`.
 fn certificates(folder: &Path) -> bool {
     let openssl = |line: &str| {
         let words = line.split(' ');
@@ -71,7 +72,7 @@ fn connection_is_encrypted_and_verified_as_the_url_says() {
         assert!(fsck(url, &[]).is_ok());
         Some(is_encrypted)
     };
-    // 127.0.0.1 is the same server under a name that the certificate does not have.
+    // 127.0.0.1 is the same server, but its certificate does not name this address.
     let cases = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
@@ -100,8 +101,8 @@ fn server_without_encryption_is_refused_if_the_url_demands_it() {
     assert!(!refused("prefer"));
 }
 
-/// As in libpq, a weaker mode with the roots of the system is refused, and so is `verify-ca` without
-/// a file: any public authority would do.
+/// As in libpq, a weaker mode with the roots of the system is refused, and so is `verify-ca`
+/// without a file: any public authority would do.
 #[test]
 fn roots_of_the_system_are_for_verify_full_only() {
     let parse = |rest: &str| Url::parse(&format!("pg://u@h/d?data=file:/x&{rest}")).is_ok();

@@ -1,4 +1,4 @@
-//! A file system in a new database, and calls as a server makes them.
+//! A file system in a new database, and the calls that a FUSE server makes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use corewalk_cluster::{ClusterFs, ClusterOptions, Unreachable, Url, mkfs};
 use corewalk_testkit::postgres::Postgres;
 use tempfile::TempDir;
 
-/// The root directory.
 pub(crate) const ROOT: u64 = 1;
 
 /// A file system that no other test uses.
@@ -57,7 +56,6 @@ impl Site {
         assert_eq!(corewalk_cluster::fsck(&self.parsed(), &[]).unwrap().findings, []);
     }
 
-    /// Runs SQL in the database of the file system.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let sql = format!("SET search_path = corewalk; {sql}");
         self.postgres.as_ref().expect("the shared server").sql(&self.database, &sql)
@@ -71,14 +69,14 @@ impl Site {
         }
     }
 
-    /// Returns the number of the only session that lives.
+    /// Returns the number of the only live session.
     pub(crate) fn session(&self) -> i64 {
         self.sql("SELECT id FROM session WHERE NOT dead").parse().unwrap()
     }
 }
 
-/// A primary and its synchronous standby. Patroni and other managers do what [`Pair::take_over`]
-/// does by hand.
+/// A primary and its synchronous standby. [`Pair::take_over`] does by hand what Patroni and other
+/// managers do.
 pub(crate) struct Pair {
     primary: Postgres,
     standby: Postgres,
@@ -137,7 +135,7 @@ pub(crate) fn create(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
     fs.make(dir(parent), name(text), &Make::new(0o644, 0, 0)).unwrap()
 }
 
-/// Returns bytes that differ from place to place.
+/// Returns bytes that vary with the position and the seed.
 pub(crate) fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed).collect()
 }
@@ -163,7 +161,6 @@ pub(crate) fn overwrite(fs: &ClusterFs, ino: u64, at: u64, bytes: &[u8]) -> Resu
     flushed
 }
 
-/// Reads a whole file.
 pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     let opened = fs.open(file(ino), 0).unwrap();
     let node = file(ino).with_handle(opened.handle);
@@ -181,7 +178,7 @@ pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns the number of bytes that were not flushed.
+/// Returns the number of dirty bytes of the mount.
 pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
     let mut bytes = 0;
     fs.counters(&mut |name, value| {

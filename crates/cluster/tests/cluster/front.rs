@@ -1,4 +1,4 @@
-//! A front of an S3 server that can answer that the server is overloaded.
+//! A TCP proxy in front of an S3 server, which can answer that the server is overloaded.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,11 +8,10 @@ use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 use corewalk_testkit::s3::S3Server;
 
-/// The name of the setting that has the address of the server.
+/// The name of the setting with the address of the server.
 const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 const REFUSAL: &[u8] = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// A running front.
 pub(crate) struct Front {
     settings: Vec<(String, String)>,
     address: SocketAddr,
@@ -29,7 +28,7 @@ struct State {
 }
 
 impl Front {
-    /// Starts a front of `server`.
+    /// Starts a proxy in front of `server`.
     pub(crate) fn of(server: &S3Server) -> Front {
         let mut settings = server.settings();
         let endpoint = settings.iter_mut().find(|(name, _)| name == ENDPOINT).unwrap();
@@ -62,7 +61,7 @@ impl Front {
         Front { settings, address, state }
     }
 
-    /// Returns the settings of a client of the front.
+    /// Returns the settings of a client that connects to the proxy.
     pub(crate) fn settings(&self) -> Vec<(String, String)> {
         self.settings.clone()
     }
@@ -73,13 +72,14 @@ impl Front {
         self.state.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns how many connections were open at once. The server ends each after one request.
+    /// Returns the most connections that were open at once. The server ends each connection after
+    /// one request.
     pub(crate) fn most_open(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
         self.state.most_open.load(Ordering::Relaxed)
     }
 
-    /// Begins or ends to refuse requests.
+    /// Starts or stops refusing requests.
     pub(crate) fn fail(&self, is_failing: bool) {
         // ORDERING: Relaxed. The instant at which a thread sees the flag does not matter.
         self.state.is_failing.store(is_failing, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl Drop for Front {
     }
 }
 
-/// Forwards bytes until the end. Refuses the request that they are a part of if `state` says so.
+/// Forwards bytes until the connection ends. If `state` says so, refuses the request instead.
 fn forward(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {

@@ -1,4 +1,4 @@
-//! Junctions: what the back end lets be done with them.
+//! Junctions: the calls that the back end allows and refuses.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn junction_holds_no_names_and_stays_where_it_is() {
     assert_eq!(rename(there, here, RenameMode::Exchange), Err(Errno::BUSY));
     assert_eq!(fs.remove(dir(above), name("j"), dir(junction)), Err(Errno::BUSY));
 
-    // The directories above may move.
+    // The directories above a junction may be renamed.
     assert_eq!(rename(at(ROOT, "a"), at(plain, "b"), RenameMode::Replace), Ok(()));
     let found = fs.junctions().unwrap();
     let paths: Vec<&Path> = found.iter().map(|junction| &*junction.path).collect();

@@ -1,4 +1,4 @@
-//! Objects from their record to their removal, and contents whose session has ended meanwhile.
+//! Objects from their record to their removal, and dirty bytes whose session has ended.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::fixtures::{
     ROOT, Site, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
-/// Removes the objects that no file uses, as if a minute had passed.
+/// Removes the objects that no file uses, as a mount does after a minute.
 fn collect(site: &Site, fs: &ClusterFs) {
     site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
     for _ in 0..30 {
@@ -17,7 +17,7 @@ fn collect(site: &Site, fs: &ClusterFs) {
     }
 }
 
-/// Ends the sessions that are open, as other mounts do after a silence.
+/// Ends the open sessions, as other mounts do when they are not renewed.
 fn end_sessions(site: &Site) {
     site.sql("UPDATE corewalk.session SET dead = true, until = now() - interval '1 second'");
 }
@@ -55,8 +55,8 @@ fn record_of_objects_is_made_once() {
     drop(fs);
 }
 
-/// The session of a writer ends between its objects and its change of the file, and others call
-/// the objects unused.
+/// Checks a flush whose objects are marked as dead before its change of the file, as if its session
+/// had ended.
 #[test]
 fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     let Some(site) = Site::new() else { return };
@@ -133,7 +133,7 @@ fn bytes_of_a_removed_file_are_given_up() {
     let made = create(&fs, ROOT, "f");
     fs.open(file(made.ino), 1).unwrap();
     fs.write(file(made.ino), 0, &pattern(6, 100_000)).unwrap();
-    // Another mount has removed the file.
+    // The file is removed, as if by another mount.
     site.sql(
         "SET search_path = corewalk;
         DELETE FROM edge WHERE name = 'f';

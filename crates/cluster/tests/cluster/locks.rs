@@ -1,4 +1,4 @@
-//! Locks of fcntl(2) and flock(2): the rules of the kernel, several mounts, lost locks.
+//! Locks of fcntl(2) and flock(2): comparison with the kernel, several mounts, lost locks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,10 +14,10 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::fixtures::{ROOT, Site, create, file, overwrite, read, write_new};
 
-/// Positions of the random locks: a few bytes, and the end of all files.
+/// The random locks begin at one of the first bytes. Some end at the largest position.
 const POSITIONS: u64 = 12;
 
-/// The random calls of a run. Each is two statements.
+/// The number of random calls in a run. Each call needs two statements.
 const STEPS: usize = 1000;
 
 /// Opens a file, which stays open.
@@ -90,7 +90,7 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     }
     let start = rng.below(POSITIONS);
     let end = match (kind, rng.below(6)) {
-        // Otherwise some owner would soon have a lock of all bytes for ever.
+        // Without unlocks of all bytes, some owner would soon keep a lock of all bytes.
         (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
         (_, 5) => FileLock::END_MAX,
         _ => start + rng.below(3),
@@ -98,7 +98,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     FileLock::new(owner, kind).with_range(start, end)
 }
 
-/// Random locks of six owners on two mounts are given and refused as by the kernel of this host.
+/// Checks that random locks of six owners on two mounts are granted and refused as by the kernel of
+/// this host.
 #[test]
 fn locks_are_given_as_by_the_kernel() {
     let Some(site) = Site::new() else { return };
@@ -116,7 +117,7 @@ fn locks_are_given_as_by_the_kernel() {
         let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
         let lock = random_lock(&mut rng, owner as u64);
         if step % 100 == 99 {
-            // The owner closes the file. On the host it drops its locks.
+            // The owner closes the file in the mount. On the host it drops its locks instead.
             fs.unlock_owner(node, owner as u64, false).unwrap();
             oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
         }
@@ -133,7 +134,7 @@ fn locks_are_given_as_by_the_kernel() {
     }
     // Unlocks are never refused.
     assert_eq!(counts.len(), 10, "{counts:?}");
-    // The rows are whole: no two ranges of an owner touch and have the same kind.
+    // No two ranges of an owner overlap, or touch with the same kind.
     let split = site.sql(
         "SELECT count(*) FROM corewalk.flock a JOIN corewalk.flock b USING (ino, session, owner, \
          is_flock) WHERE a.first < b.first AND (a.last >= b.first OR a.last = b.first - 1 AND \
@@ -144,7 +145,7 @@ fn locks_are_given_as_by_the_kernel() {
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
 }
 
-/// Adds one to the number in a file, `count` times. Between reading and writing others may run.
+/// Adds one to the number in a file, `count` times. Other threads may run between read and write.
 fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     let node = opened(fs, ino);
     for _ in 0..count {
@@ -164,7 +165,7 @@ fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     fs.release(node);
 }
 
-/// Runs additions on three mounts with two threads each. Returns the number that is in the file.
+/// Runs additions on three mounts with two threads each. Returns the final number in the file.
 fn race(has_locks: bool, count: usize) -> Option<u64> {
     let site = Site::new()?;
     let mounts = [site.open(), site.open(), site.open()];
@@ -190,7 +191,7 @@ fn control_additions_without_locks_are_lost() {
     assert!(sum < 300, "{sum}");
 }
 
-/// Two mounts write different parts of a file, under locks of these parts.
+/// Checks that two mounts can write different parts of a file, under locks of these parts.
 #[test]
 fn parts_of_a_file_are_merged() {
     for len in [24, 40_000] {
@@ -210,15 +211,16 @@ fn parts_of_a_file_are_merged() {
             fs.set_lock(node, &lock(at, LockKind::Unlock)).unwrap();
             times.push(a.getattr(node).unwrap().mtime);
         }
-        // The kernel of the second mount sees another time than that of its own write.
+        // The second flush sets a newer time, so that the kernels drop their cached pages.
         assert!(times[0] < times[1]);
         let bytes = read(&b, ino);
         assert_eq!((&bytes[..17], bytes.len()), (&b"0000000000000008-"[..], len));
     }
 }
 
-/// A mount whose kernel has seen the new attributes of an open file reads the new contents, too.
-/// Otherwise the kernel would keep old pages under the new time, and show them under a later lock.
+/// Checks that a mount whose kernel has the new attributes of an open file reads the new contents
+/// too. Otherwise the kernel would keep old pages under the new time, and show them under a later
+/// lock.
 #[test]
 fn contents_are_not_older_than_attributes() {
     let Some(site) = Site::new() else { return };
@@ -233,7 +235,7 @@ fn contents_are_not_older_than_attributes() {
 }
 
 /// The session of a mount dies while it has a lock and dirty bytes. Another mount gets the lock.
-/// The dirty bytes are never written, and the program hears of that (K.8).
+/// Checks that the dirty bytes are never written, and that the program gets an error (K.8).
 #[test]
 fn change_under_a_lost_lock_is_not_made() {
     let Some(site) = Site::new() else { return };
@@ -258,10 +260,10 @@ fn change_under_a_lost_lock_is_not_made() {
     assert_eq!(a.write(here, 0, b"ccc"), Err(Errno::IO));
     assert_eq!(a.read(here, 0, &mut [0; 3]), Err(Errno::IO));
     assert_eq!(a.set_lock(here, &FileLock { owner: 2, ..lock }), Err(Errno::IO));
-    // Other files are not concerned.
+    // Other files can still be changed.
     overwrite(&a, other, 0, b"new").unwrap();
     a.maintain();
-    // The unlock reports the loss, and so does the next close. Then all is well again.
+    // The unlock reports the loss, and so does the next close. Then the file can be used again.
     assert_eq!(a.set_lock(here, &unlock), Err(Errno::IO));
     assert_eq!(a.flush(here), Err(Errno::IO));
     a.set_lock(here, &lock).unwrap();
@@ -273,7 +275,7 @@ fn change_under_a_lost_lock_is_not_made() {
     site.assert_clean();
 }
 
-/// A mount that was idle hears of its death by the flush of its unlock.
+/// Checks a mount that learns of the death of its session only when it unlocks.
 #[test]
 fn unlock_after_the_death_of_the_session_writes_nothing() {
     let Some(site) = Site::new() else { return };
@@ -292,7 +294,7 @@ fn unlock_after_the_death_of_the_session_writes_nothing() {
     assert_eq!(read(&a, ino), b"old");
 }
 
-/// A request that was answered long ago arrives once more. It takes no lock, and drops none.
+/// Checks that late copies of answered requests take no lock and drop none.
 #[test]
 fn late_copy_of_a_request_changes_no_lock() {
     let Some(site) = Site::new() else { return };
@@ -309,7 +311,7 @@ fn late_copy_of_a_request_changes_no_lock() {
     let count = || site.sql("SELECT count(*) FROM corewalk.flock");
     assert_eq!((call(one, 1, 2), call(one, 1, 2), count()), ("0".into(), "0".into(), "1".into()));
     assert_eq!((call(two, 1, 2), call(one, 2, 0), count()), ("11".into(), "0".into(), "0".into()));
-    // The lock is free now, but both requests have their answers already.
+    // The lock is free now, but both requests were answered before.
     assert_eq!((call(two, 1, 2), call(one, 1, 2), count()), ("11".into(), "5".into(), "0".into()));
     drop((a, b));
 }

@@ -14,9 +14,9 @@ use corewalk_testkit::s3::S3Server;
 use crate::fixtures::{ROOT, Site, create, dirty_bytes, file, options, pattern, read, write_new};
 use crate::front::Front;
 
-/// How many dirty bytes a file may have.
+/// The most dirty bytes of a file.
 const FILE_DIRTY_MAX: u64 = 16 << 20;
-/// The writes of a program.
+/// The length of one write, in bytes.
 const STEP: usize = 128 << 10;
 
 /// Appends to a file `count` times. Returns the bytes that were accepted, and the errors.
@@ -32,7 +32,7 @@ fn append(fs: &ClusterFs, ino: u64, count: u8) -> (Vec<u8>, Vec<Errno>) {
     (accepted, errors)
 }
 
-/// Takes the objects of a file system away, so that none can be written.
+/// Moves the objects of a file system away, so that none can be read or written.
 fn break_store(site: &Site) -> PathBuf {
     let folder = fs::read_dir(site.objects.path()).unwrap().next().unwrap().unwrap().path();
     fs::rename(&folder, folder.with_extension("away")).unwrap();
@@ -66,7 +66,7 @@ fn write_that_failed_is_not_in_the_file_and_what_was_accepted_is_there_once() {
     assert_eq!(errors, []);
     assert_eq!(fs.fsync(file(made.ino), false), Ok(()));
     assert_eq!(dirty_bytes(&fs), 0);
-    // The records of the objects that were not written are gone with the next objects.
+    // The later flush has deleted the records of the objects that could not be written.
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.pending_object"), "0");
     drop(fs);
     let fs = site.open();
@@ -103,7 +103,7 @@ fn bytes_of_many_files_are_bounded_while_none_can_be_written() {
     site.assert_clean();
 }
 
-/// Makes a file system on an S3 server of the test, and a front of the server.
+/// Makes a file system on an S3 server of the test, behind a proxy.
 fn behind_front(site: &Site) -> Option<(Url, S3Server, Front)> {
     let server = S3Server::start("bucket")?;
     let front = Front::of(&server);
@@ -125,7 +125,7 @@ fn soft_mount_fails_while_s3_is_away_and_then_goes_on() {
     front.fail(true);
     let begin = Instant::now();
     assert_eq!(fs.fsync(file(made.ino), false), Err(Errno::IO));
-    // An object that was not read before cannot be read.
+    // An object that is not cached cannot be read.
     assert_eq!(fs.read(file(kept.ino), 50_000, &mut [0; 10]), Err(Errno::IO));
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     front.fail(false);
@@ -232,7 +232,7 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
     assert_eq!(front.connections(), 14);
 }
 
-/// A file system of one MiB, until the drop.
+/// A mounted tmpfs of one MiB. Dropping the value unmounts it.
 struct Small(PathBuf);
 
 impl Small {

@@ -1,4 +1,4 @@
-//! Connections that hang, sessions that die, and settings that would end them.
+//! Connections that hang, sessions that die, and database settings that would end statements.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,7 @@ fn orphan_is_purged_though_contents_cannot_be_written() {
     fs.remove(dir(ROOT), name("gone"), file(gone)).unwrap();
     fs.forget(gone, 0);
     site.sql("ALTER FUNCTION cw_write RENAME TO cw_write_later");
-    // Contents are written after five seconds.
+    // The periodic flush writes contents after five seconds.
     thread::sleep(Duration::from_secs(6));
     fs.maintain();
     assert_eq!(site.sql("SELECT count(*) FROM orphan"), "0");

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options, write_new};
 
-/// A slot that no mount uses.
+/// A request slot that no mount uses.
 const SLOT: i32 = 1000;
-/// PL/pgSQL that waits until another connection waits for a lock of this one.
+/// PL/pgSQL that loops until another connection waits for a lock of this connection.
 const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
     EXIT WHEN EXISTS (SELECT FROM pg_locks WHERE NOT granted
         AND pg_backend_pid() = ANY (pg_blocking_pids(pid)));
     PERFORM pg_sleep(0.01); END LOOP;";
 
-/// Runs PL/pgSQL in a transaction: `before`, then the lock of a directory, then `after`. Begins
-/// `call` when the transaction has the lock.
+/// Runs PL/pgSQL in a transaction: `before`, then the lock of a directory, then `after`. Calls
+/// `call` as soon as the transaction has the lock.
 pub(crate) fn beside<T: Send>(
     site: &Site,
     ino: u64,
@@ -82,7 +82,7 @@ fn failed_change_fails_again_when_a_late_copy_of_it_arrives() {
     site.assert_clean();
 }
 
-/// Stops the processes of the database whose last statement contains `text`. Returns their ids.
+/// Stops the server processes whose last statement contains `text` (SIGSTOP). Returns their ids.
 pub(crate) fn stop_processes(site: &Site, text: &str) -> Vec<Pid> {
     let pids = site.sql(&format!(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()
@@ -96,7 +96,7 @@ pub(crate) fn stop_processes(site: &Site, text: &str) -> Vec<Pid> {
     pids
 }
 
-/// Lets stopped processes go on, until they have ended.
+/// Continues stopped processes, and waits until they have ended.
 pub(crate) fn continue_to_the_end(site: &Site, pids: &[Pid]) {
     for pid in pids {
         kill_process(*pid, Signal::CONT).unwrap();
@@ -121,7 +121,7 @@ fn change_that_a_soft_mount_gave_up_undoes_no_later_change() {
     chmod(made[0], 0o600).unwrap();
     let stopped = stop_processes(&site, "cw_setattr");
     assert_eq!(stopped.len(), 1);
-    // Two changes wait in the connection. Each has a slot of its own.
+    // Two changes wait in the one connection, each with a request slot of its own.
     let given_up = thread::scope(|scope| {
         let calls = made.map(|ino| scope.spawn(move || chmod(ino, 0o700)));
         calls.map(|call| call.join().unwrap())
@@ -228,7 +228,7 @@ fn file_over_2_gib_is_cut() {
     let made = write_new(&fs, ROOT, "f", &[1; 1000]).ino;
     fs.setattr(file(made), &SetAttr::default().with_size(5 << 30)).unwrap();
     let session = site.session();
-    // The planner sees the values, as it may in a connection of the mount.
+    // A custom plan sees the values of the parameters, as may happen in a connection of a mount.
     let code = site.sql(&format!(
         "SET plan_cache_mode = force_custom_plan;
         SELECT code FROM cw_setattr({session}, {SLOT}, 1, {made}, NULL, NULL, NULL, {}, NULL, NULL,
@@ -247,7 +247,7 @@ fn object_that_is_replaced_during_a_check_is_no_error() {
     let made = write_new(&fs, ROOT, "f", &[1; 20_000]).ino;
     drop(fs);
     std::fs::remove_dir_all(site.objects.path()).unwrap();
-    // The check has its snapshot when it waits for the table.
+    // `fsck` has its snapshot by the time it waits for the locked table.
     let delete = format!("{UNTIL_ONE_WAITS} DELETE FROM slice WHERE ino = {made};");
     beside(&site, 77_777, "LOCK TABLE usage;", &delete, || site.assert_clean());
 }

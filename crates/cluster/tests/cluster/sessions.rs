@@ -23,7 +23,7 @@ fn dead_session_drops_its_cache_and_goes_on_as_a_new_one() {
     let orphan = write_new(&fs, ROOT, "orphan", b"text");
     fs.remove(dir(ROOT), name("orphan"), file(orphan.ino)).unwrap();
     site.sql("UPDATE corewalk.session SET until = now() - interval '1 second'");
-    // Another mount changes the file system meanwhile.
+    // The session dies, and another mount changes the file system.
     site.sql("UPDATE corewalk.session SET dead = true");
     site.sql("UPDATE corewalk.edge SET name = 'other' WHERE name = 'kept'");
     create(&fs, ROOT, "new");

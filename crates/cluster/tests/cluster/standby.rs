@@ -1,6 +1,6 @@
 //! A primary that is killed, and a standby that takes over.
 //!
-//! `COREWALK_TAKEOVERS` sets how often.
+//! The environment variable `COREWALK_TAKEOVERS` sets the number of takeovers.
 
 use std::time::Duration;
 

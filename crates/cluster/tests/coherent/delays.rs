@@ -20,7 +20,7 @@ fn contended_change_needs_few_statements() {
     thread::sleep(LEASE);
     let mut counts: Vec<u64> = (0..300_u32)
         .map(|turn| {
-            // The other mount takes the lease.
+            // The other mount gets a lease on the directory.
             let [writer, other] = [0, 1].map(|it| &mounts[(turn as usize + it) % 2]);
             list(other, ROOT);
             other.getattr(file(made)).unwrap();
@@ -32,13 +32,14 @@ fn contended_change_needs_few_statements() {
         })
         .collect();
     counts.sort_unstable();
-    // The change, the acknowledgement, the change again, and two notifications without an answer.
+    // The three statements are the change, the acknowledgement, and the change again. The two
+    // notifications are no statements.
     assert!(counts[counts.len() / 2] == 3, "{counts:?}");
     assert!(counts[counts.len() * 99 / 100] <= 5, "{counts:?}");
 }
 
-/// A mount whose connections stop, while another one changes a file three times. Returns how long
-/// the changes took, and the mode that the silent mount answers for the file afterwards.
+/// Changes a file three times while the connections of another mount are stopped. Returns how long
+/// the changes took, and the mode of the file that the stopped mount reports afterwards.
 fn change_beside_silent_mount(flaws: Flaws) -> Option<([Duration; 3], u32)> {
     let site = Site::new()?;
     let proxy = Proxy::new(&site.url);

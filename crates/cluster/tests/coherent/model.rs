@@ -1,7 +1,8 @@
 //! The sequential model of a small namespace, and the calls that the racing threads make.
 //!
-//! There are four names in two directories. An inode is known by the user that owns it, which its
-//! maker chooses, so that a call names its inode before it returns.
+//! There are four names in two directories. Each new inode gets an owner (user ID) that no other
+//! inode has. The owner identifies the inode in the model, because a call knows it before the inode
+//! number.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +13,17 @@ use corewalk_testkit::linearize::Spec;
 
 use crate::fixtures::{dir, file, name};
 
-/// The number of names.
 pub(crate) const NAMES: usize = 4;
 const TEXTS: [&str; NAMES] = ["a", "a", "b", "b"];
 
-/// The state of the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Space {
     names: [Option<u32>; NAMES],
-    /// The mode and the links of each inode.
+    /// The mode and the link count of each inode, by its owner.
     inodes: BTreeMap<u32, (u32, u32)>,
 }
 
-/// A call. Names are numbers, and inodes are the users that own them.
+/// A call. Names are numbers, and an inode is identified by its owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Create(usize, u32),
@@ -37,12 +36,11 @@ pub(crate) enum Op {
     Get(u32),
 }
 
-/// A result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ret {
     Done,
     Found(Option<u32>),
-    /// The mode and the links.
+    /// The mode and the link count.
     Attr(u32, u32),
     Failed(Errno),
 }
@@ -119,7 +117,7 @@ impl Spec for Space {
     }
 }
 
-/// The directories of a round, and the inodes whose numbers are known.
+/// The directories of a round, and the inodes that were made there.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dirs: [u64; 2],
@@ -133,7 +131,6 @@ impl Place {
         known.iter().find(|(it, _)| *it == owner).map_or(0, |(_, ino)| *ino)
     }
 
-    /// Makes a call on a mount.
     pub(crate) fn call(&self, fs: &ClusterFs, op: Op) -> Ret {
         let at = |number: usize| (dir(self.dirs[number % 2]), name(TEXTS[number]));
         let done = match op {

@@ -1,11 +1,13 @@
-//! Racing histories of several mounts: each one is linearizable, with and without disturbances.
+//! Racing calls of several mounts. Checks that each history is linearizable, with and without
+//! disturbances.
 //!
 //! A run consists of rounds. In a round, threads of all mounts make random calls in two new
-//! directories, and the checker then looks for an order that explains all results. The share of
-//! changes differs between rounds, since caches are only used where changes are rare.
+//! directories. Then the checker looks for an order of the calls that explains all results. The
+//! share of changes differs between rounds, because caches are used only while changes are rare.
 //! `COREWALK_COHERENT_CALLS` sets the number of calls of a run.
 //!
-//! Each protection that a disturbance needs has a control, which leaves it out and must be caught.
+//! For each protection against a disturbance there is a control. It turns the protection off, and
+//! the checker must find a violation.
 
 use std::time::Duration;
 
@@ -22,14 +24,14 @@ use crate::fixtures::{Pair, ROOT, Site, mkdir, options, takeovers};
 use crate::model::{NAMES, Op, Place, Space};
 use corewalk_testkit::proxy::Proxy;
 
-/// The threads of each mount.
+/// The number of threads of each mount.
 const THREADS: usize = 2;
-/// The calls of a thread in a round.
+/// The number of calls of a thread in a round.
 const CALLS: usize = 50;
-/// The lease of the mounts of a test that waits for its end.
+/// The lease time of the mounts, short because some tests wait until it is over.
 const LEASE: Duration = Duration::from_secs(2);
 
-/// How a run is made.
+/// The parameters of a run.
 struct Run {
     rounds: usize,
     /// The longest pause between two calls.
@@ -44,8 +46,8 @@ impl Run {
         Run { rounds, pace, reader: None, rng: Rng::new(seed) }
     }
 
-    /// Runs the rounds, with `disturb` beside each. Returns a report of the first history that is
-    /// not linearizable.
+    /// Runs the rounds. Calls `disturb` in each round while the threads run. Returns a report of
+    /// the first history that is not linearizable.
     fn race(
         &self,
         mounts: &[ClusterFs],
@@ -98,10 +100,10 @@ impl Run {
     }
 }
 
-/// Chooses a call. `changes` of a hundred calls are changes.
+/// Chooses a call. Of a hundred calls, `changes` are changes.
 fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op {
     let known: Vec<u32> = place.known.lock().iter().map(|(owner, _)| *owner).collect();
-    // Old inodes without a name are of little interest.
+    // Only the newest inodes are used, because most old ones have no name.
     let known = &known[known.len().saturating_sub(4)..];
     let at = rng.index(NAMES);
     let other = (at + 1 + rng.index(NAMES - 1)) % NAMES;
@@ -124,7 +126,7 @@ fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op 
     }
 }
 
-/// Returns how many rounds make about `calls` calls, or as many as the environment says.
+/// Returns the number of rounds for about `calls` calls, or for the number in the environment.
 fn rounds(mounts: usize, calls: usize) -> usize {
     let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
         Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),
@@ -177,8 +179,8 @@ fn mount_that_hears_nothing_is_late_but_not_wrong() {
     run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// Runs with one mount whose connections stop for longer than its lease, in each round. It makes no
-/// changes, so that it does not wait for its connections while its cache has answers.
+/// In each round, the connections of one mount stop for longer than its lease time. This mount
+/// makes no changes, so that it answers from its cache and does not wait for its connections.
 fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let site = Site::new()?;
     let seed = ReportSeed::new(Seed::choose());

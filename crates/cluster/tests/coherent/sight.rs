@@ -1,4 +1,4 @@
-//! A change of one mount is seen by the other mounts from the return of the call on.
+//! Checks that the other mounts see a change of one mount as soon as its call has returned.
 
 use corewalk::{Errno, FileSystem as _, Make, RenameMode, SetAttr, XattrMode};
 use corewalk_cluster::ClusterFs;
@@ -7,7 +7,6 @@ use crate::fixtures::{
     ROOT, Site, create, dir, file, list, mkdir, name, overwrite, read, write_new,
 };
 
-/// Returns the names in a directory.
 fn names(fs: &ClusterFs, ino: u64) -> Vec<String> {
     list(fs, ino).into_iter().map(|(text, _)| text).collect()
 }
@@ -16,7 +15,7 @@ fn find(fs: &ClusterFs, parent: u64, text: &str) -> Result<u64, Errno> {
     fs.lookup(dir(parent), name(text)).map(|attr| attr.ino)
 }
 
-/// Two mounts that have both listed the root, so that each caches it.
+/// Returns two mounts that have listed the root, so that both cache it.
 fn pair(site: &Site) -> [ClusterFs; 2] {
     let both = [site.open(), site.open()];
     both.iter().for_each(|fs| drop(list(fs, ROOT)));
@@ -67,7 +66,7 @@ fn renamed_directory_takes_its_children_along() {
     assert_eq!(b.getattr(dir(from)).unwrap().nlink, 2);
 }
 
-/// Changes of each mount are seen by each other one, with three mounts in turn.
+/// Three mounts change a file in turn. Checks that all mounts see each change.
 #[test]
 fn three_mounts_take_turns() {
     let Some(site) = Site::new() else { return };
@@ -95,8 +94,7 @@ fn juicefs_6593_removed_file_can_be_made_again_on_the_other_mount() {
     }
 }
 
-/// JuiceFS 6597: a directory that another mount has renamed is not found by its old name, so no
-/// file is made in it by that path.
+/// JuiceFS 6597: a directory that another mount has renamed is not found by its old name.
 #[test]
 fn juicefs_6597_renamed_directory_has_no_old_name() {
     let Some(site) = Site::new() else { return };
@@ -112,7 +110,7 @@ fn juicefs_6597_renamed_directory_has_no_old_name() {
     }
 }
 
-/// JuiceFS 6323: an open reads all that another mount had appended before it closed the file.
+/// JuiceFS 6323: a reader sees the bytes that another mount appended before its open.
 #[test]
 fn juicefs_6323_appended_bytes_are_read_after_an_open() {
     let Some(site) = Site::new() else { return };

@@ -37,8 +37,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Expires the entries of the kernel. From now on the directory is busy. The kernel cannot
-/// invalidate an inode that it does not know: it keeps the reply that brings the inode.
+/// Expires the entries of the kernel, and makes the directory busy. The kernel cannot invalidate an
+/// inode that it does not know, so it keeps a reply that brings the inode.
 pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     let scenario = steps.scenario;
     let reaches_inode = !scenario.is_attribute || mount.kernel_knows;
@@ -46,7 +46,7 @@ pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     mount.stage = Stage::Busy;
 }
 
-/// A reply is under way that brings the kernel an inode which it does not know yet.
+/// Returns true if an expiry must wait for a reply that brings the kernel a new inode.
 pub(crate) fn waits_for_inode(steps: &Steps, m: usize) -> bool {
     let mount = &steps.from.mounts[m];
     let is_under_way = matches!(mount.reader, Reader::Reply { .. }) && !mount.kernel_knows;
@@ -68,7 +68,8 @@ pub(crate) fn make_busy(steps: &Steps, mount: &mut Mount) -> bool {
     }
 }
 
-/// The server marks the directory and drops its cached answer, in one section of its lock.
+/// Begins a change. In one critical section, the server marks the directory and drops its cached
+/// answer.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].done >= steps.scenario.changes[m] || from.mounts[m].is_dead {
@@ -95,7 +96,7 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // The kernel forgets its entry itself, under the lock that it holds until the answer.
+            // The kernel drops its own entry, under the lock that it holds until the answer.
             mount.expire_kernel(true);
             false
         };
@@ -105,39 +106,39 @@ fn begin(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The change is made through a file with a lock that is lost with the session.
+/// Returns true if the change is made under a file lock that is lost with the session.
 fn loses_lock(steps: &Steps, state: &State) -> bool {
     state.db.file_lock != FileLock::None && steps.scenario.rules.locked_changes_fail
 }
 
-/// The program is told that its change has failed.
+/// Ends a change with an error to the program.
 fn fail(mount: &mut Mount) {
     mount.writer = IDLE_WRITER;
     mount.done += 1;
     mount.has_failed = true;
 }
 
-/// The server holds the directory, but not the item, until the change has ended.
+/// The server keeps the directory cached without the item until the change has ended.
 fn forget_item(mount: &mut Mount) {
     for item in &mut mount.cache {
         *item = (*item).min(HELD);
     }
 }
 
-/// Returns the change of mount `m` that is under way, as it concerns the directories `dirs`.
+/// Returns the change of mount `m` that is under way, with the directories `dirs`.
 fn current(mount: &Mount, m: usize, dirs: u8) -> Change {
     let Writer { session, moves, .. } = mount.writer;
     let number = mount.change_number();
     Change { mount: m, number, session, moves, dirs, is_past_slot: false }
 }
 
-/// The session under which the change of `mount` is sent now.
+/// Returns the session under which the change of `mount` is sent now.
 fn session_of_change(steps: &Steps, mount: &Mount) -> u8 {
     let is_first = mount.writer.session == NONE || !steps.scenario.rules.asks_old_session;
     if is_first { mount.session } else { mount.writer.session }
 }
 
-/// The database gets the change, and is done with it at once in most models.
+/// The database receives the change. In most models it ends the transaction in the same step.
 fn send(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     if from.mounts[m].is_dead {
@@ -164,7 +165,7 @@ fn send(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The database goes on with a change that it had begun.
+/// The database continues a change that it has begun.
 fn started(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let writer = from.mounts[m].writer;
@@ -180,13 +181,13 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // The leases were looked at before the lock, so none is looked at now.
+        // The leases were checked before the lock was taken, so none is checked now.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }
 }
 
-/// Takes the next lock of a change that concerns both directories, and runs it with the last one.
+/// Takes the next lock of a change of both directories. With the last lock, runs the change.
 fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     let taken = next.mounts[m].writer.seen;
     let descends = m == 1 && !steps.scenario.rules.locks_ascend;
@@ -206,18 +207,17 @@ fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     writer.step = WriteStep::Ready;
     writer.seen = 0;
     let change = current(&next.mounts[m], m, 0b11);
-    // Both locks go with the end of the transaction.
+    // The end of the transaction releases both locks.
     next.db.locks = next.db.locks.map(|lock| if lock == owner { 0 } else { lock });
     finish(steps, next, change);
 }
 
-/// Runs the change that the mount waits for.
 fn finish(steps: &mut Steps, mut next: State, change: Change) {
     let verdict = database::run(steps.scenario, &mut next, change);
     answer(steps, next, change.mount, verdict);
 }
 
-/// The mount is told. Only the answer that the change is made is a state of its own.
+/// Answers the mount. Only the answer that the change was made is a state of its own.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];
@@ -245,7 +245,7 @@ fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     steps.add_checked(event, m, next, broken);
 }
 
-/// The answer arrives: the change is made.
+/// The mount receives the answer that the change was made.
 fn confirm(steps: &mut Steps, m: usize) {
     let (mut next, rules) = (*steps.from, steps.scenario.rules);
     let writer = next.mounts[m].writer;
@@ -274,7 +274,7 @@ fn confirm(steps: &mut Steps, m: usize) {
     steps.add_checked(Event::ChangeConfirmed, m, next, broken);
 }
 
-/// The connection ends. A change that was not run yet may stay in its buffer, and be run later.
+/// The connection breaks. A change that was not run yet may stay in a buffer, and be run later.
 fn lose(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.faults.losses == 0 || from.mounts[m].is_dead {
@@ -301,7 +301,7 @@ pub(crate) fn late(mount: &Mount) -> LateChange {
     LateChange { number: mount.change_number(), session, moves, is_started: false }
 }
 
-/// The database runs a late copy. Its answer goes nowhere.
+/// The database runs a late copy of a change. No mount receives the answer.
 fn late_copy(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let LateChange { number, session, moves, is_started } = from.mounts[m].late_change;

@@ -64,7 +64,7 @@ fn tick(steps: &mut Steps, slow: Option<usize>) {
     }
 }
 
-/// The clock of a machine goes on. The kernel and the server have the same one.
+/// Advances the clock of a machine, which its kernel and its server share.
 fn pass_on(mount: &mut Mount) {
     mount.own = mount.own.saturating_sub(1);
     mount.renewal.candidate = mount.renewal.candidate.saturating_sub(1);
@@ -101,7 +101,7 @@ fn crash(steps: &mut Steps) {
         break_connections(mount);
     }
     add_crash(steps, Event::Crash, next, broken);
-    // Renewals need not be on disk: the deadlines may be those from before the last ones.
+    // Renewals need not be on disk, so the crash may bring back older deadlines.
     next.db.until = [0; 3];
     add_crash(steps, Event::CrashWithOldRows, next, broken);
 }
@@ -110,7 +110,7 @@ fn add_crash(steps: &mut Steps, event: Event, state: State, broken: Option<&'sta
     steps.found.push(Step { event, mount: MOUNTS, state, is_helpful: false, broken });
 }
 
-/// The last change was not on disk.
+/// Undoes the last change, which was not on disk. Returns the property that this breaks.
 fn lose_last_commit(next: &mut State) -> Option<&'static str> {
     let m = usize::from(next.db.last);
     let db = &mut next.db;
@@ -127,7 +127,7 @@ fn lose_last_commit(next: &mut State) -> Option<&'static str> {
     is_lost.then_some("a confirmed change is lost")
 }
 
-/// All that was not run yet is gone.
+/// Drops every request that the database has not run yet.
 fn break_connections(mount: &mut Mount) {
     if mount.writer.step == WriteStep::Started {
         mount.writer.step = WriteStep::Ready;
@@ -141,7 +141,7 @@ fn break_connections(mount: &mut Mount) {
     mount.late_ack = LateAck::default();
 }
 
-/// The quiet of a directory, and the end of a mount.
+/// Adds two steps of a mount: a busy directory becomes calm, and the mount is killed.
 pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     let from = *steps.from;
     let mount = &from.mounts[m];
@@ -161,8 +161,8 @@ pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The server is gone. The kernel keeps its entries until their timeouts, and what was sent to the
-/// database is still run.
+/// Kills the server. The kernel keeps its entries until their timeouts. The database still runs the
+/// requests that were sent.
 fn kill(mount: &mut Mount) {
     let is_sent = matches!(mount.writer.step, WriteStep::Ready | WriteStep::Started);
     if mount.writer.session == NONE {

@@ -1,4 +1,5 @@
-//! Controls: each leaves one protection out, and must fail. The shortest trace is printed.
+//! Controls: each one turns one protection off, and its search must fail. The shortest trace is
+//! printed.
 
 use super::rules::{Ack, Rules, Scenario};
 use super::scenarios::{
@@ -7,7 +8,7 @@ use super::scenarios::{
 use super::search::explore;
 use super::state::Faults;
 
-/// How a control must fail.
+/// The starts of the failures that controls expect.
 const OLD: &str = "a read returned an older version";
 const TWICE: &str = "a change was applied twice";
 const TAKEN: &str = "a change was made under a file lock that another mount had taken over";
@@ -16,7 +17,7 @@ const STUCK: &str = "no helpful step leads from here";
 
 /// A model without one protection.
 struct Control {
-    /// The rule of the protocol, and the protection.
+    /// The guarantee of the crate, and the protection.
     name: &'static str,
     leave_out: fn(&mut Rules),
     scenario: Scenario,
@@ -25,7 +26,7 @@ struct Control {
     is_for_deletion: bool,
 }
 
-/// Declares a control: the rule, the protection as a field of `Rules`, the scenario, the failure.
+/// Declares a control: the guarantee, the field of `Rules`, the scenario, the expected failure.
 macro_rules! control {
     ($rule:literal, $field:ident, $scenario:expr, $fails:expr) => {
         Control {
@@ -88,8 +89,8 @@ fn control_holders() {
         control!("K.4", intent_marks_fills, NAMES, OLD),
         control!("K.4", drops_before_ack, LOSSES, OLD),
         control!("K.5", ack_names_intent, LOSSES, OLD),
-        // An intent that is not replaced: the holder is never told, or its acknowledgement counts
-        // for a directory that it has not dropped.
+        // Without a new intent, the holder is never told, or its acknowledgement counts for a
+        // directory that it has not dropped. So any failure is accepted.
         Control { fails: "", ..control!("K.5", replaces_intent, HOMES, STUCK) },
         control!("K.12", renewal_tells, NAMES, STUCK),
     ]);

@@ -3,7 +3,7 @@
 use super::rules::{Ack, Scenario};
 use super::state::{FileLock, State};
 
-/// The most intents of a run. Without the fence, a dead session writes them for ever.
+/// The most intents of a run. If dead sessions are not refused, they write intents for ever.
 const MOST_INTENTS: u8 = 7;
 
 /// A copy of a change: the one that the mount waits for, or a late one.
@@ -11,12 +11,12 @@ const MOST_INTENTS: u8 = 7;
 pub(crate) struct Change {
     pub(crate) mount: usize,
     pub(crate) number: u8,
-    /// The session that sent it.
+    /// The session that sent the copy.
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// The directories whose leases are looked at, as a mask.
+    /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// It has looked at its slot already. Only where a rule is left out.
+    /// The copy has read its slot already. Only if a protection is off.
     pub(crate) is_past_slot: bool,
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum Verdict {
     Contended,
     Grace,
     Fenced,
-    /// It waits for the lock of another transaction.
+    /// The transaction waits for the lock of another one.
     Blocked,
 }
 
@@ -36,14 +36,14 @@ pub(crate) enum Verdict {
 pub(crate) enum Leases {
     Free,
     Held,
-    /// A session may be over, but a renewal of it is not committed yet.
+    /// A session may be over, but its renewal is not committed yet.
     Unknown,
 }
 
-/// Returns true if the session of mount `m` is found dead. A transaction that marks it dead waits
-/// for a renewal that is not committed yet, and then looks again. After a crash the deadline in the
-/// row may be an old one. So a session that has not renewed since is found dead after the grace
-/// period only.
+/// Returns true if the session of mount `m` is found dead. A transaction that marks a session dead
+/// waits for a renewal that is not committed yet, and then checks again. After a crash the deadline
+/// in the row may be an old one. So a session that has not renewed since the crash is not found
+/// dead before the grace period is over.
 pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     let (db, rules) = (&state.db, scenario.rules);
     let is_renewed = rules.locks_session_row && state.mounts[m].renewal.is_evaluated;
@@ -52,7 +52,7 @@ pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     db.until[m] == 0 && !is_renewed && !is_protected
 }
 
-/// Returns the leases of other live sessions on `dirs` that stand against a change of mount `m`.
+/// Returns whether leases of other live sessions on `dirs` block a change of mount `m`.
 pub(crate) fn foreign_leases(scenario: &Scenario, state: &State, m: usize, dirs: u8) -> Leases {
     let db = &state.db;
     let intent = db.intents[m];
@@ -126,12 +126,12 @@ pub(crate) fn run(scenario: &Scenario, state: &mut State, change: Change) -> Ver
     }
 }
 
-/// Every session that is not over has renewed since the crash.
+/// Returns true if every live session has renewed since the crash.
 fn all_registered(scenario: &Scenario, state: &State) -> bool {
     (0..scenario.mounts).all(|m| state.db.registered & (1 << m) != 0 || is_over(scenario, state, m))
 }
 
-/// Makes the change, whatever leases there are.
+/// Applies the change without a check of leases.
 pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     let (db, m) = (&mut state.db, change.mount);
     db.version += 1;
@@ -141,7 +141,7 @@ pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     db.applied[m] += 1;
     db.slot[m][usize::from(change.session)] = change.number;
     db.result[m] = db.version;
-    // The acknowledgements go with the intent. Where they do not name it, they stay.
+    // The acknowledgements are deleted with the intent, if they name the intent.
     db.intents[m].id = 0;
     db.intents[m].dirs = 0;
     if scenario.rules.ack_names_intent {
@@ -150,7 +150,7 @@ pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     db.last = u8::from(m == 1) + 2 * u8::from(m == 2);
 }
 
-/// Returns the broken property, if a change of mount `m` was just applied that must not be.
+/// Returns the broken property, if a change of mount `m` was applied that must not be applied.
 pub(crate) fn wrongly_applied(before: &State, state: &State, m: usize) -> Option<&'static str> {
     let mount = &state.mounts[m];
     let made = mount.done + u8::from(mount.is_killed || mount.is_writing());

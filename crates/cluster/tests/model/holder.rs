@@ -23,8 +23,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     take_file_lock(steps, m);
 }
 
-/// The holder hears of an intent, and drops what the server has cached. A notification may be lost,
-/// so progress rests on the renewal alone, which tells of the same intents.
+/// The holder learns of an intent, and drops the server's cache. A notification may be lost, so
+/// progress depends on the renewal alone, which tells of the same intents.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].is_dead {
@@ -65,7 +65,7 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // A local change holds the lock of the directory's inode until it has its answer.
+    // A local change holds the kernel's lock of the directory until it has its answer.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;
@@ -81,7 +81,7 @@ fn expire_for_intent(steps: &mut Steps, m: usize) {
     steps.add(Event::HolderExpired, m, next);
 }
 
-/// The database takes the acknowledgement, or the connection ends before.
+/// The database runs the acknowledgement, or the connection breaks before that.
 fn acknowledge(steps: &mut Steps, m: usize) {
     let mut next = *steps.from;
     let Holder { owner, id, .. } = next.mounts[m].holder;
@@ -117,8 +117,8 @@ fn late_ack(steps: &mut Steps, m: usize) {
     steps.add(Event::LateAckRun, m, next);
 }
 
-/// A renewal: the database evaluates it right after it was sent, and commits it later. An answer
-/// that arrives late gives the session less time than one that arrives at once.
+/// Renews the session. The database evaluates a renewal as soon as it is sent, and commits it
+/// later. An answer that arrives late gives the session less time than one that arrives at once.
 fn renew(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mount = &from.mounts[m];
@@ -158,7 +158,7 @@ fn commit(next: &mut State, m: usize, renewal: Renewal, registers_after_drop: bo
     }
 }
 
-/// The answer of a committed renewal arrives.
+/// The mount receives the answer to a committed renewal.
 fn renewed(steps: &mut Steps, m: usize, mut next: State) {
     let rules = steps.scenario.rules;
     let (boot, full) = (next.db.boot, steps.scenario.own_lease());
@@ -197,7 +197,7 @@ fn open_session(steps: &mut Steps, m: usize) {
     steps.add(Event::SessionOpened, m, next);
 }
 
-/// The row of a new session. The rows of the old one count for nothing any more.
+/// Adds the row of a new session, and removes the leases and the intent of the old one.
 fn register(steps: &Steps, next: &mut State, m: usize) {
     let db = &mut next.db;
     db.session[m] += 1;
@@ -212,7 +212,7 @@ fn register(steps: &Steps, next: &mut State, m: usize) {
     }
 }
 
-/// A program on another mount gets the file lock of a session that is found dead.
+/// A program on another mount takes over the file lock of a session that is found dead.
 fn take_file_lock(steps: &mut Steps, m: usize) {
     let mut next = *steps.from;
     let is_over = next.db.session[0] > 0 || database::is_over(steps.scenario, &next, 0);

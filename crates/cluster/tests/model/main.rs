@@ -1,21 +1,21 @@
 //! An exhaustive model of the protocol that keeps the caches of several mounts coherent.
 //!
-//! The model has two or three mounts and one database. A mount is a server with its cache, the
-//! kernel with its own, local programs that read and change, a holder that answers intents, and a
-//! clock. The search visits every order of their steps. Messages are late, lost or repeated, mounts
-//! are killed, clocks are slow, sessions end, and the database crashes. A stopped process needs no
-//! step of its own: its next step is taken late.
+//! The model has two or three mounts and one database. A mount consists of a server and a kernel,
+//! each with a cache, and of local programs that read and change. It also has a holder that answers
+//! intents, and a clock. The search visits every order of their steps. Messages are late, lost or
+//! repeated, mounts are killed, clocks are slow, sessions end, and the database crashes. A stopped
+//! process needs no step of its own: its next step just comes later.
 //!
-//! One item is read and changed: a name, or an attribute. Its value is the number of changes. Three
-//! properties are checked.
+//! The programs read and change one item: a name, or an attribute. Its value, the version, is the
+//! number of its changes. Three properties are checked.
 //!
-//! 1. No read returns an older version than an operation that ended before the read began has shown
-//!    or made (`State::floor`).
+//! 1. No read returns an older version than `State::floor`: the highest version that operations
+//!    have returned or made which ended before the read began.
 //! 2. A confirmed change was applied, and stays so. No change is applied twice, or after it failed.
 //! 3. From every state, steps without faults lead to a state in which all changes have ended and
 //!    every reader has cached its answer again. Sessions of running mounts do not end on the way.
 //!
-//! Each protection is a flag of `Rules`. A control leaves one out, and its search must fail.
+//! Each protection is a flag of `Rules`. A control turns one flag off, and its search must fail.
 //!
 //! | file | contents |
 //! |---|---|

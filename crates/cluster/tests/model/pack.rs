@@ -1,4 +1,4 @@
-//! States as keys of 448 bits: the search stores millions of them.
+//! States packed into keys of 448 bits, because the search stores millions of states.
 
 use super::state::{
     DIRS, Database, Fill, Holder, Intent, LateAck, LateChange, MOUNTS, Mount, Reader, Renewal,
@@ -113,7 +113,7 @@ impl Packer {
     }
 }
 
-/// Returns the key of `state`, of which the first `mounts` mounts are in use.
+/// Returns the key of `state`, which uses only its first `mounts` mounts.
 pub(crate) fn pack(state: &State, mounts: usize) -> Key {
     let mut packer = Packer { key: [0; 7], position: 0 };
     packer.database(&state.db);

@@ -1,8 +1,8 @@
 //! Reads: from the kernel's cache, from the server's cache, from the database by a fill.
 //!
-//! A read is one step, which fixes its value, and which begins and ends the read at once. A longer
-//! read begins earlier, when the floor is not higher, and ends later, when it raises the floor for
-//! fewer others. So no read that a program can make is left out.
+//! A read begins and ends in the one step that fixes its value. A longer read would allow no
+//! further failure. It begins earlier, when the floor (`State::floor`) is the same or lower, and
+//! ends later, when its version raises the floor for fewer reads.
 
 use super::database;
 use super::rules::Ack;
@@ -32,7 +32,7 @@ fn read(state: &mut State, version: u8) -> Option<&'static str> {
     is_old.then_some(OLD)
 }
 
-/// The kernel answers by itself, so this happens in a mount that is stopped or killed, too.
+/// The kernel answers from its own cache. This step is possible even if the server was killed.
 fn kernel_read(steps: &mut Steps, m: usize) {
     let mount = &steps.from.mounts[m];
     if mount.kernel > 0 {
@@ -79,8 +79,7 @@ fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     steps.add_checked(Event::CachedRead, m, next, broken);
 }
 
-/// The kernel takes a reply. It does so after the server was killed, too, if the server had
-/// written it.
+/// The kernel takes a reply that the server has written, even if the server was killed since.
 fn take_reply(steps: &mut Steps, m: usize) {
     if let Reader::Reply { version, left } = steps.from.mounts[m].reader {
         let mut next = *steps.from;
@@ -94,8 +93,8 @@ fn take_reply(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A program reads what is not cached. The database takes the lease, reads the item and the
-/// pending intents of other mounts, and answers.
+/// A program reads a directory that is not cached. The database inserts the lease, reads the item
+/// and the pending intents of other mounts, and answers.
 fn fill(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     let mount = &from.mounts[m];
@@ -132,7 +131,8 @@ fn fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Another mount has an intent on the directory. An intent whose session is found dead is deleted.
+/// Returns true if another mount has an intent on the directory. Deletes the intents of sessions
+/// that are found dead.
 fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     let (scenario, rules) = (steps.scenario, steps.scenario.rules);
     let mut is_told = false;
@@ -150,7 +150,7 @@ fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     is_told
 }
 
-/// Takes the lease, and ends the read. `is_calm`: no intent waits.
+/// Inserts the lease, and ends the read. `is_calm` says that no intent waits.
 fn grant(steps: &mut Steps, m: usize, mut next: State, dir: u8, is_calm: bool) {
     let is_current = next.db.session[m] == next.mounts[m].session;
     if is_current && (is_calm || steps.scenario.ack == Ack::KeepsLease) {
@@ -186,8 +186,8 @@ fn end_fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// An answer has another boot id: the database has lost its leases. The mount drops everything. The
-/// answer that told of it is not cached either, which costs one more fill.
+/// An answer has another boot id, so the database has lost its leases in a crash. The mount drops
+/// all caches. That answer is not cached either, which costs one more fill.
 pub(crate) fn see_boot(steps: &mut Steps, mut next: State, m: usize, boot: u8) {
     next.drop_everything(m, steps.scenario.rules.drop_marks_fills);
     next.mounts[m].boot = boot;

@@ -1,11 +1,11 @@
-//! The protections of the protocol, each of which a control leaves out, and the scenarios.
+//! The protections of the protocol, and the scenarios. For each protection, a control turns it off.
 
 use super::state::{CACHED, Faults, FileLock, MOUNTS, NONE, State, WriteStep, Writer};
 
 /// Declares `Rules` with one flag for each protection.
 macro_rules! rules {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The protections. All are on but in a control.
+        /// The protections. All are on, except one in each control.
         #[derive(Clone, Copy)]
         pub(crate) struct Rules { $($(#[$doc])* pub(crate) $name: bool,)* }
 
@@ -18,7 +18,7 @@ macro_rules! rules {
 rules! {
     /// K.1: a session trusts its lease for less time than the database does.
     margin,
-    /// K.1: a lease counts from the sending of the renewal.
+    /// K.1: the lease time counts from the moment when the renewal is sent.
     counts_from_send,
     /// K.1: the clock is read before each cached answer.
     checks_clock,
@@ -26,25 +26,25 @@ rules! {
     clock_after_arrival,
     /// K.8: a renewal does not revive a session whose time is over.
     revives_no_session,
-    /// K.8: a session is found dead under the lock of its row.
+    /// K.8: a session is marked dead under the lock of its row.
     locks_session_row,
-    /// K.2: a fill reads after it has its lock.
+    /// K.2: a fill reads after it has taken the directory's lock.
     fill_locks_first,
     /// K.2: a fill caches no attributes of an inode with another home.
     caches_only_at_home,
-    /// K.2: a fill tells of pending intents, and is not cached then.
+    /// K.2: the answer of a fill reports pending intents, and is then not cached.
     fill_tells_intents,
     /// K.2: a fill ignores intents of dead sessions.
     ignores_dead_intents,
     /// K.2: a fill deletes the intents that it ignores.
     deletes_dead_intents,
-    /// K.3: a change looks for leases after it has its lock.
+    /// K.3: a change looks for leases after it has taken the directory's lock.
     change_locks_first,
     /// K.3: locks are taken in ascending order.
     locks_ascend,
-    /// K.3: the home is read again under the lock.
+    /// K.3: a change reads the home of the inode again under the lock.
     reads_home_again,
-    /// K.3: a change that comes to concern other directories gets a new intent.
+    /// K.5: a change whose directories are others than before gets a new intent.
     replaces_intent,
     /// K.4: fills that are under way when an intent arrives are not cached.
     intent_marks_fills,
@@ -62,7 +62,7 @@ rules! {
     installs_only_if_held,
     /// K.7: a kernel timeout is at most what is left of the lease.
     timeout_is_left,
-    /// K.7: the kernel takes the reply before the clock has moved on.
+    /// K.7: the kernel takes a reply before a tick of the clock has passed.
     reply_in_time,
     /// K.7: the timeouts of the kernel run while the machine is suspended.
     kernel_counts_suspension,
@@ -72,29 +72,31 @@ rules! {
     intent_expires_kernel,
     /// K.7: timeouts are 0 before the kernel's entries are expired, not only after.
     marks_before_expiring,
-    /// K.7: an expiry reaches the replies that are under way (`FUSE_NOTIFY_INC_EPOCH`).
+    /// K.7: an expiry of the kernel's entries also invalidates the replies that are under way
+    /// (`FUSE_NOTIFY_INC_EPOCH`).
     expiry_reaches_replies,
-    /// K.7: no thread skips the expiry that another thread has only begun.
+    /// K.7: a thread does not skip the expiry that another thread has begun but not ended.
     waits_for_expiry,
     /// K.7: timeouts are 0 in a busy directory.
     no_timeout_if_busy,
-    /// K.7: a reply that brings the kernel a new inode has no timeout of attributes.
+    /// K.7: a reply that brings the kernel a new inode has an attribute timeout of 0.
     no_timeout_if_new,
     /// K.7: an expiry needs no lock that a local change holds.
     expiry_takes_no_lock,
     /// K.8: a change of a dead session is refused.
     fences,
-    /// K.8: the slot is read before the fence.
+    /// K.8: the slot is read before the session is checked.
     slot_before_fence,
-    /// K.8: a change of unknown result is asked for under its own session first.
+    /// K.8: a change of unknown result is first repeated under its own session.
     asks_old_session,
     /// K.8: a session that is dead drops its caches.
     death_drops_cache,
-    /// K.8, K.10: such a drop reaches fills under way.
+    /// K.8, K.10: dropping the caches also invalidates the fills under way.
     drop_marks_fills,
-    /// K.8: a change of a session that has lost a file lock is not made by the next session.
+    /// K.8: a change under a file lock that the old session has lost is not made by the new
+    /// session.
     locked_changes_fail,
-    /// K.9: changes have slots.
+    /// K.9: changes have request slots.
     has_slots,
     /// K.9: the slot is read and written under one lock.
     slot_under_lock,
@@ -119,13 +121,13 @@ rules! {
 /// The effect of an acknowledgement in the database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ack {
-    /// It deletes the lease.
+    /// The acknowledgement deletes the lease.
     DeletesLease,
-    /// It leaves the lease, and is a row of its own.
+    /// The acknowledgement is a row of its own, and the lease stays.
     KeepsLease,
 }
 
-/// Bounds of one model, and what is in it.
+/// The parts and the bounds of one model.
 #[derive(Clone, Copy)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
@@ -135,22 +137,22 @@ pub(crate) struct Scenario {
     pub(crate) dirs: usize,
     /// How many changes each mount makes.
     pub(crate) changes: [u8; MOUNTS],
-    /// The mounts whose programs read.
+    /// For each mount, whether its programs read.
     pub(crate) readers: [bool; MOUNTS],
     /// The ticks of a lease on the database's clock, or 0 if no time passes.
     pub(crate) lease: u8,
-    /// The kernel caches.
+    /// True if the kernel has a cache.
     pub(crate) has_kernel: bool,
-    /// The item is an attribute, which the kernel keeps in an inode that it may not know yet.
+    /// True if the item is an attribute. The kernel keeps it in an inode that it may not know yet.
     pub(crate) is_attribute: bool,
-    /// An expiry waits until the kernel has the inodes that replies under way bring. Otherwise such
-    /// replies have no timeout.
+    /// True if an expiry waits for replies that bring the kernel a new inode. Otherwise these
+    /// replies have a timeout of 0.
     pub(crate) waits_for_inode: bool,
-    /// A program on the first mount makes its change under a file lock.
+    /// True if a program on the first mount makes its change under a file lock.
     pub(crate) has_file_lock: bool,
-    /// Changes move the item to the other directory.
+    /// True if changes may move the item to the other directory.
     pub(crate) has_moves: bool,
-    /// Changes concern both directories and take one lock after the other.
+    /// True if changes concern both directories, and take their locks in two steps.
     pub(crate) locks_one_by_one: bool,
     pub(crate) faults: Faults,
 }
@@ -179,7 +181,8 @@ impl Scenario {
         self.lease > 0
     }
 
-    /// The ticks for which a session trusts a new lease. Without time, any number but 0.
+    /// Returns the ticks for which a session trusts a new lease. Without time, any number but 0
+    /// would do.
     pub(crate) fn own_lease(&self) -> u8 {
         self.lease_in_database() - u8::from(self.rules.margin && self.has_time())
     }
@@ -188,7 +191,7 @@ impl Scenario {
         self.lease.max(1)
     }
 
-    /// The first state: every mount has a session, nothing is cached.
+    /// Returns the first state: every mount has a session, and nothing is cached.
     pub(crate) fn start(&self) -> State {
         let mut state = State { faults: self.faults, ..State::default() };
         if self.has_file_lock {
@@ -202,7 +205,8 @@ impl Scenario {
         state
     }
 
-    /// All changes that were begun have ended, and every reader has its answer cached again.
+    /// Returns true if all changes that were begun have ended, and every reader has its answer
+    /// cached.
     pub(crate) fn is_goal(&self, state: &State) -> bool {
         (0..self.mounts).all(|m| {
             let mount = &state.mounts[m];
@@ -211,7 +215,7 @@ impl Scenario {
         })
     }
 
-    /// The directories that a change concerns, as a mask, if the item is in `home`.
+    /// Returns the directories of a change as a mask, if the item is in `home`.
     pub(crate) fn concerned(&self, moves: bool, home: u8) -> u8 {
         if moves || self.locks_one_by_one { 0b11 } else { 1 << home }
     }

@@ -11,7 +11,7 @@ const NONE: Faults = Scenario::SMALL.faults;
 pub(crate) const NAMES: Scenario =
     Scenario { name: "names", changes: [1, 2, 0], ..Scenario::SMALL };
 
-/// The same, while connections end: messages are lost, or run late.
+/// As `NAMES`, but connections break, so messages are lost or run late.
 pub(crate) const LOSSES: Scenario =
     Scenario { name: "losses", faults: Faults { losses: 2, ..NONE }, ..NAMES };
 
@@ -27,7 +27,7 @@ pub(crate) const THREE: Scenario = Scenario {
 /// The kernels of two mounts cache a name.
 pub(crate) const KERNEL: Scenario = Scenario { name: "kernel", has_kernel: true, ..NAMES };
 
-/// The kernels of two mounts cache an attribute, in an inode that they may not have yet.
+/// The kernels of two mounts cache an attribute, in an inode that they may not know yet.
 pub(crate) const INODES: Scenario = Scenario { name: "inodes", is_attribute: true, ..KERNEL };
 
 /// Two directories: an inode gets another home, and its attributes change.
@@ -38,7 +38,7 @@ pub(crate) const HOMES: Scenario =
 pub(crate) const LOCKS: Scenario =
     Scenario { name: "locks", dirs: 2, locks_one_by_one: true, ..Scenario::SMALL };
 
-/// Leases run out, while one machine's clock is slow.
+/// Leases expire, while the clock of one machine is slow.
 pub(crate) const TIME: Scenario = Scenario {
     name: "time",
     lease: 2,
@@ -46,7 +46,7 @@ pub(crate) const TIME: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// The same with a kernel that caches, and longer leases. One mount changes, the other reads.
+/// As `TIME`, but with a kernel that caches, and longer leases. One mount changes, the other reads.
 pub(crate) const TIMEOUTS: Scenario = Scenario {
     name: "timeouts",
     lease: 3,
@@ -56,7 +56,7 @@ pub(crate) const TIMEOUTS: Scenario = Scenario {
     ..TIME
 };
 
-/// A mount is killed, and its kernel goes on.
+/// A mount is killed, and its kernel goes on answering.
 pub(crate) const KILL: Scenario = Scenario {
     name: "kill",
     lease: 2,
@@ -83,7 +83,7 @@ pub(crate) const SESSION: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// The same, with a file lock that the session loses.
+/// As `SESSION`, but with a file lock that the session loses.
 pub(crate) const FILE_LOCK: Scenario =
     Scenario { name: "file lock", has_file_lock: true, ..SESSION };
 
@@ -93,7 +93,7 @@ fn both(scenario: Scenario, reached: &[Event]) -> Outcome {
     holds(&Scenario { ack: Ack::DeletesLease, ..scenario }, reached)
 }
 
-/// A change that met a lease was made after the holder had dropped what it had.
+/// The steps of a change that waits until another mount has given up its lease.
 const CONTENTION: [Event; 6] = [
     Event::CachedRead,
     Event::FillCached,

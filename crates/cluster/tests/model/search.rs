@@ -7,7 +7,8 @@ use super::rules::Scenario;
 use super::steps::{Event, Step, successors};
 use super::trace;
 
-/// The most states of a model. A model with a wrong bound stops here, before memory is full.
+/// The most states of a model. The search of a model without good bounds stops here, before memory
+/// is full.
 const MOST_STATES: usize = 6_000_000;
 
 /// The states found so far. `table` holds indices into `keys`, plus one.
@@ -78,7 +79,6 @@ impl Found {
 /// How a property failed.
 pub(crate) struct Failure {
     pub(crate) reason: &'static str,
-    /// One line for each step.
     pub(crate) trace: Vec<String>,
 }
 
@@ -88,7 +88,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The result of a search.
 pub(crate) struct Outcome {
     pub(crate) states: usize,
     pub(crate) transitions: u64,
@@ -102,7 +101,7 @@ impl Outcome {
     }
 }
 
-/// Visits every state that `scenario` can reach, or stops at the first that breaks a property.
+/// Visits every state that `scenario` can reach, or stops at the first step that breaks a property.
 pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut found = Found::new();
     let start = scenario.start();
@@ -111,7 +110,7 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut steps = Vec::new();
     let mut outcome =
         Outcome { states: 0, transitions: 0, events: [0; Event::COUNT], failure: None };
-    // The helpful steps, backwards, and the states in which all work is done.
+    // The helpful steps (without faults), backwards, and the states in which all work is done.
     let (mut edges, mut goals) = (Vec::new(), Vec::new());
     while !level.is_empty() && outcome.failure.is_none() {
         let mut next = Vec::new();
@@ -187,7 +186,7 @@ fn retrace(scenario: &Scenario, path: &[Key], last: Option<&Step>) -> Vec<String
     lines
 }
 
-/// Asserts that none breaks a property.
+/// Asserts that no step breaks a property, and that every event of `reached` occurs.
 pub(crate) fn holds(scenario: &Scenario, reached: &[Event]) -> Outcome {
     let outcome = explore(scenario);
     println!(

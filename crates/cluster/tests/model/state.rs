@@ -1,44 +1,44 @@
 //! The state of the model: one database and up to three mounts, with the answers under way.
 //!
-//! Time is relative: each deadline is a count of ticks that are left. So a run has no end of time,
-//! and the number of states stays finite.
+//! Time is relative: each deadline is the number of ticks that are left. So runs have no time
+//! limit, and the number of states is finite all the same.
 //!
-//! Steps that no other part can tell apart are one step. A request that is run late behaves like
-//! one that is sent late, so a sent request has no state of its own. Requests of which two copies
-//! may be run have one (`LateChange`, `LateAck`). An answer that only tells the mount to try again
-//! has no state either. Answers that show a value or end a change have one.
+//! Steps are merged if no other part can tell them apart. A request that is run late behaves like
+//! one that is sent late, so a sent request has no state of its own. A second copy of a request has
+//! a state (`LateChange`, `LateAck`). An answer that only tells the mount to try again has no
+//! state. An answer that shows a value or ends a change has one.
 
 /// The most mounts that a scenario may have.
 pub(crate) const MOUNTS: usize = 3;
 /// The number of directories. Most scenarios use one.
 pub(crate) const DIRS: usize = 2;
 
-/// A directory of which the server caches nothing.
+/// The server caches nothing of the directory.
 pub(crate) const ABSENT: u8 = 0;
-/// A directory that the server caches, without the item.
+/// The server caches the directory, but not the item.
 pub(crate) const HELD: u8 = 1;
 /// A cached item of version `v` is `CACHED + v`.
 pub(crate) const CACHED: u8 = 2;
 /// No value, where a version or a session is expected.
 pub(crate) const NONE: u8 = 255;
 
-/// An intent: a change that waits for the holders of leases. The owner is its index.
+/// An intent: a change that waits for the holders of leases. Its owner is its index in
+/// `Database::intents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intent {
     /// 0 if there is none.
     pub(crate) id: u8,
     /// The directories, as a mask.
     pub(crate) dirs: u8,
-    /// The mounts that have acknowledged it, where that does not delete their leases.
+    /// The mounts that have acknowledged the intent, for `Ack::KeepsLease`.
     pub(crate) acked: u8,
 }
 
-/// The database. A session is named by its mount and a number, `session`.
+/// The database. A session is identified by its mount and a number, `session`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
-    /// The committed version of the item.
     pub(crate) version: u8,
-    /// The directory that the item is in: for an inode, its home.
+    /// The directory of the item. If the item is an inode, its home.
     pub(crate) home: u8,
     /// The mounts with a lease on each directory.
     pub(crate) leases: [u8; DIRS],
@@ -48,13 +48,13 @@ pub(crate) struct Database {
     pub(crate) session: [u8; MOUNTS],
     pub(crate) intents: [Intent; MOUNTS],
     pub(crate) last_id: u8,
-    /// The last change of each session that was applied.
+    /// The number of the last applied change, by mount and session.
     pub(crate) slot: [[u8; 2]; MOUNTS],
     /// The version that the last change of each mount made.
     pub(crate) result: [u8; MOUNTS],
     /// How many changes of each mount were applied.
     pub(crate) applied: [u8; MOUNTS],
-    /// The mount of the last change, for the crash that loses it.
+    /// The mount of the last change, which a crash may lose.
     pub(crate) last: u8,
     pub(crate) boot: u8,
     /// The ticks until changes are allowed after a crash.
@@ -63,7 +63,7 @@ pub(crate) struct Database {
     pub(crate) registered: u8,
     /// A file lock of a program on the first mount, which dies with its session.
     pub(crate) file_lock: FileLock,
-    /// The owner of each directory's lock, plus one. Used where locks are taken one by one.
+    /// The owner of each directory's lock, plus one. Used only with `Scenario::locks_one_by_one`.
     pub(crate) locks: [u8; DIRS],
 }
 
@@ -71,9 +71,9 @@ pub(crate) struct Database {
 pub(crate) enum FileLock {
     #[default]
     None,
-    /// The first session of the first mount has it, and makes its change under it.
+    /// The first session of the first mount has the lock, and makes its change under it.
     Held,
-    /// Another mount got it, as that session was over.
+    /// Another mount has taken the lock, because that session was over.
     TakenOver,
 }
 
@@ -82,7 +82,7 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has looked at the clock. Only where a rule is left out.
+    /// The server has read the clock. Only if a protection is off.
     Checked,
     /// The reply is on its way to the kernel, with a timeout of `left` ticks.
     Reply { version: u8, left: u8 },
@@ -92,13 +92,12 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The snapshot is older than the lock. Only where a rule is left out.
+    /// The database has read before it took the lock. Only if a protection is off.
     Snapped,
     /// An answer that may be cached is under way.
     Answered,
 }
 
-/// The fill of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fill {
     pub(crate) step: FillStep,
@@ -112,26 +111,26 @@ pub(crate) struct Fill {
 pub(crate) enum WriteStep {
     #[default]
     Idle,
-    /// The server's cache is dropped, the kernel's not yet.
+    /// The server has dropped its cache, but not the kernel's.
     Marked,
-    /// The change is sent, or may be sent again.
+    /// The change may be sent, or sent again.
     Ready,
-    /// The database has read what it needs and waits for its lock, or has some of its locks.
+    /// The transaction has read before its lock, or has taken some of its locks.
     Started,
-    /// The answer that the change is made is under way.
+    /// The answer that the change was made is under way.
     Made,
-    /// Only where a rule is left out: the change was lost and is not sent again.
+    /// The change was lost and is not sent again. Only if a protection is off.
     Lost,
 }
 
-/// A change: either the item gets a new version, or it moves as well.
+/// A change gives the item a new version, and may also move it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) step: WriteStep,
     pub(crate) moves: bool,
-    /// The session to which the change belongs, or `NONE` if that is over.
+    /// The session to which the change belongs, or `NONE` if that session is over.
     pub(crate) session: u8,
-    /// The home that the database read before it had its lock, or its count of locks.
+    /// The home that the database read before it took the lock, or the number of locks it has.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -173,11 +172,10 @@ pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// The copy has passed the look at its slot. Only where a rule is left out.
+    /// The copy has read its slot. Only if a protection is off.
     pub(crate) is_started: bool,
 }
 
-/// A late copy of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LateAck {
     pub(crate) id: u8,
@@ -185,7 +183,7 @@ pub(crate) struct LateAck {
     pub(crate) session: u8,
 }
 
-/// Whether a directory has changed in the last seconds, so that kernel timeouts are 0.
+/// Whether the directory has changed lately. While it is not calm, kernel timeouts are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     #[default]
@@ -203,13 +201,13 @@ pub(crate) struct Mount {
     pub(crate) boot: u8,
     /// The ticks for which the server trusts its cache, on its own clock.
     pub(crate) own: u8,
-    /// The database has said that this session is over.
+    /// True if the database has said that this session is over.
     pub(crate) is_dead: bool,
     pub(crate) cache: [u8; DIRS],
     /// The version that the kernel has cached, plus one; 0 for none.
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
-    /// The kernel has this inode. Otherwise an invalidation of it changes nothing.
+    /// True if the kernel knows the inode. Otherwise an invalidation of the inode has no effect.
     pub(crate) kernel_knows: bool,
     pub(crate) stage: Stage,
     pub(crate) reader: Reader,
@@ -217,7 +215,6 @@ pub(crate) struct Mount {
     pub(crate) writer: Writer,
     /// How many changes were confirmed to the programs of this mount, or have failed.
     pub(crate) done: u8,
-    /// A change has failed.
     pub(crate) has_failed: bool,
     pub(crate) holder: Holder,
     pub(crate) renewal: Renewal,
@@ -242,13 +239,13 @@ pub(crate) struct Faults {
 pub(crate) struct State {
     pub(crate) db: Database,
     pub(crate) mounts: [Mount; MOUNTS],
-    /// The highest version that an operation that has ended has shown or made.
+    /// The highest version that any ended operation has returned or made.
     pub(crate) floor: u8,
     pub(crate) faults: Faults,
 }
 
 impl State {
-    /// The committed row says that this session of mount `m` is not over.
+    /// Returns true if the committed row says that this session of mount `m` is not over.
     pub(crate) fn is_session_live(&self, m: usize, session: u8) -> bool {
         self.db.session[m] == session && self.db.until[m] > 0
     }
@@ -270,22 +267,22 @@ impl Mount {
         self.writer.step != WriteStep::Idle
     }
 
-    /// The number of the change that is under way or comes next.
+    /// Returns the number of the change that is under way or comes next.
     pub(crate) fn change_number(&self) -> u8 {
         self.done + 1
     }
 
-    /// The mount runs, and does not know that its session is over.
+    /// Returns true if the mount runs, and does not know that its session is over.
     pub(crate) fn runs(&self) -> bool {
         !self.is_killed && !self.is_dead
     }
 
-    /// The answer of the fill under way will not be cached, so it needs no state any more.
+    /// Marks the fill under way as one that will not be cached, so it needs no state any more.
     pub(crate) fn mark_fill(&mut self) {
         self.fill = Fill::default();
     }
 
-    /// The kernel drops its entries. If `reaches_replies`, it keeps none of the replies under way.
+    /// Drops the entries of the kernel. If `reaches_replies`, also drops the reply under way.
     pub(crate) fn expire_kernel(&mut self, reaches_replies: bool) {
         self.kernel = 0;
         self.kernel_left = 0;

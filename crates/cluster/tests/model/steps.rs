@@ -4,7 +4,7 @@ use super::rules::Scenario;
 use super::state::State;
 use super::{change, clock, holder, reader};
 
-/// Declares the kinds of steps with the words for a trace.
+/// Declares the kinds of steps, each with its text for a trace.
 macro_rules! events {
     ($($name:ident: $text:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +68,12 @@ events! {
     Killed: "the mount is killed",
 }
 
-/// One step from a state.
 pub(crate) struct Step {
     pub(crate) event: Event,
     pub(crate) mount: usize,
     pub(crate) state: State,
-    /// It counts for the progress of the changes: no fault, and no running session ends.
+    /// True if the step counts for progress. Faults and the end of a running session do not count.
     pub(crate) is_helpful: bool,
-    /// The property that the step breaks.
     pub(crate) broken: Option<&'static str>,
 }
 
@@ -91,7 +89,7 @@ impl Steps<'_> {
         self.add_checked(event, mount, state, None);
     }
 
-    /// Adds a step which no mount needs for its changes to end.
+    /// Adds a step that does not count for progress.
     pub(crate) fn add_fault(&mut self, event: Event, mount: usize, state: State) {
         self.found.push(Step { event, mount, state, is_helpful: false, broken: None });
     }

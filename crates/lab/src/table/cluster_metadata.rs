@@ -2,7 +2,7 @@
 //! and beside a tmpfs of corewalk.
 //!
 //! The lab starts a PostgreSQL and an S3 server (versitygw), and stops them at the end. Each round
-//! does the operations one after the other ([`OPS`]), each on all variants. One process works.
+//! does the operations in order ([`OPS`]), each on all variants. One process makes all calls.
 //!
 //! | variant | file system |
 //! |---|---|
@@ -26,9 +26,9 @@
 //! the tmpfs are mounted again, so that they have no caches.
 //!
 //! # Durability
-//! PostgreSQL does not sync its files. With `fsync=on` each change would also wait for a disk, and
-//! the create of six statements would wait once, too. A close returns when the S3 server has the
-//! bytes, in all mounts of it.
+//! PostgreSQL does not sync its files. With `fsync=on` each change would also wait once for a disk,
+//! and so would a create by six statements. In all mounts of the S3 server, close(2) returns when
+//! the server has the bytes.
 //!
 //! # Checks
 //! Every call must succeed. `find` must list all files, a renamed directory must have all names,

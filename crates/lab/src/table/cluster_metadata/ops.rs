@@ -14,10 +14,10 @@ use crate::samples::Metric;
 
 /// Files of each directory that `find` lists.
 const FILES: usize = 100;
-/// Directories, and absent names, that the lookups use.
+/// The directories that `lookup` uses, and the names that `absent lookup` uses.
 const WARM: usize = 10;
 const ABSENT: usize = 100;
-/// Bytes of a small file, which are within the inline contents of a cluster file system.
+/// Bytes of a small file, which a cluster file system stores inline.
 const SMALL: [u8; 4096] = [7; 4096];
 const MIB: usize = 1 << 20;
 
@@ -32,7 +32,6 @@ pub(super) struct Sizes {
     pub(super) mib: usize,
 }
 
-/// An operation in one round.
 pub(super) struct Work<'a> {
     pub(super) op: &'a str,
     pub(super) round: usize,
@@ -40,19 +39,16 @@ pub(super) struct Work<'a> {
     /// How long a repeated operation is repeated.
     pub(super) limit: Duration,
     pub(super) sizes: Sizes,
-    /// Returns the counters.
     pub(super) counters: &'a dyn Fn() -> anyhow::Result<Counters>,
 }
 
-/// The values of counters, of which a row has the growth per operation.
+/// The values of counters. A row of the table has their growth per operation.
 pub(super) type Counters = Vec<(Metric, u64)>;
 
-/// The result of an operation.
 pub(super) struct Done {
-    /// The number of operations, as the counters are per operation.
+    /// The number of operations, by which the counters are divided.
     pub(super) count: usize,
     pub(super) seconds: f64,
-    /// The growth of the counters.
     pub(super) counted: Counters,
 }
 
@@ -76,7 +72,7 @@ impl Sizes {
         Sizes { directories: size(2, 50.0), names: size(20, 100.0), mib: size(5, 51.2) }
     }
 
-    /// Makes the directories that `find` and the lookups read, and the one that is renamed.
+    /// Makes the directories that `find` and the lookups read, and the directory that is renamed.
     ///
     /// # Errors
     /// An error of a call.
@@ -181,7 +177,7 @@ impl Work<'_> {
         Ok(done)
     }
 
-    /// Looks up each path once, and then again and again until the time is over.
+    /// Looks up each path once unmeasured, and then again and again until the time is over.
     fn look_up(
         &self,
         paths: Vec<PathBuf>,
@@ -196,7 +192,7 @@ impl Work<'_> {
         self.repeat(usize::MAX, look)
     }
 
-    /// Repeats `step`, which gets its number, until the time is over, and at most `most` times.
+    /// Repeats `step` until the time is over, but at most `most` times. `step` gets its number.
     ///
     /// # Errors
     /// An error of `step`, or no step.

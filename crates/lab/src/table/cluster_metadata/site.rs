@@ -19,10 +19,10 @@ use crate::samples::Metric;
 const BUCKET: &str = "lab";
 /// The extended attribute with the counters of a mount of corewalk.
 const COUNTERS: &str = "user.corewalk.stat";
-/// The most bytes of it.
+/// The most bytes of the counters.
 const COUNTERS_BYTES: usize = 64 << 10;
 
-/// The running servers. Fields are dropped in their order, and the database after the proxies.
+/// The running servers. Fields are dropped in order, so the database is stopped after the proxies.
 pub(super) struct Site {
     /// The proxies of the cluster file system and of the client of six statements.
     ours: Proxy,
@@ -53,11 +53,11 @@ impl Site {
         Ok(Site { ours, six, s3, scratch, _postgres: postgres })
     }
 
-    /// Mounts `variant` with its files. Prints the name of a peer that is not installed, and
-    /// returns None.
+    /// Mounts `variant` with its files. If a peer is not installed, prints its name and returns
+    /// None.
     ///
-    /// The files of a peer are made in the directory of the S3 server, which is faster than through
-    /// its mount.
+    /// The files of a peer are made in the directory of the S3 server, because that is faster than
+    /// through a mount.
     ///
     /// # Errors
     /// An error of a call, or if corewalk cannot mount.
@@ -115,8 +115,8 @@ impl Site {
         self.six.delay(delay);
     }
 
-    /// Returns the counters that concern a mount, or those of the client of six statements if there
-    /// is no mount.
+    /// Returns the counters of a mount. Without a mount, returns those of the client of six
+    /// statements.
     ///
     /// # Errors
     /// An error if they cannot be read.

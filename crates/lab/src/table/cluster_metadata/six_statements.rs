@@ -1,9 +1,10 @@
-//! A client that makes files in a database by six statements each: a transaction whose begin and
-//! commit count, too. No check of permissions, no lease and no totals are among them, so no usual
-//! client needs fewer.
+//! A client that makes each file in a database by one transaction of six statements, BEGIN and
+//! COMMIT included. It checks no permissions, and keeps no leases and no totals. So no usual client
+//! needs fewer statements.
 //!
-//! The tables and indexes are those of a cluster file system. The statements are prepared, the
-//! connection has the settings of the server, and no kernel is in between.
+//! The tables and indexes are like those of a cluster file system. The four statements in the
+//! middle are prepared. The connection has the default settings of the server, and no kernel is in
+//! between.
 //!
 //! Source: PostgreSQL, "Extended Query".
 
@@ -33,12 +34,10 @@ const STATEMENTS: [&str; 4] = [
     "UPDATE node SET mtime = $1, ctime = $1, version = version + 1 WHERE ino = 1",
 ];
 
-/// A connection to the database.
 pub(super) struct SixStatements {
     runtime: Runtime,
     client: Client,
     prepared: Vec<Statement>,
-    /// The number of the last inode.
     ino: i64,
 }
 
