@@ -55,14 +55,10 @@ impl Files {
     pub(crate) fn flush(&self, ino: u64, is_writer: bool) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
-        self.flush_content(&used.file, &mut content)?;
-        match content.lost {
-            Some(errno) if is_writer => {
-                content.lost = None;
-                Err(errno)
-            }
-            _ => Ok(()),
-        }
+        let done = self.flush_content(&used.file, &mut content);
+        // Taken also after a failure, which is the report of bytes that this flush has given up.
+        let lost = if is_writer { content.lost.take() } else { None };
+        done.and(lost.map_or(Ok(()), Err))
     }
 
     /// Flushes the files that have been dirty for some seconds, or all files.
