@@ -51,7 +51,7 @@ const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 /// None, the mount has no options, as most users mount it.
 ///
 /// # Errors
-/// As [`corewalk`].
+/// As [`corewalk()`].
 pub(crate) fn ours(
     threads: Option<usize>,
     source: &OsStr,
