@@ -3,7 +3,7 @@
 //! `cargo xtask ci` runs the steps, cheap ones first. Steps that use less than one processor run
 //! beside others. If a step fails, the others still run, so that one run reports all failures. The
 //! command prints the time and the processor time of each step. It also prints how many steps
-//! passed, failed and were skipped. On two processors all steps take about 28 minutes.
+//! passed, failed and were skipped. On two processors all steps take about 38 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains `all`, as in `.ci/run`, it
 //! counts as failed.

@@ -30,7 +30,7 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   check               format, tidy, traps, clippy and unit tests of the changed crates: minutes
-  ci [--quick]        all tests and checks; --quick leaves out the suites: 22 minutes
+  ci [--quick]        all tests and checks; --quick leaves out the suites: 35 minutes
   ci --tested STATUS  as ci, but take STATUS as the exit status of `cargo test --workspace`
   nightly             long versions of the randomized tests: hours
   tidy                check the rules of docs/developing/style.md that a program can check

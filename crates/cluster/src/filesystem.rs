@@ -204,11 +204,6 @@ impl ClusterFs {
         &self.id
     }
 
-    /// Returns the number of statements that the mount has sent to the database.
-    pub fn statements(&self) -> u64 {
-        self.meta.session.database.counters.statements.sum().max(0) as u64
-    }
-
     /// Returns attributes as a caller sees them: with the size and time of writes that are not
     /// flushed yet. Adds how long the kernel may keep them.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {

@@ -7,8 +7,9 @@
 //! # The directory to mount on
 //! Users may move the directories above a junction, and put symbolic links in their place. So the
 //! thread opens the junction without leaving the mount and without following symbolic links. It
-//! then compares the inode number, and passes the open directory to the child as standard input.
-//! The child mounts on `/proc/self/fd/0`, which leads to that directory whatever its path is.
+//! then compares device and inode number, and passes the open directory to the child as standard
+//! input. The child mounts on `/proc/self/fd/0`, which leads to that directory whatever its path
+//! is.
 //!
 //! # The end
 //! The kernel sends SIGTERM to a child if this process is killed. Otherwise it would go on serving
@@ -228,9 +229,10 @@ impl Crossing {
         command.args(["--", &junction.url, PLACE]).stdin(place).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut line = String::new();
-        if let Some(output) = child.stdout.take() {
-            if !is_readable(&output)? {
-                // Its database may hang. The child goes on trying.
+        if let Some(output) = &mut child.stdout {
+            if !is_readable(output)? {
+                // The database of the child may hang. The pipe stays open, so that the child can
+                // still print its line, and go on, when the database answers.
                 return Ok(child);
             }
             BufReader::new(output).read_line(&mut line)?;

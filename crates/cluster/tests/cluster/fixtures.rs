@@ -178,15 +178,20 @@ pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns the number of dirty bytes of the mount.
-pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
-    let mut bytes = 0;
+/// Returns a counter of the mount.
+pub(crate) fn counter(fs: &ClusterFs, wanted: &str) -> u64 {
+    let mut found = None;
     fs.counters(&mut |name, value| {
-        if name == "cluster_dirty_bytes" {
-            bytes = value;
+        if name == wanted {
+            found = Some(value);
         }
     });
-    bytes
+    found.expect("the counter exists")
+}
+
+/// Returns the number of dirty bytes of the mount.
+pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
+    counter(fs, "cluster_dirty_bytes")
 }
 
 /// Lists a directory: the names with their attributes.

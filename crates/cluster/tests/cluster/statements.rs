@@ -3,13 +3,13 @@
 use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr};
 use corewalk_cluster::ClusterFs;
 
-use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, read, write_new};
+use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, mkdir, name, read, write_new};
 
 /// Runs `work`, and returns the number of statements that it has sent.
 fn count<T>(fs: &ClusterFs, work: impl FnOnce() -> T) -> u64 {
-    let before = fs.statements();
+    let before = counter(fs, "cluster_statements");
     work();
-    fs.statements() - before
+    counter(fs, "cluster_statements") - before
 }
 
 #[test]
