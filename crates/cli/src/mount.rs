@@ -229,7 +229,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let junctions = match cross(arguments, opened.cluster.as_ref(), mount.point().path()) {
+    let left = if arguments.above.is_empty() { Ok(()) } else { junctions::leave_place() };
+    let crossed =
+        left.and_then(|()| cross(arguments, opened.cluster.as_ref(), mount.point().path()));
+    let junctions = match crossed {
         Ok(junctions) => junctions,
         Err(failure) => {
             drop((mount, created));

@@ -9,7 +9,7 @@
 //! thread opens the junction without leaving the mount and without following symbolic links. It
 //! then compares device and inode number, and passes the open directory to the child as standard
 //! input. The child mounts on `/proc/self/fd/0`, which leads to that directory whatever its path
-//! is.
+//! is. Then it closes the directory. Otherwise `umount -R` would find the mount above in use.
 //!
 //! # The end
 //! The kernel sends SIGTERM to a child if this process is killed. Otherwise it would go on serving
@@ -114,6 +114,12 @@ impl Drop for Junctions {
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let set = set_parent_process_death_signal(Some(Signal::TERM));
     set.map_err(|error| Failure::of("a signal at the end of the parent", error))
+}
+
+/// Closes the directory that the child of a mount got as its standard input.
+pub(super) fn leave_place() -> Result<(), Failure> {
+    let null = File::open("/dev/null").map_err(|error| Failure::of("/dev/null", error))?;
+    rustix::stdio::dup2_stdin(&null).map_err(|error| Failure::of("standard input", error))
 }
 
 struct Crossing {
