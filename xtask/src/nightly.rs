@@ -63,6 +63,16 @@ const LONG: [Long; 13] = [
         variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
     },
     Long {
+        name: "cluster histories through the kernel",
+        words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "histories"],
+        variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
+    },
+    Long {
+        name: "stopped mounts of a cluster",
+        words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "stopped"],
+        variables: &[("COREWALK_COHERENT_STOP", "30")],
+    },
+    Long {
         name: "ipc differential",
         words: &["test", "-p", "corewalk-ipc", "--test", "differential"],
         variables: STEPS,

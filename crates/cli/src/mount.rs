@@ -43,7 +43,7 @@ Sources:
   /DIR, ./DIR  a directory of this machine
   pg://USER@HOST:PORT/DATABASE
                a cluster file system: names and attributes are in a PostgreSQL database, contents of
-               files over 16 KiB in objects. `corewalk mkfs` makes it. One mount at a time. The
+               files over 16 KiB in objects. `corewalk mkfs` makes it. The
                password is in the variable PGPASSWORD, settings of S3 are in AWS_*.
 
 Options of mount(8), with the meaning that they have there:
@@ -105,6 +105,9 @@ Options of corewalk:
                      directory itself. Default, if root mounts, and the options are without noatime,
                      ro, writeback_cache and no_default_permissions
   no_passthrough     all reads and writes go through the server
+  kernel_names       for a cluster file system: the kernel keeps names and attributes for as long as
+                     the lease of their directory lasts (default)
+  no_kernel_names    it keeps none; no answer is old then, even after the server was stopped
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
   connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and one

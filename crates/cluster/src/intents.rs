@@ -33,8 +33,8 @@
 //! acknowledgement holds no lock that the listener takes. So two mounts that change the same
 //! directory at once each acknowledge the intent of the other one.
 //!
-//! The listener tells the kernel nothing. The kernel keeps answers only while there is one session
-//! (K.7), and then there are no intents.
+//! The listener also makes the kernel drop its answers ([`crate::directory`]). That waits for no
+//! request and for no lock that a request holds.
 //!
 //! Source: PostgreSQL, "NOTIFY"; Gray and Cheriton, "Leases" (SOSP 1989).
 

@@ -25,8 +25,8 @@
 //! - K.5: the writer sends its change again until no live session has a lease on the directories.
 //! - K.6: what a change alters is unknown to the caches of its own mount from before it is sent
 //!   until its reply. An answer that was asked for before the change ended is not cached.
-//! - K.7: the kernel keeps answers while there is one session, for at most what is left of its
-//!   lease. The changes of a session that comes later wait for that time.
+//! - K.7: the kernel keeps an answer for at most what is left of the lease. It has dropped the
+//!   answer before an own change is sent, and before a foreign one is acknowledged.
 //! - K.8: a session whose time is over is marked dead for ever, and its changes are refused.
 //! - K.9: a change is made exactly once, however often its request is repeated.
 //! - K.10: leases vanish when the database crashes. Changes then wait until each other session has

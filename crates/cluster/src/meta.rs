@@ -5,6 +5,7 @@
 //! cached, or only the name or the inode if a change is under way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use corewalk::{Attr, Errno, Ttl};
 use tokio_postgres::Row;
@@ -40,6 +41,8 @@ const RESTARTED: i32 = -3;
 pub(crate) struct Meta {
     pub(crate) session: Arc<Session>,
     pub(crate) cache: Arc<Cache>,
+    /// False if the kernel may keep nothing.
+    pub(crate) keeps_kernel: bool,
 }
 
 /// An inode, and whether caches may keep its attributes.
@@ -247,6 +250,9 @@ impl Meta {
         names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
     ) -> Result<Changed, Errno> {
         let begun = self.cache.begin(change);
+        if self.alone_time().is_zero() {
+            self.cache.expire_changed(change);
+        }
         match self.session.change(sql, params) {
             Ok(rows) => {
                 let cookie = rows.first().map_or(0, |row| row.get::<_, i64>(1)) as u64;
@@ -266,11 +272,48 @@ impl Meta {
         self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
     }
 
-    /// Returns attributes with the times for which the kernel may keep them and the name (K.7).
+    /// Returns how long the kernel may keep any answer, because there is no other mount.
+    fn alone_time(&self) -> Duration {
+        if self.keeps_kernel { self.session.kernel_time() } else { Duration::ZERO }
+    }
+
+    /// Returns attributes with the times for which the kernel may keep them and the name, while
+    /// there is no other mount.
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
-        let left = self.session.kernel_time();
-        let time = |is_cached: bool| Some(if is_cached { left } else { Default::default() });
+        let left = self.alone_time();
+        if is_name_cached && !left.is_zero() {
+            self.cache.give_names_alone();
+        }
+        let time = |is_cached: bool| Some(if is_cached { left } else { Duration::ZERO });
         let ttl = Ttl { entry: time(is_name_cached), attr: time(known.is_current) };
         known.inode.attr.with_ttl(ttl)
+    }
+
+    /// Returns how long the kernel may keep the answer that a name is the inode `found`, or is
+    /// absent (K.7).
+    pub(crate) fn name_ttl(&self, dir: u64, name: &[u8], found: Option<u64>) -> Duration {
+        let alone = self.alone_time();
+        let is_given = match alone.is_zero() {
+            true => self.cache.give_name(dir, name, found),
+            false => self.cache.give_name_alone(dir, name, found),
+        };
+        match () {
+            () if !is_given => Duration::ZERO,
+            () if alone.is_zero() => self.session.left(),
+            () => alone,
+        }
+    }
+
+    /// Returns how long the kernel may keep the attributes of an inode (K.7).
+    pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
+        let alone = self.alone_time();
+        let is_given = known.is_current
+            && (!alone.is_zero()
+                || self.cache.give_attributes(known.inode.attr.ino, known.inode.version));
+        match () {
+            () if !is_given => Duration::ZERO,
+            () if alone.is_zero() => self.session.left(),
+            () => alone,
+        }
     }
 }

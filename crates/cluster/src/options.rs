@@ -188,6 +188,8 @@ pub struct ClusterOptions {
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
+    /// True if the kernel may keep names and attributes while the lease of their directory lasts.
+    pub kernel_names: bool,
     /// The settings of the object store, each with the name of its environment variable in other
     /// programs, such as `AWS_ACCESS_KEY_ID`.
     pub settings: Vec<(String, String)>,
@@ -210,6 +212,14 @@ pub struct Flaws {
     pub ignores_the_clock: bool,
     /// Caches stay after the database has started again (K.10).
     pub keeps_after_restart: bool,
+    /// An intent is acknowledged while the kernel keeps its names (K.7).
+    pub keeps_kernel_names: bool,
+    /// An intent is acknowledged while the kernel keeps its attributes (K.7).
+    pub keeps_kernel_attributes: bool,
+    /// No directory is ever busy. This is no flaw: the kernel keeps more, and drops it more often.
+    pub is_never_busy: bool,
+    /// An own change is sent while the kernel keeps what it alters (K.7).
+    pub keeps_kernel_before_change: bool,
 }
 
 impl ClusterOptions {
@@ -218,6 +228,7 @@ impl ClusterOptions {
         with_lease: lease = Duration;
         with_connections: connections = usize;
         with_cache_bytes: cache_bytes = usize;
+        with_kernel_names: kernel_names = bool;
         with_settings: settings = Vec<(String, String)>;
         with_flaws: flaws = Flaws;
     }
@@ -230,6 +241,7 @@ impl Default for ClusterOptions {
             lease: Duration::from_secs(10),
             connections: 4,
             cache_bytes: 256 << 20,
+            kernel_names: true,
             settings: Vec::new(),
             flaws: Flaws::default(),
         }

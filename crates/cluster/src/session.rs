@@ -17,7 +17,7 @@
 //!
 //! # Other mounts
 //! A change that concerns leases of others waits until they have let go of them
-//! ([`crate::intents`]). The kernel keeps answers only while the session is the only one
+//! ([`crate::intents`]). While the session is the only one, the kernel may keep any answer
 //! ([`Session::kernel_time`]).
 //!
 //! # Locks

@@ -57,8 +57,13 @@ impl Proxy {
         Proxy { folder, url, state }
     }
 
+    /// Returns the URL of the file system behind the proxy.
+    pub(crate) fn text(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) fn url(&self) -> Url {
-        Url::parse(&self.url).unwrap()
+        Url::parse(self.text()).unwrap()
     }
 
     /// Stops or continues to forward.
