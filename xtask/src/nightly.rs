@@ -41,7 +41,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 16] = [
+const LONG: [Long; 18] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -71,6 +71,16 @@ const LONG: [Long; 16] = [
         name: "cluster locks",
         words: &["test", "-p", "corewalk-cli", "--test", "cli", "cluster_locks"],
         variables: &[("COREWALK_LOCK_ADDITIONS", "10000")],
+    },
+    Long {
+        name: "cluster histories through the kernel",
+        words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "histories"],
+        variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
+    },
+    Long {
+        name: "stopped mounts of a cluster",
+        words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "stopped"],
+        variables: &[("COREWALK_COHERENT_STOP", "30")],
     },
     Long {
         name: "ipc differential",

@@ -110,6 +110,9 @@ Options of corewalk:
                      directory itself. Default, if root mounts, and the options are without noatime,
                      ro, writeback_cache and no_default_permissions
   no_passthrough     all reads and writes go through the server
+  kernel_names       for a cluster file system: the kernel keeps names and attributes for as long as
+                     the lease of their directory lasts (default)
+  no_kernel_names    it keeps none; no answer is old then, even after the server was stopped
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
   connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and two
@@ -217,6 +220,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     descriptors::raise_limit(&plan.mount)?;
     let opened = source.open(&plan)?;
     let path = &arguments.mountpoint;
+    if let Some(cluster) = &opened.cluster {
+        junctions::check_circle(cluster.id(), &arguments.above, path)?;
+    }
     // Otherwise a signal during mount(2) would leave the mount behind.
     let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
     let created = CreatedMountpoint::create(path)?;

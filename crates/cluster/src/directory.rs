@@ -23,15 +23,18 @@
 //!
 //! # Locks
 //! One mutex protects everything, and is held for an instant. `filled` wakes the threads that wait
-//! for the fill of another thread.
+//! for the fill of another thread. `kernel.rs` has a further lock, which is taken before.
 
+mod kernel;
 mod state;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use corewalk_base::{Condvar, Mutex, MutexGuard};
 
+use self::kernel::{Given, Kernel, Owed};
 use self::state::{Names, State};
 use crate::node::Inode;
 use crate::options::Flaws;
@@ -94,14 +97,17 @@ pub(crate) struct Cache {
     filled: Condvar,
     /// The most names and inodes that are cached.
     limit: usize,
+    kernel: Kernel,
     flaws: Flaws,
 }
 
 impl Cache {
     /// Returns an empty cache that uses about `bytes` bytes at most.
-    pub(crate) fn new(bytes: usize, flaws: Flaws) -> Cache {
+    pub(crate) fn new(bytes: usize, lease: Duration, flaws: Flaws) -> Cache {
         let limit = (bytes / ENTRY_BYTES).max(1000);
-        Cache { state: Mutex::default(), filled: Condvar::new(), limit, flaws }
+        let state =
+            Mutex::new(State { given: Given::new(lease, flaws.is_never_busy), ..State::default() });
+        Cache { state, filled: Condvar::new(), limit, kernel: Kernel::default(), flaws }
     }
 
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Found {
@@ -402,6 +408,7 @@ impl Cache {
         }
         let dir = inode.attr.ino;
         state.lease(dir);
+        state.given.be_busy(dir);
         if let Some(directory) = state.dirs.get_mut(&dir) {
             (directory.names.window, directory.names.at_end) = ((0, 0), true);
         }
@@ -434,7 +441,8 @@ impl Cache {
         is_valid.then_some(state)
     }
 
-    /// If the cache is above its limit, drops directories until it is a quarter below.
+    /// If the cache is above its limit, drops directories until it is a quarter below. The leases
+    /// and the record of the kernel's answers stay. So an intent still expires these answers.
     fn shrink(&self, state: &mut State) {
         if state.count <= self.limit {
             return;
@@ -466,7 +474,46 @@ pub(crate) enum Listed {
 }
 
 impl Caches for Cache {
-    fn drop_all(&self) {
+    fn drop_all(&self) -> Duration {
+        let mut turn = self.kernel.turn.lock();
+        let owed = self.drop_state();
+        self.kernel.expire(&mut turn, &owed);
+        turn.names_end
+    }
+
+    /// Also invalidates the tickets of answers that are under way.
+    fn drop_directories(&self, dirs: &[u64]) -> Duration {
+        let mut turn = self.kernel.turn.lock();
+        let mut owed = Owed::default();
+        {
+            let mut state = self.state.lock();
+            for dir in dirs {
+                let epoch = state.next_epoch();
+                state.dropped_epoch = epoch;
+                match state.dirs.get_mut(dir) {
+                    Some(directory) => directory.epoch = epoch,
+                    None => state.removed_epoch = epoch,
+                }
+                state.remove_dir(*dir);
+                state.given.be_shared(*dir);
+                owed.inos.extend(state.given.take_attributes(*dir));
+            }
+            owed.names = state.given.take_names(dirs.iter().copied());
+        }
+        if self.flaws.keeps_kernel_names {
+            owed.names = None;
+        }
+        if self.flaws.keeps_kernel_attributes {
+            owed.inos.clear();
+        }
+        self.kernel.expire(&mut turn, &owed);
+        turn.names_end
+    }
+}
+
+impl Cache {
+    /// Drops everything, and returns what the kernel must drop.
+    fn drop_state(&self) -> Owed {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.era += 1;
@@ -484,19 +531,6 @@ impl Caches for Cache {
         }
         state.removed_epoch = state.epoch;
         state.dirs.retain(|_, directory| !directory.is_idle());
-    }
-
-    /// Drops some directories, and invalidates the tickets of answers that are under way.
-    fn drop_directories(&self, dirs: &[u64]) {
-        let mut state = self.state.lock();
-        for dir in dirs {
-            let epoch = state.next_epoch();
-            state.dropped_epoch = epoch;
-            match state.dirs.get_mut(dir) {
-                Some(directory) => directory.epoch = epoch,
-                None => state.removed_epoch = epoch,
-            }
-            state.remove_dir(*dir);
-        }
+        state.given.take_all()
     }
 }

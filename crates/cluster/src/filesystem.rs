@@ -19,8 +19,9 @@ use std::time::Duration;
 
 use corewalk::acl::Acl;
 use corewalk::{
-    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileLock, FileSystem, Make, Name,
-    Node, OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
+    AclKind, Attr, ClientCache, DirEntry, DirSink, Errno, Fallocate, FileKind, FileLock,
+    FileSystem, Leases, Make, Name, Node, OpenFlags, Opened, RenameMode, SetAttr, StatFs, Ttl,
+    XattrMode, errno_of,
 };
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Mutex, ShardedCounter};
@@ -136,7 +137,7 @@ impl ClusterFs {
             options.connections,
             options.unreachable,
         ));
-        let cache = Arc::new(Cache::new(options.cache_bytes, options.flaws));
+        let cache = Arc::new(Cache::new(options.cache_bytes, options.lease, options.flaws));
         let caches: Arc<dyn Caches> = cache.clone();
         let opened = Session::open(database, Arc::downgrade(&caches), options.lease, options.flaws);
         let (session, stored) = opened.map_err(|refusal| match refusal {
@@ -163,7 +164,8 @@ impl ClusterFs {
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
-        let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
+        let keeps_kernel = options.kernel_names;
+        let meta = Arc::new(Meta { session, cache, locks: Locks::default(), keeps_kernel });
         let fs = ClusterFs {
             id: stored.id,
             data: Files::new(meta.clone(), objects.clone()),
@@ -295,7 +297,9 @@ impl FileSystem for ClusterFs {
 
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let (known, is_name_cached) = self.meta.lookup(dir.ino(), name.as_bytes())?;
-        Ok(self.attr(known, is_name_cached))
+        let attr = self.attr(known, is_name_cached);
+        let entry = Some(self.meta.name_ttl(dir.ino(), name.as_bytes(), Some(attr.ino)));
+        Ok(attr.with_ttl(Ttl { entry, ..attr.ttl }))
     }
 
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
@@ -312,7 +316,9 @@ impl FileSystem for ClusterFs {
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        Ok(self.attr(self.meta.inode(node.ino())?, false))
+        let known = self.meta.inode(node.ino())?;
+        let attr = self.attr(known, false);
+        Ok(attr.with_ttl(Ttl { attr: Some(self.meta.attributes_ttl(known)), ..attr.ttl }))
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
@@ -557,6 +563,10 @@ impl FileSystem for ClusterFs {
         }
     }
 
+    fn leases(&self) -> Option<&dyn Leases> {
+        Some(self)
+    }
+
     fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
         let counters = &self.meta.session.database.counters;
         sink("cluster_statements", counters.statements.sum().max(0) as u64);
@@ -568,8 +578,23 @@ impl FileSystem for ClusterFs {
         sink("cluster_intents_seen", count(&session.post.intents));
         sink("cluster_acknowledgements", count(&session.post.acknowledgements));
         sink("cluster_waits", count(&session.post.waits));
+        let (names, attributes) = self.meta.cache.expiries();
+        sink("cluster_name_expiries", names);
+        sink("cluster_attribute_expiries", attributes);
         sink("cluster_cached_entries", self.meta.cache.len() as u64);
         sink("cluster_dirty_bytes", self.data.dirty_bytes.sum().max(0) as u64);
+    }
+}
+
+impl Leases for ClusterFs {
+    fn attach(&self, client: Arc<dyn ClientCache>) {
+        if self.meta.keeps_kernel {
+            self.meta.cache.attach(client);
+        }
+    }
+
+    fn absent_ttl(&self, dir: u64, name: Name<'_>) -> Duration {
+        self.meta.name_ttl(dir, name.as_bytes(), None)
     }
 }
 

@@ -33,8 +33,8 @@
 //! acknowledgement holds no lock that the listener takes. So two mounts that change the same
 //! directory at once each acknowledge the intent of the other one.
 //!
-//! The listener tells the kernel nothing. The kernel keeps answers only while there is one session
-//! (K.7), and then there are no intents.
+//! The listener also makes the kernel drop its answers ([`crate::directory`]). That waits for no
+//! request and for no lock that a request holds.
 //!
 //! Source: PostgreSQL, "NOTIFY"; Gray and Cheriton, "Leases" (SOSP 1989).
 
@@ -204,11 +204,8 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
     let mut asks = true;
     loop {
         let Some(strong) = session.upgrade() else { return };
-        if asks {
-            let asked = timeout(limit, answer_waiting(&strong, &line, flaws)).await;
-            if !matches!(asked, Ok(Ok(()))) {
-                return;
-            }
+        if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
+            return;
         }
         // The wait is limited, so that the session can be dropped while nothing happens.
         let idle = async {
@@ -235,8 +232,8 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
             News::Other => {}
             News::Acknowledged(intent) => strong.post.deliver(intent),
             News::Intent(intent, dirs) => {
-                let done = timeout(limit, answer(&strong, &line, id, intent, &dirs, flaws)).await;
-                if !matches!(done, Ok(Ok(()))) {
+                let acknowledged = line.acknowledge(&strong, (id, intent), &dirs, (flaws, limit));
+                if acknowledged.await.is_err() {
                     return;
                 }
             }
@@ -245,35 +242,43 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
 }
 
 /// Answers all intents that wait for the session.
-async fn answer_waiting(session: &Arc<Session>, line: &Line, flaws: Flaws) -> Result<(), Errno> {
+async fn answer_waiting(
+    session: &Arc<Session>,
+    line: &Line,
+    flaws: Flaws,
+    limit: Duration,
+) -> Result<(), Errno> {
     let id = session.id();
-    let rows = line.client.query(&line.waiting, &[&id]).await.map_err(|_| Errno::IO)?;
-    for row in rows {
+    let rows = timeout(limit, line.client.query(&line.waiting, &[&id])).await;
+    for row in rows.map_err(|_| Errno::IO)?.map_err(|_| Errno::IO)? {
         let dirs: Vec<i64> = row.get("dirs");
         let dirs: Vec<u64> = dirs.into_iter().map(|dir| dir as u64).collect();
-        answer(session, line, id, row.get("id"), &dirs, flaws).await?;
+        line.acknowledge(session, (id, row.get("id")), &dirs, (flaws, limit)).await?;
     }
     Ok(())
 }
 
-/// Drops what is cached of the directories of an intent, and acknowledges it for the session `id`.
-async fn answer(
-    session: &Session,
-    line: &Line,
-    id: i64,
-    intent: i64,
-    dirs: &[u64],
-    flaws: Flaws,
-) -> Result<(), Errno> {
-    session.post.intents.add(1);
-    if !flaws.keeps_after_intent {
-        session.drop_directories(dirs);
+impl Line {
+    /// Drops what is cached of the directories of an intent, and acknowledges it for the session
+    /// `id`. If the kernel cannot drop its names, waits until their times are over. The database
+    /// must answer within `limit`.
+    async fn acknowledge(
+        &self,
+        session: &Session,
+        (id, intent): (i64, i64),
+        dirs: &[u64],
+        (flaws, limit): (Flaws, Duration),
+    ) -> Result<(), Errno> {
+        session.post.intents.add(1);
+        if !flaws.keeps_after_intent {
+            session.drop_directories(dirs).await;
+        }
+        session.database.counters.statements.add(1);
+        let sent = timeout(limit, self.client.query(&self.acknowledge, &[&id, &intent])).await;
+        sent.map_err(|_| Errno::IO)?.map_err(|_| Errno::IO)?;
+        session.post.acknowledgements.add(1);
+        Ok(())
     }
-    session.database.counters.statements.add(1);
-    let sent = line.client.query(&line.acknowledge, &[&id, &intent]).await;
-    sent.map_err(|_| Errno::IO)?;
-    session.post.acknowledgements.add(1);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -52,6 +52,9 @@ impl ClusterFs {
             let ino = row.get::<_, i64>("ino") as u64;
             Some(Junction { ino, path: OsString::from_vec(path).into(), url })
         });
-        Ok(junctions.collect())
+        let junctions: Vec<Junction> = junctions.collect();
+        // The caller opens the junctions next, to mount on them.
+        self.meta.cache.set_has_junctions(!junctions.is_empty());
+        Ok(junctions)
     }
 }

@@ -24,8 +24,8 @@
 //! - K.5: a change is repeated until no other live session has a lease on its directories.
 //! - K.6: a mount's cache does not know the names and attributes that its own change alters until
 //!   the reply. An answer that was requested before then is not cached.
-//! - K.7: the kernel keeps answers only while there is one session, and at most for the rest of its
-//!   lease time. The changes of a second session wait until that time is over.
+//! - K.7: the kernel keeps an answer at most for the rest of the lease time. It has dropped what a
+//!   change alters before the change is sent, or is acknowledged (`directory/kernel.rs`).
 //! - K.8: a session whose lease time is over is marked dead for ever. Its changes are refused.
 //! - K.9: a change is made once, however often its request arrives, and never after it failed.
 //! - K.10: a crash of the database deletes all leases. Changes then wait until each other session

@@ -6,15 +6,17 @@
 //! inode.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use corewalk::{Attr, Errno, Ttl};
+use corewalk_base::primitives::thread;
 use tokio_postgres::Row;
 
 use crate::connection::Param;
 use crate::directory::{Begun, Cache, Change, Entry, Found, Listing, Xattrs};
 use crate::locks::Locks;
 use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
-use crate::session::Session;
+use crate::session::{Session, boot_time};
 
 /// How many names of a directory one call of the database returns.
 pub(crate) const PAGE: i32 = 2000;
@@ -42,6 +44,8 @@ pub(crate) struct Meta {
     pub(crate) session: Arc<Session>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) locks: Locks,
+    /// False if the kernel may keep nothing.
+    pub(crate) keeps_kernel: bool,
 }
 
 /// An inode, and whether caches may keep its attributes.
@@ -250,6 +254,10 @@ impl Meta {
         names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
     ) -> Result<Changed, Errno> {
         let begun = self.cache.begin(change);
+        if self.alone_time().is_zero() {
+            let end = self.cache.expire_changed(change);
+            thread::sleep(end.saturating_sub(boot_time()));
+        }
         // File locks protect contents and attributes. So a change of names is not bound to a
         // session.
         let bound = match change.names.is_empty() {
@@ -275,11 +283,43 @@ impl Meta {
         self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
     }
 
-    /// Returns attributes with the times for which the kernel may keep them and the name (K.7).
+    /// Returns how long the kernel may keep any answer, because there is no other mount.
+    fn alone_time(&self) -> Duration {
+        if self.keeps_kernel { self.session.kernel_time() } else { Duration::ZERO }
+    }
+
+    /// Returns attributes with the times for which the kernel may keep them and the name, while
+    /// there is no other mount.
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
-        let left = self.session.kernel_time();
-        let time = |is_cached: bool| Some(if is_cached { left } else { Default::default() });
+        let left = self.alone_time();
+        if is_name_cached && !left.is_zero() {
+            self.cache.give_names_alone(boot_time() + left);
+        }
+        let time = |is_cached: bool| Some(if is_cached { left } else { Duration::ZERO });
         let ttl = Ttl { entry: time(is_name_cached), attr: time(known.is_current) };
         known.inode.attr.with_ttl(ttl)
+    }
+
+    /// Returns how long the kernel may keep the answer that a name is the inode `found`, or is
+    /// absent (K.7).
+    pub(crate) fn name_ttl(&self, dir: u64, name: &[u8], found: Option<u64>) -> Duration {
+        let alone = self.alone_time();
+        let left = if alone.is_zero() { self.session.left() } else { alone };
+        let end = boot_time() + left;
+        let is_given = self.cache.give_name((dir, name), found, end, !alone.is_zero());
+        if is_given { left } else { Duration::ZERO }
+    }
+
+    /// Returns how long the kernel may keep the attributes of an inode (K.7).
+    pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
+        let alone = self.alone_time();
+        let is_given = known.is_current
+            && (!alone.is_zero()
+                || self.cache.give_attributes(known.inode.attr.ino, known.inode.version));
+        match is_given {
+            true if alone.is_zero() => self.session.left(),
+            true => alone,
+            false => Duration::ZERO,
+        }
     }
 }

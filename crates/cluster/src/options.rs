@@ -191,6 +191,8 @@ pub struct ClusterOptions {
     pub cache_bytes: usize,
     /// True if locks of fcntl(2) and flock(2) hold in this mount only (`local_lock=all` of nfs(5)).
     pub local_locks: bool,
+    /// True if the kernel may keep names and attributes while the lease of their directory lasts.
+    pub kernel_names: bool,
     /// The settings of the object store. Their names are the environment variables that other
     /// programs use, such as `AWS_ACCESS_KEY_ID`.
     pub settings: Vec<(String, String)>,
@@ -213,6 +215,14 @@ pub struct Flaws {
     pub ignores_the_clock: bool,
     /// Caches are kept after a crash of the database (K.10).
     pub keeps_after_restart: bool,
+    /// An intent is acknowledged while the kernel keeps its names (K.7).
+    pub keeps_kernel_names: bool,
+    /// An intent is acknowledged while the kernel keeps its attributes (K.7).
+    pub keeps_kernel_attributes: bool,
+    /// No directory is ever busy. This is no flaw: the kernel keeps more, and drops it more often.
+    pub is_never_busy: bool,
+    /// An own change is sent while the kernel keeps what it alters (K.7).
+    pub keeps_kernel_before_change: bool,
 }
 
 impl ClusterOptions {
@@ -222,6 +232,7 @@ impl ClusterOptions {
         with_connections: connections = usize;
         with_cache_bytes: cache_bytes = usize;
         with_local_locks: local_locks = bool;
+        with_kernel_names: kernel_names = bool;
         with_settings: settings = Vec<(String, String)>;
         with_flaws: flaws = Flaws;
     }
@@ -235,6 +246,7 @@ impl Default for ClusterOptions {
             connections: 4,
             cache_bytes: 256 << 20,
             local_locks: false,
+            kernel_names: true,
             settings: Vec::new(),
             flaws: Flaws::default(),
         }

@@ -24,7 +24,7 @@
 //!
 //! # Other mounts
 //! A change waits until other sessions have given up their leases on its directories
-//! ([`crate::intents`]). The kernel keeps answers only while the session is the only one
+//! ([`crate::intents`]). While the session is the only one, the kernel may keep any answer
 //! ([`Session::kernel_time`]).
 //!
 //! # Locks
@@ -112,11 +112,14 @@ pub struct Holder {
 }
 
 /// The caches that must not outlive a lease.
+///
+/// Both methods return the instant at which the kernel, too, has no old name any more, by
+/// [`boot_time`]. The caller waits until then.
 pub(crate) trait Caches: Send + Sync {
     /// Drops everything that was cached under a lease.
-    fn drop_all(&self);
+    fn drop_all(&self) -> Duration;
     /// Drops what was cached under the leases of some directories.
-    fn drop_directories(&self, dirs: &[u64]);
+    fn drop_directories(&self, dirs: &[u64]) -> Duration;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -349,7 +352,7 @@ impl Session {
                 code::RESTARTED => {
                     boot = row.get(1);
                     if !self.flaws.keeps_after_restart {
-                        self.drop_caches();
+                        self.drop_caches().await;
                     }
                     continue;
                 }
@@ -417,7 +420,7 @@ impl Session {
             return Ok(());
         }
         self.stop_answers();
-        self.drop_caches();
+        self.drop_caches().await;
         let opened = loop {
             let opened = open_new(&self.database, self.lease, id, Some(&self.fs)).await;
             match &opened {
@@ -463,16 +466,14 @@ impl Session {
     }
 
     /// Drops what is cached of some directories, because another mount is about to change them.
-    pub(crate) fn drop_directories(&self, dirs: &[u64]) {
-        if let Some(caches) = self.caches.upgrade() {
-            caches.drop_directories(dirs);
-        }
+    pub(crate) async fn drop_directories(&self, dirs: &[u64]) {
+        let end = self.caches.upgrade().map(|caches| caches.drop_directories(dirs));
+        sleep_until(end.unwrap_or_default()).await;
     }
 
-    fn drop_caches(&self) {
-        if let Some(caches) = self.caches.upgrade() {
-            caches.drop_all();
-        }
+    async fn drop_caches(&self) {
+        let end = self.caches.upgrade().map(|caches| caches.drop_all());
+        sleep_until(end.unwrap_or_default()).await;
     }
 
     fn take_slot(&self) -> (i64, i32, i64) {
@@ -592,6 +593,14 @@ fn deadline(sent: Duration, lease: Duration) -> Duration {
 pub(crate) fn boot_time() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Sleeps until an instant of [`boot_time`], if it is not over.
+async fn sleep_until(end: Duration) {
+    let left = end.saturating_sub(boot_time());
+    if !left.is_zero() {
+        tokio::time::sleep(left).await;
+    }
 }
 
 impl std::fmt::Display for Refusal {

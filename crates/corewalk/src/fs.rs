@@ -11,6 +11,7 @@
 //! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
 
 mod calls;
+mod leases;
 mod lock;
 mod node;
 
@@ -26,6 +27,7 @@ use crate::attr::{Attr, FileKind, SetAttr, StatFs};
 use crate::name::Name;
 
 pub use calls::{InodeFlags, IoctlReply, PollEvents, PollWaker};
+pub use leases::{ClientCache, Leases};
 pub use lock::{FileLock, LockKind};
 pub use node::Node;
 pub(crate) use node::PathSource;
@@ -719,6 +721,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called when the cache has dropped an inode. This happens once for each time that the inode
     /// entered the cache (F.4).
     fn forget(&self, ino: u64, generation: u64) {}
+
+    /// Returns the back end as one that decides how long clients keep its answers.
+    fn leases(&self) -> Option<&dyn Leases> {
+        None
+    }
 
     /// Does deferred work of the back end. A server calls this method about once per second, from a
     /// thread that serves no requests. A back end must also work without these calls, but may then

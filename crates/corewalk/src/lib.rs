@@ -48,9 +48,9 @@ pub use corewalk_base::errno_of;
 pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{
-    AclKind, Addressing, DirEntry, DirSink, Fallocate, FileLock, FileSystem, InodeFlags,
-    IoctlReply, LockKind, Make, Node, OpenFlags, Opened, PollEvents, PollWaker, RenameMode, Seek,
-    XattrMode,
+    AclKind, Addressing, ClientCache, DirEntry, DirSink, Fallocate, FileLock, FileSystem,
+    InodeFlags, IoctlReply, Leases, LockKind, Make, Node, OpenFlags, Opened, PollEvents, PollWaker,
+    RenameMode, Seek, XattrMode,
 };
 pub use inode_table::{InodeTable, OwnedTableNode, TableNode};
 pub use name::{NAME_MAX, Name, PATH_MAX};

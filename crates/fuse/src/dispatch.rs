@@ -47,7 +47,7 @@ pub(crate) use files::{FSYNC_DATA, Range, UNKNOWN_INO, offset};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corewalk::{Cancel, Errno, LockKind, Request};
 use corewalk_base::primitives::thread;
@@ -194,6 +194,14 @@ impl Dispatch for Dispatcher {
         }
     }
 
+    fn checks_delivery(&self) -> bool {
+        self.requests.server.has_leases()
+    }
+
+    fn delivered(&self, message: &Message<'_>, begun: Instant) {
+        self.requests.server.expire_late(message, begun);
+    }
+
     fn serve_later(&self, message: OwnedMessage, reply: Reply) {
         let requests = Arc::clone(&self.requests);
         let opcode = message.get().header.opcode;
@@ -270,6 +278,12 @@ impl Requests {
             true if flags & flag != 0 => SetId::Clear,
             true => SetId::Keep,
         }
+    }
+
+    /// Returns the instant at which a request arrived, if its answer may have a time that the back
+    /// end has set.
+    fn arrival(&self) -> Option<Instant> {
+        self.server.has_leases().then(Instant::now)
     }
 
     fn run_with_retries(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {

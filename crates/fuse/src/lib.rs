@@ -60,6 +60,7 @@ mod dispatch;
 #[path = "../tests/real/hooked.rs"]
 mod hooked;
 mod interrupts;
+mod leases;
 mod lock_owners;
 mod mount;
 mod notify;

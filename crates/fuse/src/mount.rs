@@ -24,12 +24,14 @@
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
+mod below;
 mod device;
 mod error;
 mod options;
 mod signals;
 mod table;
 
+pub(crate) use below::MountsBelow;
 pub(crate) use device::{Device, Pages};
 pub use error::MountError;
 pub use options::{AllowedUsers, MountFlags, MountOptions};
@@ -233,7 +235,7 @@ pub(crate) fn mount_server<S: Service>(
     };
     drop(lock);
     let point = Mountpoint { path, identity: entry.identity, device };
-    match start(&service, &point.device, mount) {
+    match start(&service, &point, mount) {
         Ok(session) => {
             let device = &point.device;
             let kernel = KernelCache::new(Arc::clone(&service), Arc::clone(device));
@@ -257,11 +259,11 @@ pub(crate) fn mount_server<S: Service>(
 /// Starts the threads that serve requests.
 fn start(
     server: &Arc<dyn Service>,
-    device: &Arc<Device>,
+    point: &Mountpoint,
     mount: &MountOptions,
 ) -> Result<transport::Session, MountError> {
-    let notifier = Notifier::new(device);
-    transport::start(server, device, mount, || server.set_notifier(notifier))
+    let notifier = Notifier::new(&point.device, MountsBelow::watch(point.identity.device));
+    transport::start(server, &point.device, mount, || server.set_notifier(notifier))
 }
 
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {

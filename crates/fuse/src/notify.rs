@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 use corewalk::{Errno, Name};
 
-use crate::mount::{Device, Pages};
+use crate::mount::{Device, MountsBelow, Pages};
 use crate::service::Service;
 
 /// The kernel's cache of a mount.
@@ -107,6 +107,8 @@ impl KernelCache {
     /// a name asks the back end, and brings new attributes. Call this method when anything may have
     /// changed, for example after notifications of the back end were lost.
     ///
+    /// A file system that is mounted on a directory of the mount is detached (umount(2)).
+    ///
     /// The kernel keeps the pages and the attributes of files that are open.
     /// [`KernelCache::invalidate_inode`] drops them. A listing that the server answers during the
     /// call may still enter the kernel's cache afterwards, until its entries' timeouts end. A
@@ -175,16 +177,35 @@ pub(crate) struct Notifier {
     /// Weak, because the server may live longer than the mount. A strong reference would then keep
     /// `/dev/fuse` open.
     device: Weak<Device>,
+    below: Arc<MountsBelow>,
 }
 
 impl Notifier {
-    pub(crate) fn new(device: &Arc<Device>) -> Notifier {
-        Notifier { device: Arc::downgrade(device) }
+    pub(crate) fn new(device: &Arc<Device>, below: MountsBelow) -> Notifier {
+        Notifier { device: Arc::downgrade(device), below: Arc::new(below) }
     }
 
     /// Returns the device, unless the mount has ended.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.device.upgrade()
+    }
+
+    /// Returns false while a file system is mounted on a directory of the mount.
+    pub(crate) fn can_expire_names(&self) -> bool {
+        !self.below.is_any()
+    }
+
+    /// Makes the kernel look up each name again before it uses it. Any thread may call this method.
+    ///
+    /// # Errors
+    /// `EBUSY` if a file system is mounted on a directory of the mount; it would be detached.
+    /// `EINVAL` if the kernel is older than 6.16. `ENODEV` or `ENOTCONN` if the mount has ended.
+    pub(crate) fn expire_names(&self) -> Result<(), Errno> {
+        let device = self.device.upgrade().ok_or(Errno::NODEV)?;
+        match self.can_expire_names() {
+            true => device.notify_inc_epoch(),
+            false => Err(Errno::BUSY),
+        }
     }
 
     /// Makes the kernel drop its cached attributes of a node. A thread that serves requests may

@@ -103,6 +103,7 @@ pub struct Server {
     has_backing_files: bool,
     fsync_waits: bool,
     waits: bool,
+    has_leases: bool,
     lock_owners: LockOwners,
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
@@ -170,6 +171,7 @@ impl Server {
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
         // With locks, requests may wait even if no call of the back end waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
+        let has_leases = fs.leases().is_some();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
         let root = vfs.root().ino();
         Ok(Server {
@@ -182,6 +184,7 @@ impl Server {
             has_backing_files,
             fsync_waits,
             waits,
+            has_leases,
             lock_owners: LockOwners::default(),
             tallies: Tallies::default(),
             notifier: OnceLock::new(),
@@ -220,14 +223,24 @@ impl Server {
         self.waits
     }
 
+    /// Returns true if the back end decides how long the kernel keeps each answer
+    /// ([`corewalk::Leases`]).
+    pub fn has_leases(&self) -> bool {
+        self.has_leases
+    }
+
     /// Returns the counters of the server and its cache.
     pub fn counters(&self) -> Counters {
         self.tallies.read(&self.vfs.stats())
     }
 
+    pub(crate) fn notifier(&self) -> Option<&Notifier> {
+        self.notifier.get()
+    }
+
     /// Returns the device of the mount, unless the mount has ended.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
-        self.notifier.get()?.device()
+        self.notifier()?.device()
     }
 
     /// Counts a request that panicked.
@@ -463,11 +476,7 @@ impl Server {
     /// Translates a node number to an inode number, or an inode number to a node number. Both
     /// directions are the same function: it swaps 1 with the inode number of the root.
     pub(crate) fn translate(&self, number: u64) -> u64 {
-        match number {
-            ROOT_NODE => self.root,
-            number if number == self.root => ROOT_NODE,
-            number => number,
-        }
+        translate(self.root, number)
     }
 
     /// Checks that the name in a request is valid, and counts it as a name that the server has to
@@ -499,6 +508,15 @@ impl Server {
             Permissions::Kernel => prechecked(caller),
             Permissions::Server => resolve(caller, self.namespace),
         }
+    }
+}
+
+/// Swaps 1 with the inode number of the root.
+pub(crate) fn translate(root: u64, number: u64) -> u64 {
+    match number {
+        ROOT_NODE => root,
+        number if number == root => ROOT_NODE,
+        number => number,
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use corewalk::{Errno, Name, Vfs};
 
@@ -89,6 +90,15 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
 
     /// Serves a request. The body of the answer is written into `buffer`.
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
+
+    /// Returns true if [`Dispatch::delivered`] must be called.
+    fn checks_delivery(&self) -> bool {
+        false
+    }
+
+    /// Called when the answer of `serve` was written. `begun` is the instant at which the request
+    /// arrived.
+    fn delivered(&self, _message: &Message<'_>, _begun: Instant) {}
 
     /// Begins to serve a request for which `serve` has returned [`Outcome::Later`], and returns
     /// without waiting for the answer. Later any thread may pass the answer to `reply`.

@@ -1,6 +1,6 @@
 //! How long the kernel may use the entries and attributes of an answer.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corewalk::{Attr, Ttl};
 
@@ -35,6 +35,18 @@ impl Timeouts {
     pub(crate) fn set_by(self, attr: &Attr) -> Timeouts {
         let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
+    }
+
+    /// Returns the timeouts of an answer whose request arrived at `arrival`, if that matters.
+    pub(crate) fn since(self, arrival: Option<Instant>) -> Timeouts {
+        arrival.map_or(self, |arrival| self.after(arrival.elapsed()))
+    }
+
+    /// Returns the timeout of an answer that a name does not exist, which the back end has set to
+    /// `ttl`.
+    pub(crate) fn of_absent(self, ttl: Option<Duration>, default: Duration) -> Timeouts {
+        let ttl = if self.can_be_set { ttl } else { None };
+        Timeouts { entry: ttl.unwrap_or(default), ..self }
     }
 
     /// Returns the timeouts of an answer that is `age` old.

@@ -74,18 +74,11 @@ struct Mounted {
 
 impl Junctions {
     /// Mounts the junctions of `fs`, which is mounted on `root`, and those that come later.
-    ///
-    /// # Errors
-    /// Fails if `inherited.above` has the file system already.
     pub(super) fn start(
         fs: Arc<ClusterFs>,
         root: &Path,
         mut inherited: Inherited,
     ) -> Result<Junctions, Failure> {
-        if inherited.above.iter().any(|id| id == fs.id()) {
-            let why = "the file system is mounted above already; the junction makes a circle";
-            return Err(Failure::of(root.display(), why));
-        }
         inherited.above.push(fs.id().to_owned());
         let device =
             std::fs::metadata(root).map_err(|error| Failure::of(root.display(), error))?.dev();
@@ -108,6 +101,13 @@ impl Drop for Junctions {
             log::error!("the thread of the junctions has panicked");
         }
     }
+}
+
+/// Checks that the file system with the identity `id` is not among those `above` it.
+pub(super) fn check_circle(id: &str, above: &[String], path: &Path) -> Result<(), Failure> {
+    let why = "the file system is mounted above already; the junction makes a circle";
+    let is_circle = above.iter().any(|it| it == id);
+    if is_circle { Err(Failure::of(path.display(), why)) } else { Ok(()) }
 }
 
 /// Makes this process, the child of a mount, end with its parent.

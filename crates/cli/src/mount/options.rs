@@ -90,7 +90,8 @@ const NOT_FOR_HOST: [&str; 8] =
 const NOT_FOR_CLUSTER: [&str; 6] =
     ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
 /// Options that only a cluster file system takes. Two are from nfs(5).
-const CLUSTER_ONLY: [&str; 4] = ["hard", "soft", TIMEOUT, CONNECTIONS];
+const CLUSTER_ONLY: [&str; 6] =
+    ["hard", "soft", TIMEOUT, CONNECTIONS, "kernel_names", "no_kernel_names"];
 /// How long a call waits for the database with `soft`.
 const TIMEOUT: &str = "timeout";
 /// The default of `timeout=`.
@@ -340,6 +341,8 @@ impl Plan {
             "hard" => pending.is_soft = false,
             "soft" => pending.is_soft = true,
             "no_passthrough" => self.server.passthrough = false,
+            "kernel_names" => self.cluster.kernel_names = true,
+            "no_kernel_names" => self.cluster.kernel_names = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
             word if WITHOUT_EFFECT.contains(&word) || is_for_other_programs(word) => {}

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::kernel::Given;
 use super::{Begun, Change, Entry, Listing, Xattrs};
 use crate::node::Inode;
 
@@ -73,6 +74,8 @@ pub(super) struct State {
     pub(super) dropped_epoch: u64,
     pub(super) clock: u64,
     pub(super) count: usize,
+    /// The answers that the kernel may still have.
+    pub(super) given: Given,
 }
 
 impl Directory {
@@ -114,6 +117,19 @@ impl State {
         cached.holder == cover
             && !self.busy.contains_key(&cached.inode.attr.ino)
             && self.dirs.get(&cover).is_some_and(|directory| directory.is_leased)
+    }
+
+    /// Returns true if the cache knows that a name is the inode `found`, or that it is absent.
+    pub(super) fn knows(&self, dir: u64, name: &[u8], found: Option<u64>) -> bool {
+        let Some(directory) = self.dirs.get(&dir).filter(|it| it.is_leased) else { return false };
+        let names = &directory.names;
+        if names.unknown.contains_key(name) {
+            return false;
+        }
+        match names.known.get(name) {
+            Some(entry) => entry.map(|entry| entry.ino) == found,
+            None => found.is_none() && names.is_complete(),
+        }
     }
 
     pub(super) fn end_changing(&mut self, change: &Change<'_>) {

@@ -6,6 +6,7 @@ mod delays;
 #[allow(dead_code, reason = "the other program with tests uses the rest")]
 #[path = "../cluster/fixtures.rs"]
 mod fixtures;
+#[allow(dead_code, reason = "tests of mounts in the kernel use the rest")]
 mod model;
 mod race;
 mod sight;

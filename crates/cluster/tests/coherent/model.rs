@@ -29,6 +29,11 @@ pub(crate) enum Op {
     Create(usize, u32),
     Lookup(usize),
     Remove(usize, u32),
+    /// As `Remove`, whatever the inode is. Only through a mount in the kernel.
+    Unlink(usize),
+    /// As `Rename`, but fails if the second name exists. All failures look like `ENOENT`. Only
+    /// through a mount in the kernel.
+    Move(usize, usize),
     Rename(usize, usize),
     Exchange(usize, usize),
     Link(u32, usize),
@@ -46,6 +51,13 @@ pub(crate) enum Ret {
 }
 
 impl Space {
+    /// Returns a namespace without names, but with inodes of these owners, which have a name
+    /// elsewhere.
+    pub(crate) fn with_inodes(owners: impl Iterator<Item = u32>) -> Space {
+        let inodes = owners.map(|owner| (owner, (0o600, 1))).collect();
+        Space { inodes, ..Space::default() }
+    }
+
     fn drop_link(&mut self, owner: u32) {
         if let Some(inode) = self.inodes.get_mut(&owner) {
             inode.1 -= 1;
@@ -87,7 +99,16 @@ impl Spec for Space {
                     Ret::Done
                 }
             },
+            Op::Unlink(at) => match self.names[at].take() {
+                None => Ret::Failed(Errno::NOENT),
+                Some(found) => {
+                    self.drop_link(found);
+                    Ret::Done
+                }
+            },
             Op::Rename(from, to) => self.rename(from, to),
+            Op::Move(_, to) if self.names[to].is_some() => Ret::Failed(Errno::NOENT),
+            Op::Move(from, to) => self.rename(from, to),
             Op::Exchange(one, two) => match (self.names[one], self.names[two]) {
                 (Some(_), Some(_)) => {
                     self.names.swap(one, two);
@@ -151,6 +172,7 @@ impl Place {
                 let (parent, text) = at(number);
                 fs.remove(parent, text, file(self.ino(owner)))
             }
+            Op::Unlink(_) | Op::Move(..) => unreachable!("only through a mount in the kernel"),
             Op::Rename(from, to) => fs.rename(at(from), at(to), RenameMode::Replace),
             Op::Exchange(one, two) => fs.rename(at(one), at(two), RenameMode::Exchange),
             Op::Link(owner, number) => {

@@ -3,6 +3,7 @@
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::FileKind;
+use crate::fs::Leases;
 use crate::name::Name;
 use crate::slot::DentrySlot;
 
@@ -96,6 +97,13 @@ impl Vfs {
             dcache.invalidate_directory(slot);
             self.invalidate_attributes(&inode);
         }
+    }
+
+    /// Returns the leases of the inode's back end; see [`FileSystem::leases`].
+    ///
+    /// [`FileSystem::leases`]: crate::FileSystem::leases
+    pub fn leases(&self, inode: &InodeRef<'_>) -> Option<&dyn Leases> {
+        self.fs(inode.slot).leases()
     }
 
     /// Returns the inode of the dentry in `slot`, if there is one.

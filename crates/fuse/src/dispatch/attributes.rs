@@ -52,8 +52,9 @@ impl Requests {
         let mut args = message.args();
         let (flags, _dummy, handle) = (args.u32()?, args.u32()?, args.u64()?);
         let handle = if flags & GETATTR_HANDLE != 0 { handle } else { 0 };
+        let arrival = self.arrival();
         let attr = self.server.getattr_through(message.header.node, handle)?;
-        body.attr_out(self.timeouts.set_by(&attr).attr, &attr)
+        body.attr_out(self.timeouts.set_by(&attr).since(arrival).attr, &attr)
     }
 
     /// Answers a request for attributes with the time of creation.
@@ -61,8 +62,9 @@ impl Requests {
         let mut args = message.args();
         let (flags, _reserved, handle) = (args.u32()?, args.u32()?, args.u64()?);
         let handle = if flags & GETATTR_HANDLE != 0 { handle } else { 0 };
+        let arrival = self.arrival();
         let attr = self.server.getattr_through(message.header.node, handle)?;
-        body.statx_out(self.timeouts.set_by(&attr).attr, &attr)
+        body.statx_out(self.timeouts.set_by(&attr).since(arrival).attr, &attr)
     }
 
     pub(super) fn setattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {

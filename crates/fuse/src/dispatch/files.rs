@@ -141,9 +141,10 @@ impl Requests {
         let Range { handle, offset, size } = Range::of(&mut message.args())?;
         let node = message.header.node;
         let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
-            // An entry whose lookup failed has node number 0, and is sent without attributes. If a
-            // program uses the name, the kernel looks it up and gets the error.
+            // An entry whose lookup failed, or that the kernel may not keep, has node number 0, and
+            // is sent without attributes. If a program uses the name, the kernel looks it up.
             let (ino, found) = match entry.node {
+                0 if self.server.has_leases() => (attr.ino, None),
                 0 => (UNKNOWN_INO, None),
                 node => (attr.ino, Some((node, self.timeouts.set_by(attr), attr))),
             };

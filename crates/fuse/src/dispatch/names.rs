@@ -11,12 +11,22 @@ impl Requests {
     pub(super) fn lookup(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let header = message.header;
         let name = message.args().name()?;
-        let negative_timeout = self.server.options().negative_timeout;
-        match self.server.lookup(header.caller, header.node, name) {
-            Err(Errno::NOENT) if !negative_timeout.is_zero() => {
-                body.negative_entry(negative_timeout)
+        let arrival = self.arrival();
+        let timeouts = match self.server.lookup(header.caller, header.node, name) {
+            Ok(entry) => {
+                let timeouts = self.timeouts.set_by(&entry.attr).since(arrival);
+                return body.entry_out((entry.node, entry.generation), timeouts, &entry.attr);
             }
-            found => self.entry(&found?, body),
+            Err(Errno::NOENT) => {
+                let ttl = arrival.and_then(|_| self.server.absent_ttl(header.node, name));
+                let default = self.server.options().negative_timeout;
+                self.timeouts.of_absent(ttl, default).since(arrival)
+            }
+            Err(error) => return Err(error),
+        };
+        match timeouts.entry.is_zero() {
+            true => Err(Errno::NOENT),
+            false => body.negative_entry(timeouts.entry),
         }
     }
 

@@ -25,7 +25,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::MountError;
 
-const MOUNT_TABLE: &str = "/proc/self/mountinfo";
+pub(super) const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
 /// Maximum number of attempts to take the lock on a mountpoint, and the pause between two attempts.
 /// Another process that mounts holds the lock for a few milliseconds.
@@ -38,13 +38,15 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 pub(super) struct Identity {
     mount: u64,
     /// The major and the minor number of the device.
-    device: (u32, u32),
+    pub(super) device: (u32, u32),
 }
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
     pub(super) identity: Identity,
+    /// The number of the mount that has the directory on which this one is mounted.
+    parent: u64,
     pub(super) path: PathBuf,
     pub(super) is_fuse: bool,
 }
@@ -119,6 +121,18 @@ pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountErr
     Ok(found.map(|found| found.path))
 }
 
+/// Returns true if a file system is mounted on a directory of the file system with this device, or
+/// if the mount table cannot be read.
+pub(super) fn has_mounts_below(device: (u32, u32)) -> bool {
+    read().map_or(true, |table| is_any_below(&table, device))
+}
+
+fn is_any_below(table: &[u8], device: (u32, u32)) -> bool {
+    let above = lines(table).filter(|found| found.identity.device == device);
+    let above: Vec<u64> = above.map(|found| found.identity.mount).collect();
+    lines(table).any(|found| above.contains(&found.parent))
+}
+
 fn read() -> Result<Vec<u8>, MountError> {
     std::fs::read(MOUNT_TABLE)
         .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
@@ -134,12 +148,13 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     table.split(|&b| b == b'\n').filter_map(|line| {
         let mut words = line.split(|&b| b == b' ');
         let mount = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
-        let (major, minor) = std::str::from_utf8(words.nth(1)?).ok()?.split_once(':')?;
+        let parent = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+        let (major, minor) = std::str::from_utf8(words.next()?).ok()?.split_once(':')?;
         let device = (major.parse().ok()?, minor.parse().ok()?);
         let path = PathBuf::from(unescaped(words.nth(1)?));
         let kind = words.skip_while(|word| *word != b"-").nth(1)?;
         let is_fuse = kind == b"fuse" || kind.starts_with(b"fuse.");
-        Some(MountEntry { identity: Identity { mount, device }, path, is_fuse })
+        Some(MountEntry { identity: Identity { mount, device }, parent, path, is_fuse })
     })
 }
 
@@ -175,20 +190,20 @@ mod tests {
         43 28 0:33 /dir /mnt/copy rw - fuse.corewalk tmpfs rw\n\
         torn line\n";
 
-    fn fuse(mount: u64, minor: u32, path: &str) -> MountEntry {
+    fn fuse(mount: u64, parent: u64, minor: u32, path: &str) -> MountEntry {
         let identity = Identity { mount, device: (0, minor) };
-        MountEntry { identity, path: path.into(), is_fuse: true }
+        MountEntry { identity, parent, path: path.into(), is_fuse: true }
     }
 
     #[test]
     fn escaped_path_is_found() {
         let path = "/mnt/a b\\";
-        assert_eq!(find(TABLE, Path::new(path)), Some(fuse(40, 33, path)));
+        assert_eq!(find(TABLE, Path::new(path)), Some(fuse(40, 28, 33, path)));
     }
 
     #[test]
     fn topmost_mount_wins() {
-        assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 35, "/mnt/twice")));
+        assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 41, 35, "/mnt/twice")));
     }
 
     /// Checks two mounts of one file system in `/proc/self/mountinfo`: the original mount, and a
@@ -197,8 +212,17 @@ mod tests {
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();
-        let copy = fuse(43, 33, "/mnt/copy");
-        assert_eq!(all, [fuse(40, 33, "/mnt/a b\\"), fuse(42, 35, "/mnt/twice"), copy]);
+        let copy = fuse(43, 28, 33, "/mnt/copy");
+        let others = [fuse(40, 28, 33, "/mnt/a b\\"), fuse(42, 41, 35, "/mnt/twice")];
+        assert_eq!(all, [&others[..], &[copy]].concat());
+    }
+
+    #[test]
+    fn mount_below_a_mount_or_its_copy_is_found() {
+        let found = [33, 34, 35].map(|minor| is_any_below(TABLE, (0, minor)));
+        assert_eq!(found, [false, true, false]);
+        let below = [TABLE, b"44 43 0:36 / /mnt/copy/dir rw - tmpfs none rw\n"].concat();
+        assert!(is_any_below(&below, (0, 33)));
     }
 
     #[test]

@@ -19,6 +19,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
@@ -220,15 +221,22 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        let EntryOut { node, attr, .. } = match self.entry_of(from, name, listed) {
-            Ok(entry) => entry,
-            // Leave out a name that was removed after it was collected.
-            Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
-            Err(_) => {
-                // Only the number and the type are known.
-                let attr = Attr::new(self.listed(listed.ino), listed.kind.to_mode());
-                return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
-            }
+        // If the kernel may keep nothing of an entry, the attributes would only end the time of the
+        // entry that the kernel has.
+        let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
+        let entry = match self.has_leases() && has_no_time {
+            true => None,
+            false => match self.entry_of(from, name, listed) {
+                Ok(entry) => Some(entry),
+                // Leave out a name that was removed after it was collected.
+                Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
+                Err(_) => None,
+            },
+        };
+        let Some(EntryOut { node, attr, .. }) = entry else {
+            // Only the number and the type are known.
+            let attr = Attr::new(self.listed(listed.ino), listed.kind.to_mode());
+            return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
         };
         let untaken = Untaken { server: self, node };
         let taken = sink(Dirent { name, node, kind: attr.kind(), cookie }, &attr);

@@ -74,6 +74,11 @@ impl Service for Server {
         };
         let is_first = self.transport.set(text.into()).is_ok();
         debug_assert!(is_first, "a server is mounted once");
+        if transport == Transport::Device
+            && let Some(notifier) = self.notifier.get()
+        {
+            self.attach_client(notifier.clone());
+        }
     }
 
     fn set_notifier(&self, notifier: Notifier) {

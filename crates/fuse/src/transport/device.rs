@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::time::Instant;
 
 use corewalk::Errno;
 
@@ -21,14 +22,15 @@ use crate::wire::{Features, Message, OUT_HEADER_BYTES, out_header};
 pub(super) struct Thread {
     dispatcher: Arc<dyn Dispatch>,
     features: Features,
+    checks_delivery: bool,
     channel: Arc<File>,
 }
 
 impl Thread {
     /// Returns a thread that does not run yet.
     pub(super) fn new(dispatcher: Arc<dyn Dispatch>, channel: File) -> Thread {
-        let features = dispatcher.features();
-        Thread { dispatcher, features, channel: Arc::new(channel) }
+        let (features, checks_delivery) = (dispatcher.features(), dispatcher.checks_delivery());
+        Thread { dispatcher, features, checks_delivery, channel: Arc::new(channel) }
     }
 
     /// Returns the dispatcher that serves the requests.
@@ -71,11 +73,15 @@ impl Thread {
             }
         };
         let unique = message.header.unique;
+        let begun = self.checks_delivery.then(Instant::now);
         match self.dispatcher.serve(&message, &mut answer[OUT_HEADER_BYTES..]) {
             Outcome::Answer(result) => {
                 let (error, len) = (result.err(), result.unwrap_or(0));
                 answer[..OUT_HEADER_BYTES].copy_from_slice(&out_header(unique, error, len));
                 send(&self.channel, [&answer[..OUT_HEADER_BYTES + len]]);
+                if let Some(begun) = begun {
+                    self.dispatcher.delivered(&message, begun);
+                }
             }
             Outcome::Silent => {}
             Outcome::Later => {

@@ -211,6 +211,11 @@ fn cluster_takes_its_own_options_only() {
     assert_eq!([unreachable("soft"), unreachable("soft,timeout=5")], [limit(60), limit(5)]);
     let is_local = |list| cluster(list).expect("valid options").cluster.local_locks;
     assert_eq!(["", "local_lock=none", "local_lock=all"].map(is_local), [false, false, true]);
+    let keeps = |list| cluster(list).expect("valid options").cluster.kernel_names;
+    assert_eq!(
+        ["", "no_kernel_names", "no_kernel_names,kernel_names"].map(keeps),
+        [true, false, true]
+    );
     assert_eq!(cluster("connections=7").expect("a valid option").cluster.connections, 7);
     assert_eq!(complaint("soft"), "option 'soft' is not supported for tmpfs");
 }

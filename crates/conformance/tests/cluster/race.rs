@@ -1,0 +1,200 @@
+//! Racing calls on several mounts in the kernel: each history is linearizable, with and without
+//! disturbances. `COREWALK_COHERENT_CALLS` sets the number of calls of the first run.
+//!
+//! Each protection of the kernel's entries has a control, which leaves it out and must be caught.
+
+use std::time::Duration;
+
+use corewalk_base::primitives::thread;
+use corewalk_testkit::postgres::Postgres;
+use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::require::{has_fuse, has_root};
+use corewalk_testkit::rng::{ReportSeed, Seed};
+use rustix::process::Signal;
+
+use crate::fixtures::Site;
+use crate::mounted::Mounted;
+use crate::run::{CALLS, Run};
+use corewalk_testkit::proxy::Proxy;
+
+/// The lease of the mounts.
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+/// A run that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Returns a file system, if this machine can mount it.
+pub(crate) fn site() -> Option<Site> {
+    if has_fuse() && has_root() { Site::new() } else { None }
+}
+
+/// Mounts with these flaws, one for each mount.
+pub(crate) fn mount<const N: usize>(site: &Site, flaws: [&str; N]) -> [Mounted; N] {
+    flaws.map(|flaw| Mounted::new(&site.url, LEASE, flaw))
+}
+
+/// Waits until no mount thinks any more that it is the only one.
+pub(crate) fn wait_for_company() {
+    thread::sleep(LEASE);
+}
+
+/// Races with these flaws, one for each mount, without disturbances.
+fn race<const N: usize>(flaws: [&str; N], rounds: usize) -> Option<Result<usize, String>> {
+    let site = site()?;
+    let _watchdog = Watchdog::start("a race of mounts", LIMIT);
+    let seed = ReportSeed::new(Seed::choose());
+    let mut mounts = mount(&site, flaws);
+    wait_for_company();
+    let run = Run::new(rounds, Duration::from_micros(300), seed.seed());
+    let done = run.race(&mut mounts, |_, _| {}, |_| {});
+    drop(mounts);
+    site.assert_clean();
+    Some(done)
+}
+
+/// Returns how many rounds of three mounts make about `calls` calls, or as many as the environment
+/// says.
+fn rounds(calls: usize) -> usize {
+    let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
+        Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),
+        Err(_) => calls,
+    };
+    calls.div_ceil(3 * 2 * CALLS)
+}
+
+#[test]
+fn histories_of_three_mounts_are_linearizable() {
+    let Some(done) = race(["none", "none", "busy"], rounds(20_000)) else { return };
+    println!("{} calls", done.unwrap_or_else(|text| panic!("{text}")));
+}
+
+#[test]
+fn control_names_that_stay_after_an_intent_are_caught() {
+    let Some(done) = race(["none", "keeps_names"], 300) else { return };
+    assert!(done.is_err());
+}
+
+#[test]
+fn control_attributes_that_stay_after_an_intent_are_caught() {
+    let Some(done) = race(["none", "keeps_attributes"], 300) else { return };
+    assert!(done.is_err());
+}
+
+/// Makes a file over a slow connection on a mount whose kernel knows that the name is absent. As
+/// soon as another mount sees the file, looks it up on the first mount. Returns true if it is
+/// there.
+fn finds_after_other_mount(flaw: &str) -> Option<bool> {
+    let site = site()?;
+    let proxy = Proxy::new(&site.url);
+    let [other] = mount(&site, ["none"]);
+    let slow = Mounted::new(proxy.url(), LEASE, flaw);
+    std::fs::create_dir(other.path().join("e")).expect("the directory is made");
+    wait_for_company();
+    let (made, seen) = (slow.path().join("e/x"), other.path().join("e/x"));
+    (0..2).for_each(|_| assert!(!made.exists()));
+    proxy.delay(LEASE / 40);
+    let _watchdog = Watchdog::start("a change over a slow connection", LEASE * 20);
+    Some(thread::scope(|scope| {
+        scope.spawn(|| std::fs::write(&made, "").expect("the file is made"));
+        while !seen.exists() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        made.exists()
+    }))
+}
+
+#[test]
+fn own_change_is_seen_here_when_it_is_seen_elsewhere() {
+    assert_ne!(finds_after_other_mount("none"), Some(false));
+}
+
+#[test]
+fn control_answers_that_stay_before_an_own_change_are_caught() {
+    assert_ne!(finds_after_other_mount("keeps_before_change"), Some(true));
+}
+
+#[test]
+fn mount_that_hears_nothing_is_late_but_not_wrong() {
+    let Some(done) = race(["none", "hears_nothing"], 9) else { return };
+    done.unwrap_or_else(|text| panic!("{text}"));
+}
+
+/// How long a disturbance lasts. `COREWALK_COHERENT_STOP` sets it in seconds.
+fn stop_time() -> Duration {
+    let given = std::env::var("COREWALK_COHERENT_STOP").ok();
+    let seconds = given.map(|text| text.parse().expect("COREWALK_COHERENT_STOP is a number"));
+    seconds.map_or(LEASE * 2, Duration::from_secs)
+}
+
+/// Races with disturbances, over which the calls are spread.
+fn race_disturbed(
+    mounts: &mut [Mounted],
+    disturb: impl FnMut(usize, &[Mounted]) + Send,
+    repair: impl FnMut(&mut [Mounted]),
+) {
+    let _watchdog = Watchdog::start("a disturbed race of mounts", LIMIT);
+    let seed = ReportSeed::new(Seed::choose());
+    wait_for_company();
+    let mut run = Run::new(2, stop_time() / 20, seed.seed());
+    run.changes = [10, 30, 60];
+    let done = run.race(mounts, disturb, repair);
+    println!("{} calls", done.unwrap_or_else(|text| panic!("{text}")));
+}
+
+#[test]
+fn stopped_process_of_a_mount_leaves_no_old_answer() {
+    let Some(site) = site() else { return };
+    let mut mounts = mount(&site, ["none"; 3]);
+    let disturb = |_, mounts: &[Mounted]| {
+        thread::sleep(LEASE / 4);
+        mounts[2].signal(Signal::STOP);
+        thread::sleep(stop_time());
+        mounts[2].signal(Signal::CONT);
+    };
+    race_disturbed(&mut mounts, disturb, |_| {});
+}
+
+#[test]
+fn killed_process_of_a_mount_leaves_no_old_answer() {
+    let Some(site) = site() else { return };
+    let mut mounts = mount(&site, ["none"; 3]);
+    let disturb = |_, mounts: &[Mounted]| {
+        thread::sleep(LEASE / 4);
+        mounts[2].signal(Signal::KILL);
+    };
+    let repair = |mounts: &mut [Mounted]| {
+        mounts[2] = Mounted::new(&site.url, LEASE, "none");
+        wait_for_company();
+    };
+    race_disturbed(&mut mounts, disturb, repair);
+}
+
+#[test]
+fn connection_that_stops_leaves_no_old_answer() {
+    let Some(site) = site() else { return };
+    let proxy = Proxy::new(&site.url);
+    let [one, two] = mount(&site, ["none"; 2]);
+    let mut mounts = [one, two, Mounted::new(proxy.url(), LEASE, "none")];
+    let disturb = |_, _: &[Mounted]| {
+        thread::sleep(LEASE / 4);
+        proxy.pause(true);
+        thread::sleep(LEASE * 3 / 2);
+        proxy.pause(false);
+    };
+    race_disturbed(&mut mounts, disturb, |_| {});
+}
+
+#[test]
+fn crash_of_the_database_leaves_no_old_answer() {
+    if !(has_fuse() && has_root()) {
+        return;
+    }
+    let Some(mut postgres) = Postgres::start() else { return };
+    let site = Site::on(&postgres);
+    let mut mounts = mount(&site, ["none"; 3]);
+    let disturb = |_, _: &[Mounted]| {
+        thread::sleep(LEASE / 4);
+        postgres.kill();
+        postgres.restart();
+    };
+    race_disturbed(&mut mounts, disturb, |_| {});
+}

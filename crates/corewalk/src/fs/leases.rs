@@ -1,0 +1,53 @@
+//! Answers that a client keeps for a time, and that a back end takes back.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Errno;
+use crate::name::Name;
+
+/// A back end that decides how long a client keeps each answer, and that takes answers back before
+/// another machine changes the files.
+///
+/// The times of names and attributes are in [`Attr::ttl`](crate::Attr::ttl). Three rules follow
+/// from the kernel's FUSE client, which is the client of a mount:
+/// - Only the answer to [`getattr`](crate::FileSystem::getattr) may have a time for attributes. The
+///   other answers may bring a node that the kernel does not know yet, and the kernel ignores the
+///   expiry of such a node.
+/// - Only the answers to [`lookup`](crate::FileSystem::lookup) and [`Leases::absent_ttl`] may have
+///   a time for a name. The kernel does not compare a listing with an expiry that has overtaken it.
+/// - A back end that takes an answer back must know that it has given it.
+pub trait Leases: Send + Sync {
+    /// Gives the back end the way to the cache of its client. A server calls this once, and only if
+    /// it delivers each answer at once. Without this call, the client cannot be told anything.
+    fn attach(&self, client: Arc<dyn ClientCache>);
+
+    /// Returns how long the client may remember that the directory with the inode number `dir` has
+    /// no `name`. The back end has just said so. Zero if the client must ask again.
+    fn absent_ttl(&self, dir: u64, name: Name<'_>) -> Duration;
+}
+
+/// The cache of a client, which a back end expires while it serves a request, or on a thread of its
+/// own. No method waits for a request.
+pub trait ClientCache: Send + Sync + fmt::Debug {
+    /// Makes the client look up each name again before it uses it, absent names too.
+    ///
+    /// # Errors
+    /// `EBUSY` while [`ClientCache::can_expire_names`] returns false. Then the client uses the
+    /// names until their times are over. `EINVAL` if the client can never do it; `ENODEV` if there
+    /// is no client any more.
+    fn expire_names(&self) -> Result<(), Errno>;
+
+    /// Returns false while the client cannot drop names. Then a back end should give no times to
+    /// them. A mount returns false while another file system is mounted on one of its directories,
+    /// because the kernel would detach that file system.
+    fn can_expire_names(&self) -> bool;
+
+    /// Makes the client ask for the attributes of an inode again before it uses them. Its ACLs
+    /// count as attributes. It is no error if the client does not know the inode.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is no client any more.
+    fn expire_attributes(&self, ino: u64) -> Result<(), Errno>;
+}

@@ -1,0 +1,47 @@
+//! Watching for file systems that are mounted on directories of a mount.
+//!
+//! The kernel detaches such a file system if it finds that the name of its directory, or of a
+//! directory above, was expired by `FUSE_NOTIFY_INC_EPOCH`. So this notification is sent only while
+//! there is none.
+//!
+//! Between the check and the notification, a user may mount a file system, which then is detached.
+//! The module sees the mounts of the mount namespace in which it was started, and of no other.
+//!
+//! Source: Linux `fuse_dentry_revalidate`, `d_invalidate` and `mounts_poll`; proc_pid_mountinfo(5).
+
+use std::fs::File;
+
+use corewalk_base::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::table;
+
+/// Tells whether a file system is mounted below a mount.
+#[derive(Debug)]
+pub(crate) struct MountsBelow {
+    /// The mount table, which poll(2) reports as changed.
+    table: Option<File>,
+    device: (u32, u32),
+    is_any: Mutex<bool>,
+}
+
+impl MountsBelow {
+    /// Watches the mount whose device has the major and minor number `device`.
+    pub(super) fn watch(device: (u32, u32)) -> MountsBelow {
+        let table = File::open(table::MOUNT_TABLE).ok();
+        // The table is read after it was opened. So no later change is missed.
+        MountsBelow { table, device, is_any: Mutex::new(table::has_mounts_below(device)) }
+    }
+
+    /// Returns true if there is a mount below, or if the mount table cannot be read.
+    pub(crate) fn is_any(&self) -> bool {
+        let Some(table) = &self.table else { return true };
+        let mut is_any = self.is_any.lock();
+        let mut polled = [PollFd::new(table, PollFlags::PRI)];
+        // Each change is reported once, so the lock is held from the call until the table was read.
+        if poll(&mut polled, Some(&Timespec::default())) != Ok(0) {
+            *is_any = table::has_mounts_below(self.device);
+        }
+        *is_any
+    }
+}
