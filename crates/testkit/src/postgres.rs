@@ -1,7 +1,7 @@
 //! PostgreSQL servers for tests.
 //!
 //! A server has a temporary directory, with a Unix socket in it. It has a TCP port only if a test
-//! asks for encryption. PostgreSQL refuses to run as root, so root runs it as another user.
+//! asks for encryption, or for a network. PostgreSQL refuses to run as root, so root runs it as another user.
 //! Dropping a [`Postgres`] stops the server, even after a panic, and removes the directory. This
 //! module ends only processes that it has started.
 //!
@@ -39,9 +39,25 @@ const USER: &str = "corewalk";
 pub struct Postgres {
     folder: PathBuf,
     programs: PathBuf,
-    /// The TCP port of a server with encryption.
-    port: Option<u16>,
+    tcp: Option<Tcp>,
     server: Option<Child>,
+}
+
+/// A TCP port.
+#[derive(Debug)]
+struct Tcp {
+    address: String,
+    port: u16,
+    has_tls: bool,
+}
+
+impl Tcp {
+    /// Returns a port of `address` that is free.
+    fn new(address: &str, has_tls: bool) -> Tcp {
+        let free = TcpListener::bind((address, 0)).and_then(|free| free.local_addr());
+        let port = free.expect("a port is free").port();
+        Tcp { address: address.to_owned(), port, has_tls }
+    }
 }
 
 impl Postgres {
@@ -63,7 +79,7 @@ impl Postgres {
         if is_root() {
             chown(&folder, Some(NOBODY), Some(NOBODY)).expect("root may change owners");
         }
-        Some(Postgres { folder, programs, port: None, server: None })
+        Some(Postgres { folder, programs, tcp: None, server: None })
     }
 
     /// Starts a server. Returns None, after a call of [`skip`], if PostgreSQL is not installed.
@@ -98,8 +114,24 @@ impl Postgres {
         }
         let rules = "local all all trust\nhost all all all scram-sha-256\n";
         fs::write(data.join("pg_hba.conf"), rules).expect("the directory can be written");
-        let free = TcpListener::bind(("localhost", 0)).and_then(|free| free.local_addr());
-        postgres.port = Some(free.expect("a port is free").port());
+        postgres.tcp = Some(Tcp::new("localhost", true));
+        postgres.run();
+        Some(postgres)
+    }
+
+    /// Starts a server with a TCP port on the address `address` of this machine. Connections to it
+    /// need no password and are not encrypted.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the machine does not have the address, or the server does not start.
+    #[track_caller]
+    pub fn start_on(address: &str) -> Option<Postgres> {
+        let mut postgres = Postgres::with_data()?;
+        let rules = "local all all trust\nhost all all all trust\n";
+        let rules = fs::write(postgres.folder.join("d/pg_hba.conf"), rules);
+        rules.expect("the directory can be written");
+        postgres.tcp = Some(Tcp::new(address, false));
         postgres.run();
         Some(postgres)
     }
@@ -126,7 +158,7 @@ impl Postgres {
     ///
     /// Panics if the server has none.
     pub fn port(&self) -> u16 {
-        self.port.expect("the server has a TCP port")
+        self.tcp.as_ref().expect("the server has a TCP port").port
     }
 
     /// Returns a server that the tests of this process share. It stops when the last test drops it.
@@ -188,8 +220,12 @@ impl Postgres {
         assert_eq!(self.sql("postgres", "SELECT pg_promote()"), "t");
     }
 
-    /// Returns the host for a URL: the directory of the socket, with `%2F` for each slash.
+    /// Returns the host for a URL: the directory of the socket, with `%2F` for each slash. For a
+    /// server of [`Postgres::start_on`], returns its address and port.
     pub fn host(&self) -> String {
+        if let Some(tcp) = self.tcp.as_ref().filter(|tcp| !tcp.has_tls) {
+            return format!("{}:{}", tcp.address, tcp.port);
+        }
         self.folder.display().to_string().replace('/', "%2F")
     }
 
@@ -246,8 +282,8 @@ impl Postgres {
         let mut command = Command::new(self.programs.join(program));
         // The current directory may be closed to the user of the server.
         command.current_dir("/").stdin(Stdio::null());
-        if let Some(port) = self.port {
-            command.env("PGPORT", port.to_string());
+        if let Some(tcp) = &self.tcp {
+            command.env("PGPORT", tcp.port.to_string());
         }
         if is_root() {
             command.uid(NOBODY).gid(NOBODY);
@@ -263,10 +299,11 @@ impl Postgres {
             let out = out.expect("the directory of the server can be written");
             let mut command = self.command("postgres");
             command.arg("-D").arg(self.folder.join("d")).arg("-k").arg(&self.folder);
-            match self.port {
-                Some(_) => command.args(["-c", "listen_addresses=localhost", "-c", "ssl=on"]),
-                None => command.args(["-c", "listen_addresses="]),
-            };
+            let address = self.tcp.as_ref().map_or("", |tcp| &tcp.address);
+            command.arg("-c").arg(format!("listen_addresses={address}"));
+            if self.tcp.as_ref().is_some_and(|tcp| tcp.has_tls) {
+                command.args(["-c", "ssl=on"]);
+            }
             command.args(["-c", "fsync=off"]);
             command.args(["-c", "full_page_writes=off", "-c", "shared_buffers=64MB"]);
             command.stdout(out.try_clone().expect("a file can be cloned")).stderr(out);

@@ -13,5 +13,6 @@ mod fixtures;
 #[expect(dead_code, reason = "the tests of the back end use the rest")]
 mod model;
 mod mounted;
+mod network;
 mod race;
 mod run;

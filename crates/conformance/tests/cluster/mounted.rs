@@ -76,8 +76,21 @@ fn process_serves_a_mount() {
 impl Mounted {
     /// Mounts the file system at `url` with a lease.
     pub(crate) fn new(url: &str, lease: Duration, flaw: &str) -> Mounted {
+        let program = std::env::current_exe().expect("the test has a path");
+        Mounted::run(Command::new(program), url, lease, flaw)
+    }
+
+    /// As [`Mounted::new`], in the network namespace `name` of ip-netns(8).
+    pub(crate) fn in_network(name: &str, url: &str, lease: Duration) -> Mounted {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{name}"));
+        command.arg(std::env::current_exe().expect("the test has a path"));
+        Mounted::run(command, url, lease, "none")
+    }
+
+    fn run(mut command: Command, url: &str, lease: Duration, flaw: &str) -> Mounted {
         let path = TempDir::with_prefix("cwkm").expect("a directory is made");
-        let mut server = Command::new(std::env::current_exe().expect("the test has a path"))
+        let mut server = command
             .args(["mounted::process_serves_a_mount", "--exact", "--nocapture"])
             .env(reexec::ROLE_VARIABLE, "serve")
             .env("MOUNT_URL", url)

@@ -14,6 +14,7 @@ use rustix::process::Signal;
 
 use crate::fixtures::Site;
 use crate::mounted::Mounted;
+use crate::network::{ADDRESS, Network};
 use crate::run::{CALLS, Run};
 use corewalk_testkit::proxy::Proxy;
 
@@ -169,16 +170,20 @@ fn killed_process_of_a_mount_leaves_no_old_answer() {
 }
 
 #[test]
-fn connection_that_stops_leaves_no_old_answer() {
-    let Some(site) = site() else { return };
-    let proxy = Proxy::new(&site.url);
-    let [one, two] = mount(&site, ["none"; 2]);
-    let mut mounts = [one, two, Mounted::new(proxy.url(), LEASE, "none")];
+fn cut_link_of_a_mount_leaves_no_old_answer() {
+    if !(has_fuse() && has_root()) {
+        return;
+    }
+    let Some(network) = Network::new(3) else { return };
+    let Some(postgres) = Postgres::start_on(ADDRESS) else { return };
+    let site = Site::on(&postgres);
+    let mount = |number| Mounted::in_network(&network.name(number), &site.url, LEASE);
+    let mut mounts = [0, 1, 2].map(mount);
     let disturb = |_, _: &[Mounted]| {
         thread::sleep(LEASE / 4);
-        proxy.pause(true);
-        thread::sleep(LEASE * 3 / 2);
-        proxy.pause(false);
+        network.set_link(2, false);
+        thread::sleep(stop_time());
+        network.set_link(2, true);
     };
     race_disturbed(&mut mounts, disturb, |_| {});
 }

@@ -1,0 +1,79 @@
+//! Machines of a network: network namespaces that are connected by a bridge.
+
+use std::process::{Command, Stdio};
+
+use corewalk_testkit::require::{Need, skip};
+
+/// The address of this machine in the network.
+pub(crate) const ADDRESS: &str = "198.51.100.254";
+
+/// A network with this machine and others. Dropping the value removes it.
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// Distinguishes the names from those of other processes.
+    id: u32,
+    machines: usize,
+}
+
+impl Network {
+    /// Makes a network. Returns None, after a call of [`skip`], if the kernel forbids it.
+    #[track_caller]
+    pub(crate) fn new(machines: usize) -> Option<Network> {
+        let network = Network { id: std::process::id(), machines };
+        let bridge = network.bridge();
+        if !ip(&format!("link add {bridge} type bridge")) {
+            skip(Need::Kernel, "no bridge can be made");
+            return None;
+        }
+        run(&format!("address add {ADDRESS}/24 dev {bridge}"));
+        run(&format!("link set {bridge} up"));
+        for number in 0..machines {
+            let (name, link) = (network.name(number), network.link(number));
+            run(&format!("netns add {name}"));
+            run(&format!("link add {link} type veth peer name eth0 netns {name}"));
+            run(&format!("link set {link} master {bridge} up"));
+            run(&format!("-n {name} address add 198.51.100.{}/24 dev eth0", number + 1));
+            run(&format!("-n {name} link set eth0 up"));
+        }
+        Some(network)
+    }
+
+    fn bridge(&self) -> String {
+        format!("cwb{}", self.id)
+    }
+
+    /// Returns the name of a machine's network namespace.
+    pub(crate) fn name(&self, number: usize) -> String {
+        format!("cw{}.{number}", self.id)
+    }
+
+    fn link(&self, number: usize) -> String {
+        format!("cwv{}.{number}", self.id)
+    }
+
+    /// Cuts the link of a machine, or connects it again. Packets are lost while it is cut.
+    pub(crate) fn set_link(&self, number: usize, is_up: bool) {
+        run(&format!("link set {} {}", self.link(number), if is_up { "up" } else { "down" }));
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for number in 0..self.machines {
+            ip(&format!("link delete {}", self.link(number)));
+            ip(&format!("netns delete {}", self.name(number)));
+        }
+        ip(&format!("link delete {}", self.bridge()));
+    }
+}
+
+/// Runs ip(8). Returns true if it succeeds.
+fn ip(words: &str) -> bool {
+    let mut command = Command::new("ip");
+    command.args(words.split(' ')).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn run(words: &str) {
+    assert!(ip(words), "ip {words}");
+}
