@@ -41,7 +41,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 16] = [
+const LONG: [Long; 17] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -71,6 +71,11 @@ const LONG: [Long; 16] = [
         name: "cluster locks",
         words: &["test", "-p", "corewalk-cli", "--test", "cli", "cluster_locks"],
         variables: &[("COREWALK_LOCK_ADDITIONS", "10000")],
+    },
+    Long {
+        name: "two mounts",
+        words: &["xtask", "suites", "pjdfstest-two-mounts", "fsx-two-mounts"],
+        variables: &[("COREWALK_ALTERNATIONS", "8"), ("COREWALK_FSX_OPERATIONS", "10000")],
     },
     Long {
         name: "ipc differential",
