@@ -41,7 +41,7 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 18] = [
+const LONG: [Long; 19] = [
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -81,6 +81,11 @@ const LONG: [Long; 18] = [
         name: "stopped mounts of a cluster",
         words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "stopped"],
         variables: &[("COREWALK_COHERENT_STOP", "30")],
+    },
+    Long {
+        name: "two mounts",
+        words: &["xtask", "suites", "pjdfstest-two-mounts", "fsx-two-mounts"],
+        variables: &[("COREWALK_ALTERNATIONS", "8"), ("COREWALK_FSX_OPERATIONS", "10000")],
     },
     Long {
         name: "ipc differential",

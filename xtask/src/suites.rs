@@ -13,6 +13,7 @@
 //! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
 //! | `programs` | programs that use System V IPC; no mount |
 //! | `cluster` | a cluster file system with its database |
+//! | `two_mounts` | pjdfstest, fsx and programs on two mounts of a cluster file system |
 //! | `crash` | a server that is killed, a server that hangs |
 //! | `ipc_postgres` | postgres with shared memory in user space; no mount |
 //!
@@ -39,6 +40,7 @@ mod ipc_postgres;
 mod mount;
 mod posix;
 mod programs;
+mod two_mounts;
 mod work;
 mod xattr;
 
@@ -59,7 +61,7 @@ use std::{
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites of continuous integration, short ones first.
-pub(crate) const CI: [&str; 30] = [
+pub(crate) const CI: [&str; 33] = [
     "kill9",
     "hang",
     "fakeroot",
@@ -73,6 +75,7 @@ pub(crate) const CI: [&str; 30] = [
     "pjdfstest-host",
     "pjdfstest-store",
     "pjdfstest-cluster",
+    "pjdfstest-two-mounts",
     "pjdfstest-by-path",
     "pjdfstest-async",
     "fsx",
@@ -81,11 +84,13 @@ pub(crate) const CI: [&str; 30] = [
     "fsx-host",
     "fsx-store",
     "fsx-cluster",
+    "fsx-two-mounts",
     "fsx-async",
     "sqlite",
     "git",
     "rsync",
     "tar",
+    "programs-two-mounts",
     "stress-ng",
     "cargo",
     "postgres",
@@ -111,6 +116,19 @@ const CLUSTER_NEEDS: &[(&str, &str)] = &[("pgbench", "postgresql")];
 const PJDFSTEST_CLUSTER_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev"), ("pgbench", "postgresql")];
 
+/// The needs of fsx on two mounts, which a library in C makes of one.
+const FSX_TWO_MOUNTS_NEEDS: &[(&str, &str)] = &[("cc", "gcc"), ("pgbench", "postgresql")];
+
+/// The programs that run on two mounts.
+const PROGRAMS_NEEDS: &[(&str, &str)] = &[
+    ("diff", "diffutils"),
+    ("git", "git"),
+    ("rsync", "rsync"),
+    ("setfacl", "acl"),
+    ("setfattr", "attr"),
+    ("pgbench", "postgresql"),
+];
+
 /// The program that creates the ext4 file system for comparison, with the name of its package.
 const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 
@@ -124,7 +142,7 @@ struct Suite {
     run: fn(&Site) -> Outcome,
 }
 
-const SUITES: [Suite; 30] = [
+const SUITES: [Suite; 33] = [
     Suite { name: "pjdfstest", needs: PJDFSTEST_NEEDS, limit: minutes(15), run: posix::pjdfstest },
     Suite {
         name: "pjdfstest-server",
@@ -161,6 +179,24 @@ const SUITES: [Suite; 30] = [
         needs: CLUSTER_NEEDS,
         limit: minutes(15),
         run: posix::fsx_cluster,
+    },
+    Suite {
+        name: "pjdfstest-two-mounts",
+        needs: PJDFSTEST_CLUSTER_NEEDS,
+        limit: minutes(15),
+        run: two_mounts::pjdfstest,
+    },
+    Suite {
+        name: "fsx-two-mounts",
+        needs: FSX_TWO_MOUNTS_NEEDS,
+        limit: minutes(15),
+        run: two_mounts::fsx,
+    },
+    Suite {
+        name: "programs-two-mounts",
+        needs: PROGRAMS_NEEDS,
+        limit: minutes(5),
+        run: two_mounts::programs,
     },
     Suite {
         name: "pjdfstest-by-path",

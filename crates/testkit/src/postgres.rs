@@ -1,9 +1,9 @@
 //! PostgreSQL servers for tests.
 //!
 //! A server has a temporary directory, with a Unix socket in it. It has a TCP port only if a test
-//! asks for encryption, or for a network. PostgreSQL refuses to run as root, so root runs it as another user.
-//! Dropping a [`Postgres`] stops the server, even after a panic, and removes the directory. This
-//! module ends only processes that it has started.
+//! asks for encryption, or for a network. PostgreSQL refuses to run as root, so root runs it as
+//! another user. Dropping a [`Postgres`] stops the server, even after a panic, and removes the
+//! directory. This module ends only processes that it has started.
 //!
 //! The server does not sync its files (`fsync=off`). A killed server loses nothing by that, since
 //! the kernel has the written bytes. Only a crash of the machine would lose them.

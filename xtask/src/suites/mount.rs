@@ -78,6 +78,10 @@ impl Source {
     }
 }
 
+/// The names of the mount points of a suite, of the same length: paths below one are as long as
+/// paths below the other.
+const FIRST: &str = "mnt";
+const SECOND: &str = "two";
 const READY_LIMIT: Duration = Duration::from_secs(20);
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 const FSCK_LIMIT: Duration = Duration::from_secs(60);
@@ -121,6 +125,11 @@ impl Site {
         self.folder.join("work")
     }
 
+    /// Returns the directory of the host that a suite mounts, or in which it has a store.
+    fn host(&self) -> PathBuf {
+        self.folder.join("host")
+    }
+
     /// Runs `command`, which must not access a mount. Returns its output.
     ///
     /// # Errors
@@ -135,10 +144,11 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first, which fails while a file system is mounted on it. Then
+        // Remove the mount points first, which fails while a file system is mounted on one. Then
         // leave the directory, so that no file of that file system is removed.
-        let _ = fs::remove_dir(self.folder.join("mnt"));
-        if !self.folder.join("mnt").exists() {
+        let points = [FIRST, SECOND].map(|name| self.folder.join(name));
+        points.iter().for_each(|point| drop(fs::remove_dir(point)));
+        if !points.iter().any(|point| point.exists()) {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
@@ -152,11 +162,13 @@ pub(super) struct Mount {
     folder: PathBuf,
     program: PathBuf,
     server: Child,
+    /// The file with the output of the server.
+    log: PathBuf,
     connection: Option<String>,
     has_hung: bool,
     /// True if the server is corewalk, which prints counters.
     has_counters: bool,
-    /// The source, if it is one that `corewalk fsck` checks.
+    /// The source, if `corewalk fsck` checks it when this mount has ended.
     store: Option<PathBuf>,
 }
 
@@ -176,16 +188,37 @@ impl Mount {
     ///
     /// As [`Mount::start`].
     pub(super) fn start_with(site: &Site, from: Source, options: &str) -> Result<Self, Outcome> {
-        let path = site.folder.join("mnt");
-        let log = site.folder.join("server.log");
-        let host = site.folder.join("host");
         let source = match from {
             Source::Tmpfs | Source::AsyncMemory => PathBuf::from("tmpfs"),
-            Source::Host | Source::Mirror => host.clone(),
-            Source::Store => format!("store:{}", host.display()).into(),
+            Source::Host | Source::Mirror => site.host(),
+            Source::Store => format!("store:{}", site.host().display()).into(),
             Source::Cluster => cluster::make(site)?.into(),
         };
-        let store = matches!(from, Source::Store | Source::Cluster).then(|| source.clone());
+        let mut mount = Self::serve(site, from, &source, FIRST, options)?;
+        mount.store = matches!(from, Source::Store | Source::Cluster).then_some(source);
+        Ok(mount)
+    }
+
+    /// Mounts the cluster file system of this mount a second time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mount::start`].
+    pub(super) fn second(&self, site: &Site, options: &str) -> Result<Self, Outcome> {
+        let source = self.store.as_ref().expect("the mount is one of a cluster file system");
+        Self::serve(site, Source::Cluster, source, SECOND, options)
+    }
+
+    fn serve(
+        site: &Site,
+        from: Source,
+        source: &Path,
+        name: &str,
+        options: &str,
+    ) -> Result<Self, Outcome> {
+        let path = site.folder.join(name);
+        let log = site.folder.join(format!("{name}.log"));
+        let host = site.host();
         let made = fs::create_dir_all(&path).and_then(|()| fs::create_dir_all(&host));
         let spawned = made.and_then(|()| File::create(&log)).and_then(|out| {
             let mut command = match from.example() {
@@ -198,7 +231,7 @@ impl Mount {
                 }
                 None => {
                     let mut command = Command::new(&site.program);
-                    command.arg("mount").arg(&source).arg(&path).args(["-o", options]);
+                    command.arg("mount").arg(source).arg(&path).args(["-o", options]);
                     if let Ok(transport) = std::env::var(TRANSPORT) {
                         // If an option is given twice, the later one holds.
                         command.args(["-o", &format!("transport={transport}")]);
@@ -219,10 +252,11 @@ impl Mount {
             folder: site.folder.clone(),
             program: site.program.clone(),
             server,
+            log: log.clone(),
             connection: None,
             has_hung: false,
             has_counters: from.example().is_none(),
-            store,
+            store: None,
             path,
         };
         let line = format!("mounted {} on {}", source.display(), mount.path.display());
@@ -345,7 +379,7 @@ impl Mount {
             return Outcome::Failed("the server hung".to_owned());
         }
         if self.has_died() {
-            let log = fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
             return Outcome::Failed(format!("the server died: {}", checks::tail(&log, 20)));
         }
         if self.has_counters {

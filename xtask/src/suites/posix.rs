@@ -12,7 +12,7 @@ use super::{
 use crate::{Outcome, checks, process::Ended};
 use std::{env, process::Command, time::Duration};
 
-const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
+pub(super) const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
 /// The time limit of a run of `corewalk-conformance`, which may install the suite.
 const KIT_LIMIT: Duration = minutes(14);
 
@@ -67,9 +67,15 @@ pub(super) fn pjdfstest_async(site: &Site) -> Outcome {
 
 fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start_with(site, source, options)?;
-    let output = run_kit(site, &mut mount, "pjdfstest")?;
-    match pjdfstest_passed(&output) {
-        Some(passed) if passed >= PJDFSTEST_PASSED_MIN => Ok(mount.finish()),
+    let report = run_kit(&mut mount, kit(site, "pjdfstest")?)?;
+    enough_passed(&report)?;
+    Ok(mount.finish())
+}
+
+/// Fails if too few tests of pjdfstest passed.
+pub(super) fn enough_passed(report: &str) -> Result<(), Outcome> {
+    match pjdfstest_passed(report) {
+        Some(passed) if passed >= PJDFSTEST_PASSED_MIN => Ok(()),
         Some(passed) => {
             let least = PJDFSTEST_PASSED_MIN;
             Err(Outcome::Failed(format!("pjdfstest: only {passed} of at least {least} tests ran")))
@@ -78,8 +84,8 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     }
 }
 
-/// Runs one check of `corewalk-conformance` on the mount. Returns its report.
-fn run_kit(site: &Site, mount: &mut Mount, check: &str) -> Result<String, Outcome> {
+/// Returns the command that runs one check of `corewalk-conformance`. The mount is missing.
+pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     let program = checks::target_folder(&site.root).join("release/corewalk-conformance");
     if !program.exists() {
         let path = program.display();
@@ -92,14 +98,19 @@ fn run_kit(site: &Site, mount: &mut Mount, check: &str) -> Result<String, Outcom
     if let Ok(operations) = env::var(FSX_OPERATIONS) {
         command.args(["--operations", &operations]);
     }
-    let (ended, report) = mount.run_to_end(check, command.arg(&mount.path), KIT_LIMIT);
+    Ok(command)
+}
+
+/// Runs a check of `corewalk-conformance` on the mount. Returns its report.
+pub(super) fn run_kit(mount: &mut Mount, mut command: Command) -> Result<String, Outcome> {
+    let (ended, report) = mount.run_to_end("conformance", command.arg(&mount.path), KIT_LIMIT);
     println!("{report}");
     match ended {
         Ended::Well => Ok(report),
         Ended::Exit(SKIPPED_STATUS) => {
             Err(Outcome::Skipped("the report has the reason".to_owned()))
         }
-        ended => Err(ended.outcome(check)),
+        ended => Err(ended.outcome("corewalk-conformance")),
     }
 }
 
@@ -147,7 +158,7 @@ pub(super) fn fsx_async(site: &Site) -> Outcome {
 /// Runs fsx on a new mount, once with mappings and once without.
 fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start_with(site, source, options)?;
-    run_kit(site, &mut mount, "fsx")?;
+    run_kit(&mut mount, kit(site, "fsx")?)?;
     Ok(mount.finish())
 }
 

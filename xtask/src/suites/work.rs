@@ -13,24 +13,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Clones this repository into the mount, commits changes, repacks, and runs `git fsck`.
-pub(super) fn git(site: &Site) -> Outcome {
-    const SCRIPT: &str = r#"
+/// The variables of the scripts. `$OTHER` is the mount that checks the results.
+const WHOLE: &str = r#"
+OTHER=$MNT ROUNDS=10 ORIGIN=$ROOT PARTS="crates xtask"
+TREE=/usr/share COPIED="/usr/share/doc/bash /usr/share/perl*"
+"#;
+
+/// The variables for a mount that is slower. The scripts work on parts of this repository.
+pub(super) const SMALL: &str = r#"
+ROUNDS=2 ORIGIN= PARTS=xtask
+TREE=$ROOT/crates/cluster COPIED=$ROOT/xtask
+"#;
+
+/// Clones this repository, or a new one, into the mount. Commits changes, repacks, and runs `git
+/// fsck`.
+pub(super) const GIT: &str = r#"
 export GIT_CONFIG_NOSYSTEM=1 HOME="$WORK" GIT_CONFIG_COUNT=3
 export GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 export GIT_CONFIG_KEY_1=user.name GIT_CONFIG_VALUE_1=suite
 export GIT_CONFIG_KEY_2=user.email GIT_CONFIG_VALUE_2=suite@localhost
-if git -C "$ROOT" rev-parse -q --verify HEAD > /dev/null; then
-    git clone -q --no-local "$ROOT" clone
-else
-    git init -q clone
-    cp -r "$ROOT/crates" "$ROOT/xtask" clone
-    git -C clone add -A
-    git -C clone commit -q -m first
+if [ -z "$ORIGIN" ] || ! git -C "$ORIGIN" rev-parse -q --verify HEAD > /dev/null; then
+    ORIGIN="$WORK/origin"
+    git init -q "$ORIGIN"
+    (cd "$ROOT" && cp -r $PARTS "$ORIGIN")
+    git -C "$ORIGIN" add -A
+    git -C "$ORIGIN" commit -q -m first
 fi
+git clone -q --no-local "$ORIGIN" clone
 cd clone
 git checkout -q -b suite
-for round in 1 2 3 4 5 6 7 8 9 10; do
+for round in $(seq "$ROUNDS"); do
     for file in $(git ls-files | head -n 40); do
         echo "line $round" >> "$file"
     done
@@ -39,34 +51,37 @@ for round in 1 2 3 4 5 6 7 8 9 10; do
     git mv "$(git ls-files | tail -n 1)" "moved-$round"
     git commit -q -m "move $round"
 done
-test "$(git rev-list --count suite)" -ge 20
+test "$(git rev-list --count suite)" -ge $((2 * ROUNDS))
 git gc -q --prune=now
-git checkout -q HEAD~10
+git checkout -q "HEAD~$ROUNDS"
 git checkout -q suite
+cd "$OTHER/clone"
 git fsck --full --strict
 test -z "$(git status --porcelain)"
 "#;
-    in_mount(site, |mount| {
-        let script = format!("ROOT={}\n{SCRIPT}", quoted(&site.root));
-        mount.shell("git", &script).map(drop)
-    })
+
+/// Clones this repository into the mount, commits changes, repacks, and runs `git fsck`.
+pub(super) fn git(site: &Site) -> Outcome {
+    run_whole(site, "git", GIT)
 }
+
+/// Copies a tree into the mount, which is empty, and compares contents and attributes.
+pub(super) const TAR: &str = r#"
+tar -C "$TREE" -cf - . | tar -C "$(mktemp -d -p "$MNT")" -xf -
+cd "$OTHER"/*
+diff -r --no-dereference "$TREE" .
+find . -printf '%P %y %m %U %G %l\n' | sort > "$WORK/there"
+cd "$TREE"
+find . -printf '%P %y %m %U %G %l\n' | sort > "$WORK/here"
+cmp "$WORK/here" "$WORK/there"
+test "$(wc -l < "$WORK/here")" -gt 50
+rm -rf "$MNT"/*
+test -z "$(ls -A "$OTHER")"
+"#;
 
 /// Copies /usr/share into the mount, and compares contents and attributes.
 pub(super) fn tar(site: &Site) -> Outcome {
-    const SCRIPT: &str = r#"
-tar -C /usr -cf - share | tar -xf -
-diff -r --no-dereference /usr/share share
-cd share
-find . -printf '%P %y %m %U %G %l\n' | sort > "$WORK/there"
-cd /usr/share
-find . -printf '%P %y %m %U %G %l\n' | sort > "$WORK/here"
-cmp "$WORK/here" "$WORK/there"
-test "$(wc -l < "$WORK/here")" -gt 100
-rm -rf "$MNT/share"
-test -z "$(ls -A "$MNT")"
-"#;
-    in_mount(site, |mount| mount.shell("tar", SCRIPT).map(drop))
+    run_whole(site, "tar", TAR)
 }
 
 /// Builds a crate of this workspace with its dependencies on the mount.
@@ -81,10 +96,7 @@ cargo test -q --offline -p xtask
 touch crates/corewalk/src/lib.rs
 cargo build -q --offline -p corewalk
 "#;
-    in_mount(site, |mount| {
-        let script = format!("ROOT={}\n{SCRIPT}", quoted(&site.root));
-        mount.shell("cargo", &script).map(drop)
-    })
+    run_whole(site, "cargo", SCRIPT)
 }
 
 /// Runs a workload of sqlite in each journal mode, and checks the database.
@@ -172,11 +184,10 @@ test "$(stat -c %U tree/file)" = nobody
 }
 
 /// Copies a tree with all kinds of attributes to the mount and back, and compares it.
-pub(super) fn rsync(site: &Site) -> Outcome {
-    const SCRIPT: &str = r#"
+pub(super) const RSYNC: &str = r#"
 cd "$WORK"
 mkdir -p from/deep/er
-cp -r /usr/share/doc/bash /usr/share/perl* from/ 2> /dev/null || cp -r /etc/ssl from/
+cp -r $COPIED from/ 2> /dev/null || cp -r /etc/ssl from/
 echo text > from/file
 ln from/file from/deep/hard
 ln -s ../file from/deep/link
@@ -190,18 +201,29 @@ setfattr -n user.note -v value from/file
 setfacl -m u:nobody:rw,d:g:nogroup:rx from/deep
 touch -d '2001-02-03 04:05:06.789' from/deep/er
 rsync -aHAX --numeric-ids from/ "$MNT/to/"
-rsync -aHAX --numeric-ids "$MNT/to/" back/
-for other in "$MNT/to/" back/; do
+# The second run finds nothing to transfer.
+test -z "$(rsync -aHAXi --numeric-ids from/ "$OTHER/to/")"
+rsync -aHAX --numeric-ids "$OTHER/to/" back/
+for other in "$OTHER/to/" back/; do
     test -z "$(rsync -aHAXnic --numeric-ids --delete from/ "$other")"
 done
-test "$(stat -c %h "$MNT/to/file")" = 2
-test "$(getfattr --only-values -n user.note "$MNT/to/file")" = value
-getfacl -cp "$MNT/to/deep" | grep -q 'default:group:nogroup:r-x'
+test "$(stat -c %h "$OTHER/to/file")" = 2
+test "$(getfattr --only-values -n user.note "$OTHER/to/file")" = value
+getfacl -cp "$OTHER/to/deep" | grep -q 'default:group:nogroup:r-x'
 # Control: the comparison shows a difference.
 echo more >> "$MNT/to/deep/hard"
-test -n "$(rsync -aHAXnic --numeric-ids --delete from/ "$MNT/to/")"
+test -n "$(rsync -aHAXnic --numeric-ids --delete from/ "$OTHER/to/")"
 "#;
-    in_mount(site, |mount| mount.shell("rsync", SCRIPT).map(drop))
+
+/// Copies a tree with all kinds of attributes to the mount and back, and compares it.
+pub(super) fn rsync(site: &Site) -> Outcome {
+    run_whole(site, "rsync", RSYNC)
+}
+
+/// Runs a script with the variables of `WHOLE` on a new mount.
+fn run_whole(site: &Site, what: &str, script: &str) -> Outcome {
+    let script = format!("ROOT={}\n{WHOLE}{script}", quoted(&site.root));
+    in_mount(site, |mount| mount.shell(what, &script).map(drop))
 }
 
 fn in_mount(site: &Site, work: impl FnOnce(&mut Mount) -> Result<(), Outcome>) -> Outcome {

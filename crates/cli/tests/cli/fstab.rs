@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::fuzz::Fuzz;
+use corewalk_testkit::postgres::Postgres;
 use corewalk_testkit::require::has_program;
 
-use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_mounted, run};
+use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, corewalk, is_mounted, run};
 
 /// Returns a directory with a link `mount.corewalk` to the program.
 fn scene() -> Folder {
@@ -108,6 +109,31 @@ test "$(cat m/file)" = text
 umount m
 "#;
     assert_eq!(run_in_mount_namespace(script, &folder), "");
+}
+
+/// mount(8) takes a source with `=` for a tag, such as `LABEL=`, unless it does not know the tag.
+#[test]
+fn line_of_fstab_with_the_url_of_a_cluster_file_system_is_mounted() {
+    if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
+        return;
+    }
+    let Some(postgres) = Postgres::start() else { return };
+    let folder = scene();
+    let address = format!("pg://{}", postgres.new_database("files"));
+    let url = format!("{address}?data=file:{}", folder.path("objects").display());
+    assert_eq!(run(corewalk(&["mkfs", &url])).status.code(), Some(0));
+    let script = format!(
+        r#"
+echo "{address}?connect_timeout=5 $PWD/m corewalk _netdev,nofail,x-systemd.automount 0 0" > fstab
+mount -a -T "$PWD/fstab"
+echo text > m/file
+umount m
+mount -a -T "$PWD/fstab"
+test "$(cat m/file)" = text
+umount m
+"#
+    );
+    assert_eq!(run_in_mount_namespace(&script, &folder), "");
 }
 
 /// A mount or a check of a store directly after umount(8) must wait for the old server, which has

@@ -7,4 +7,5 @@ mod flaws;
 mod memory;
 mod mounted;
 mod mounted_flaws;
+mod peers;
 mod site;

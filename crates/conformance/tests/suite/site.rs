@@ -79,6 +79,11 @@ impl Site {
         Site { _mount: mount, _runtime: runtime, dir, kernel, _watchdog: watchdog }
     }
 
+    /// Returns the mount point.
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub(crate) fn suite(&self) -> Mounted {
         let kernel = self.kernel.clone();
         suite(self.dir.path()).with_invalidation(move |path| {
