@@ -47,7 +47,7 @@ pub(super) const SERVER_PERMISSIONS: &str =
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache,transport=dev";
 
 /// The environment variable that selects the FUSE transport of all mounts.
-const TRANSPORT: &str = "COREWALK_TRANSPORT";
+pub(super) const TRANSPORT: &str = "COREWALK_TRANSPORT";
 
 /// The source of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

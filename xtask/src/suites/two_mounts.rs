@@ -10,7 +10,7 @@
 //! Source: `ld.so(8)`; `docs/using/cluster.md`.
 
 use super::{
-    mount::{Mount, OPTIONS, Site, Source},
+    mount::{Mount, OPTIONS, Site, Source, TRANSPORT},
     posix::{FSX_OPERATIONS, enough_passed, kit, run_kit},
     work::{GIT, RSYNC, SMALL, TAR, quoted},
 };
@@ -136,6 +136,9 @@ pub(super) fn fsx(site: &Site) -> Outcome {
 }
 
 fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
+    if env::var(TRANSPORT).is_ok_and(|transport| transport != "dev") {
+        return Err(Outcome::Skipped("only /dev/fuse has locks of the back end".to_owned()));
+    }
     let library = Library::build(site)?;
     let mut pair = Pair::start(site)?;
     let operations = env::var(FSX_OPERATIONS).unwrap_or_else(|_| OPERATIONS.to_owned());

@@ -82,7 +82,7 @@ static unsigned long mixed(unsigned long word) {
 /* Returns the mount of the next call: each second one, or with a seed a random one. */
 static int next_mount(void) {
     unsigned long step = __atomic_add_fetch(&steps, 1, __ATOMIC_RELAXED);
-    int which = (seed ? mixed(seed + step) : step) & 1;
+    int which = (seed ? mixed(seed << 32 ^ step) : step) & 1;
     __atomic_fetch_add(&calls[which], 1, __ATOMIC_RELAXED);
     return which;
 }
