@@ -110,9 +110,10 @@ Options of corewalk:
                      directory itself. Default, if root mounts, and the options are without noatime,
                      ro, writeback_cache and no_default_permissions
   no_passthrough     all reads and writes go through the server
-  kernel_names       for a cluster file system: the kernel keeps names and attributes for as long as
-                     the lease of their directory lasts (default)
-  no_kernel_names    it keeps none; no answer is old then, even after the server was stopped
+  kernel_names       for a cluster file system: beside other mounts, the kernel keeps names and
+                     attributes for as long as the lease of their directory lasts. docs/using/
+                     cluster.md tells what this costs.
+  no_kernel_names    it keeps them only while there is no other mount (default)
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
   connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and two

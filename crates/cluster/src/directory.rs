@@ -9,7 +9,8 @@
 //! in it. Names may also lead to inodes that other leases cover: subdirectories, and files with
 //! another home. The cache keeps the attributes of these inodes as *hints*. A hint is never the
 //! answer to `getattr`. A lookup returns a hint with a timeout of 0, so the kernel asks for the
-//! attributes before it uses them.
+//! attributes before it shows them. It does not ask for owner and mode before chmod(2), and in
+//! sticky directories. So a change of these also takes back the hints (`cw_covers`).
 //!
 //! # Changes
 //! A change begins before it is sent ([`Cache::begin`]) and ends with its reply. Meanwhile the
@@ -37,7 +38,7 @@ use corewalk_base::{Condvar, Mutex, MutexGuard};
 use self::kernel::{Given, Kernel, Owed};
 use self::state::{Names, State};
 use crate::node::Inode;
-use crate::options::Flaws;
+use crate::options::{ClusterOptions, Flaws};
 use crate::session::Caches;
 
 /// The estimated memory of a name or an inode, with its share of the hash tables, in bytes.
@@ -98,16 +99,26 @@ pub(crate) struct Cache {
     /// The most names and inodes that are cached.
     limit: usize,
     kernel: Kernel,
+    /// True if the kernel may keep answers beside other mounts.
+    gives_times: bool,
     flaws: Flaws,
 }
 
 impl Cache {
-    /// Returns an empty cache that uses about `bytes` bytes at most.
-    pub(crate) fn new(bytes: usize, lease: Duration, flaws: Flaws) -> Cache {
-        let limit = (bytes / ENTRY_BYTES).max(1000);
+    /// Returns an empty cache for a mount.
+    pub(crate) fn new(options: &ClusterOptions) -> Cache {
+        let (lease, flaws) = (options.lease, options.flaws);
+        let limit = (options.cache_bytes / ENTRY_BYTES).max(1000);
         let state =
             Mutex::new(State { given: Given::new(lease, flaws.is_never_busy), ..State::default() });
-        Cache { state, filled: Condvar::new(), limit, kernel: Kernel::default(), flaws }
+        Cache {
+            state,
+            filled: Condvar::new(),
+            limit,
+            kernel: Kernel::default(),
+            gives_times: options.kernel_names,
+            flaws,
+        }
     }
 
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Found {

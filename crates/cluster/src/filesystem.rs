@@ -137,7 +137,7 @@ impl ClusterFs {
             options.connections,
             options.unreachable,
         ));
-        let cache = Arc::new(Cache::new(options.cache_bytes, options.lease, options.flaws));
+        let cache = Arc::new(Cache::new(options));
         let caches: Arc<dyn Caches> = cache.clone();
         let opened = Session::open(database, Arc::downgrade(&caches), options.lease, options.flaws);
         let (session, stored) = opened.map_err(|refusal| match refusal {
@@ -164,8 +164,7 @@ impl ClusterFs {
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
-        let keeps_kernel = options.kernel_names;
-        let meta = Arc::new(Meta { session, cache, locks: Locks::default(), keeps_kernel });
+        let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
         let fs = ClusterFs {
             id: stored.id,
             data: Files::new(meta.clone(), objects.clone()),
@@ -588,13 +587,15 @@ impl FileSystem for ClusterFs {
 
 impl Leases for ClusterFs {
     fn attach(&self, client: Arc<dyn ClientCache>) {
-        if self.meta.keeps_kernel {
-            self.meta.cache.attach(client);
-        }
+        self.meta.cache.attach(client);
     }
 
     fn absent_ttl(&self, dir: u64, name: Name<'_>) -> Duration {
         self.meta.name_ttl(dir, name.as_bytes(), None)
+    }
+
+    fn name_was_late(&self) {
+        self.meta.cache.expire_late_name();
     }
 }
 

@@ -44,8 +44,6 @@ pub(crate) struct Meta {
     pub(crate) session: Arc<Session>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) locks: Locks,
-    /// False if the kernel may keep nothing.
-    pub(crate) keeps_kernel: bool,
 }
 
 /// An inode, and whether caches may keep its attributes.
@@ -254,7 +252,7 @@ impl Meta {
         names: impl FnOnce(u64) -> Vec<(u64, &'a [u8], Option<Entry>)>,
     ) -> Result<Changed, Errno> {
         let begun = self.cache.begin(change);
-        if self.alone_time().is_zero() {
+        if self.session.kernel_time().is_zero() {
             let end = self.cache.expire_changed(change);
             thread::sleep(end.saturating_sub(boot_time()));
         }
@@ -283,15 +281,10 @@ impl Meta {
         self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
     }
 
-    /// Returns how long the kernel may keep any answer, because there is no other mount.
-    fn alone_time(&self) -> Duration {
-        if self.keeps_kernel { self.session.kernel_time() } else { Duration::ZERO }
-    }
-
     /// Returns attributes with the times for which the kernel may keep them and the name, while
     /// there is no other mount.
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
-        let left = self.alone_time();
+        let left = self.session.kernel_time();
         if is_name_cached && !left.is_zero() {
             self.cache.give_names_alone(boot_time() + left);
         }
@@ -303,7 +296,7 @@ impl Meta {
     /// Returns how long the kernel may keep the answer that a name is the inode `found`, or is
     /// absent (K.7).
     pub(crate) fn name_ttl(&self, dir: u64, name: &[u8], found: Option<u64>) -> Duration {
-        let alone = self.alone_time();
+        let alone = self.session.kernel_time();
         let left = if alone.is_zero() { self.session.left() } else { alone };
         let end = boot_time() + left;
         let is_given = self.cache.give_name((dir, name), found, end, !alone.is_zero());
@@ -312,7 +305,7 @@ impl Meta {
 
     /// Returns how long the kernel may keep the attributes of an inode (K.7).
     pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
-        let alone = self.alone_time();
+        let alone = self.session.kernel_time();
         let is_given = known.is_current
             && (!alone.is_zero()
                 || self.cache.give_attributes(known.inode.attr.ino, known.inode.version));

@@ -191,7 +191,8 @@ pub struct ClusterOptions {
     pub cache_bytes: usize,
     /// True if locks of fcntl(2) and flock(2) hold in this mount only (`local_lock=all` of nfs(5)).
     pub local_locks: bool,
-    /// True if the kernel may keep names and attributes while the lease of their directory lasts.
+    /// True if the kernel may keep names and attributes beside other mounts, while the lease of
+    /// their directory lasts.
     pub kernel_names: bool,
     /// The settings of the object store. Their names are the environment variables that other
     /// programs use, such as `AWS_ACCESS_KEY_ID`.
@@ -246,7 +247,7 @@ impl Default for ClusterOptions {
             connections: 4,
             cache_bytes: 256 << 20,
             local_locks: false,
-            kernel_names: true,
+            kernel_names: false,
             settings: Vec::new(),
             flaws: Flaws::default(),
         }

@@ -129,7 +129,7 @@ struct Current {
     deadline: Duration,
     /// The number of live sessions, as the last renewal has told.
     sessions: i64,
-    /// CLOCK_BOOTTIME up to which the kernel may keep answers.
+    /// CLOCK_BOOTTIME up to which the kernel may keep any answer.
     kernel_deadline: Duration,
     /// How often junctions had changed at the last renewal.
     junctions: i64,
@@ -202,7 +202,7 @@ impl Session {
         self.current.read().deadline.saturating_sub(boot_time())
     }
 
-    /// Returns how long the kernel may keep an answer. Zero if other mounts use the file system.
+    /// Returns how long the kernel may keep any answer. Zero if other mounts use the file system.
     pub(crate) fn kernel_time(&self) -> Duration {
         self.current.read().kernel_deadline.saturating_sub(boot_time())
     }
@@ -448,10 +448,12 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session, so that the next mount need not wait for its lease.
+    /// Ends the session, so that the next mount need not wait for its lease. Programs may still use
+    /// a mount that was detached, so the kernel drops its answers first.
     pub(crate) fn end(&self) -> Result<(), Errno> {
         let id = self.id();
         self.stop_answers();
+        self.database.handle().block_on(self.drop_caches());
         let limit = self.lease / 3;
         self.database.block_on(self.database.query_session(END, &[&id], limit)).map(drop)
     }

@@ -198,8 +198,8 @@ impl Dispatch for Dispatcher {
         self.requests.server.has_leases()
     }
 
-    fn delivered(&self, message: &Message<'_>, begun: Instant) {
-        self.requests.server.expire_late(message, begun);
+    fn delivered(&self, message: &Message<'_>, body: &[u8], begun: Instant) {
+        self.requests.server.expire_late(message, body, begun);
     }
 
     fn serve_later(&self, message: OwnedMessage, reply: Reply) {

@@ -4,8 +4,9 @@
 //! # Time
 //! A time in an answer begins when the kernel takes the answer, not when the back end gives it. The
 //! server may be stopped in between. So the time that has passed since the request arrived is
-//! subtracted as the last step before the answer is written. And a server that needed longer than
-//! [`LATE`] until the answer was written makes the kernel drop the answer at once.
+//! subtracted as the last step before the answer is written, and an answer that needed longer than
+//! [`LATE`] gets no time. If the answer was written later than that nevertheless, the server makes
+//! the kernel drop it immediately.
 //! - A stop between these two steps lets the kernel use an old answer for the few instructions
 //!   until the drop.
 //! - The times stand still while the whole machine is suspended.
@@ -27,9 +28,9 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// A server that needs longer than this for an answer makes the kernel drop it. A back end with
+/// An answer that takes longer than this has no time, or the kernel has to drop it. A back end with
 /// leases must not trust a lease for the last part of its time, and this part must be longer.
-const LATE: Duration = Duration::from_millis(100);
+pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 /// The kernel's cache of a mount, as its back end sees it.
 #[derive(Debug)]
@@ -70,24 +71,78 @@ impl Server {
         Some(self.vfs().leases(&dir)?.absent_ttl(dir.ino(), name))
     }
 
-    /// Makes the kernel drop an answer that was written at last. `begun` is the instant at which
-    /// its request arrived.
-    pub(crate) fn expire_late(&self, message: &Message<'_>, begun: Instant) {
-        if begun.elapsed() <= LATE {
+    /// Makes the kernel drop an answer with a time that was written late. `begun` is the instant at
+    /// which its request arrived.
+    pub(crate) fn expire_late(&self, message: &Message<'_>, body: &[u8], begun: Instant) {
+        let header = message.header;
+        if begun.elapsed() <= LATE || !has_time(header.opcode, body) {
             return;
         }
-        let Some(notifier) = self.notifier() else { return };
-        let header = message.header;
-        let expired = match header.opcode {
-            Opcode::LOOKUP => notifier.expire_names(),
-            Opcode::GETATTR | Opcode::STATX => {
-                notifier.drop_attributes(header.node);
-                Ok(())
+        match header.opcode {
+            Opcode::LOOKUP => {
+                if let Some(leases) = self.vfs().leases(&self.vfs().root()) {
+                    leases.name_was_late();
+                }
             }
-            _ => Ok(()),
-        };
-        if let Err(error) = expired {
-            log::debug!("the kernel keeps an answer that was late: {error}");
+            _ => {
+                if let Some(notifier) = self.notifier() {
+                    notifier.drop_attributes(header.node);
+                }
+            }
         }
+    }
+}
+
+/// Returns true if the body of an answer has a time, in seconds and nanoseconds, for which the
+/// kernel keeps the answer.
+fn has_time(opcode: Opcode, body: &[u8]) -> bool {
+    let words = match opcode {
+        // `fuse_entry_out`: the node, the generation, the times of the entry and the attributes.
+        Opcode::LOOKUP => [16..24, 32..36],
+        // `fuse_attr_out` and `fuse_statx_out` begin with the time.
+        Opcode::GETATTR | Opcode::STATX => [0..8, 8..12],
+        _ => return false,
+    };
+    words.into_iter().any(|word| body.get(word).is_some_and(|word| word.iter().any(|b| *b != 0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use corewalk::Attr;
+
+    use super::*;
+    use crate::timeouts::Timeouts;
+    use crate::wire::Body;
+
+    #[test]
+    fn answer_has_a_time_or_none() {
+        let attr = Attr::file(7, 0);
+        let mut buffer = [0; 512];
+        let mut has = |opcode, write: &dyn Fn(&mut Body<'_>)| {
+            let mut body = Body::new(&mut buffer);
+            write(&mut body);
+            let len = body.len();
+            has_time(opcode, &buffer[..len])
+        };
+        for (time, is_there) in [
+            (Duration::ZERO, false),
+            (Duration::from_nanos(1), true),
+            (Duration::from_secs(1), true),
+        ] {
+            let mut timeouts = Timeouts::fixed(Duration::ZERO);
+            timeouts.entry = time;
+            let entry =
+                |body: &mut Body<'_>| body.entry_out((7, 1), timeouts, &attr).expect("room");
+            let absent = |body: &mut Body<'_>| body.negative_entry(time).expect("room");
+            let attributes = |body: &mut Body<'_>| body.attr_out(time, &attr).expect("room");
+            let statx = |body: &mut Body<'_>| body.statx_out(time, &attr).expect("room");
+            assert_eq!(has(Opcode::LOOKUP, &entry), is_there);
+            assert_eq!(has(Opcode::LOOKUP, &absent), is_there);
+            assert_eq!(has(Opcode::GETATTR, &attributes), is_there);
+            assert_eq!(has(Opcode::STATX, &statx), is_there);
+        }
+        assert!(!has(Opcode::LOOKUP, &|_| ()), "an error");
     }
 }

@@ -98,7 +98,7 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
 
     /// Called when the answer of `serve` was written. `begun` is the instant at which the request
     /// arrived.
-    fn delivered(&self, _message: &Message<'_>, _begun: Instant) {}
+    fn delivered(&self, _message: &Message<'_>, _body: &[u8], _begun: Instant) {}
 
     /// Begins to serve a request for which `serve` has returned [`Outcome::Later`], and returns
     /// without waiting for the answer. Later any thread may pass the answer to `reply`.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use corewalk::{Attr, Ttl};
 
+use crate::leases::LATE;
 use crate::options::{Options, Permissions};
 
 /// How long the kernel may use an entry (a name with its inode) and its attributes without asking
@@ -37,9 +38,14 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the timeouts of an answer whose request arrived at `arrival`, if that matters.
+    /// Returns the timeouts of an answer whose request arrived at `arrival`, if that matters. They
+    /// are 0 if the answer is late.
     pub(crate) fn since(self, arrival: Option<Instant>) -> Timeouts {
-        arrival.map_or(self, |arrival| self.after(arrival.elapsed()))
+        let Some(age) = arrival.map(|arrival| arrival.elapsed()) else { return self };
+        match age > LATE {
+            true => Timeouts { entry: Duration::ZERO, attr: Duration::ZERO, ..self },
+            false => self.after(age),
+        }
     }
 
     /// Returns the timeout of an answer that a name does not exist, which the back end has set to

@@ -115,7 +115,7 @@ impl Kernel {
     /// Uses `client`, if it can drop names.
     pub(super) fn attach(&self, client: Arc<dyn ClientCache>) {
         match client.expire_names() {
-            Ok(()) | Err(Errno::BUSY) => drop(self.client.set(client)),
+            Ok(()) => drop(self.client.set(client)),
             Err(errno) => log::info!("the kernel keeps no names beside other mounts: {errno}"),
         }
     }
@@ -147,8 +147,13 @@ impl Kernel {
         if let Some(end) = owed.names {
             match self.expire_names(&**client) {
                 Ok(()) => turn.names_end = Duration::ZERO,
-                Err(Errno::BUSY) => turn.names_end = turn.names_end.max(end),
-                Err(errno) => expired = Err(errno),
+                Err(Errno::NODEV | Errno::NOTCONN) => {}
+                Err(errno) => {
+                    turn.names_end = turn.names_end.max(end);
+                    if errno != Errno::BUSY {
+                        expired = Err(errno);
+                    }
+                }
             }
         }
         self.attribute_expiries.add(owed.inos.len() as i64);
@@ -185,7 +190,8 @@ impl Cache {
         end: Duration,
         is_alone: bool,
     ) -> bool {
-        if !is_alone && !self.kernel.can_expire_names() {
+        let can_be_taken_back = || self.gives_times && self.kernel.can_expire_names();
+        if !(is_alone || can_be_taken_back()) {
             return false;
         }
         let mut state = self.state.lock();
@@ -208,7 +214,7 @@ impl Cache {
     /// Returns true if the kernel may keep the attributes of an inode, which have the version
     /// `version`. The answer is then recorded.
     pub(crate) fn give_attributes(&self, ino: u64, version: i64) -> bool {
-        if !self.kernel.is_attached() {
+        if !self.gives_times || !self.kernel.is_attached() {
             return false;
         }
         let mut state = self.state.lock();
@@ -234,6 +240,13 @@ impl Cache {
         // up there.
         self.kernel.expire(&mut turn, &Owed { names, inos: change.inos.clone() });
         if change.names.is_empty() { Duration::ZERO } else { turn.names_end }
+    }
+
+    /// Makes the kernel drop a name whose time began later than the server has thought.
+    pub(crate) fn expire_late_name(&self) {
+        let mut turn = self.kernel.turn.lock();
+        let end = boot_time() + self.state.lock().given.lease;
+        self.kernel.expire(&mut turn, &Owed { names: Some(end), inos: Vec::new() });
     }
 
     /// Reports how often the kernel had to drop all names, and the attributes of an inode.
@@ -279,6 +292,12 @@ impl Given {
         true
     }
 
+    /// Returns the instant at which the kernel has no name any more. It counts the times from a
+    /// later moment than the server.
+    fn names_end(&self) -> Duration {
+        self.names_end + self.lease / 10
+    }
+
     fn turn(&mut self, now: Duration) {
         if now.saturating_sub(self.turned) > self.lease {
             self.old = std::mem::take(&mut self.young);
@@ -309,7 +328,7 @@ impl Given {
             self.young.names.clear();
             self.old.names.clear();
         }
-        is_owed.then_some(self.names_end)
+        is_owed.then(|| self.names_end())
     }
 
     /// Takes the attributes under the lease of `dir` out of the record.
@@ -325,7 +344,7 @@ impl Given {
         let inos = records.iter().flat_map(|record| record.inos.values().flatten().copied());
         let names = records.iter().any(|record| !record.names.is_empty()) || self.anywhere;
         self.anywhere = false;
-        let names = names.then_some(self.names_end);
+        let names = names.then(|| self.names_end());
         Owed { names, inos: inos.collect() }
     }
 }

@@ -1,5 +1,16 @@
 -- Attributes, extended attributes, targets of symbolic links, totals.
 
+-- Returns the directories whose leases cover a change of attributes: the home, and with `p_is_access`
+-- all directories that have a name of the inode. For chmod(2) and in sticky directories, the kernel
+-- uses the owner and the mode that the last lookup of a name has brought.
+CREATE FUNCTION cw_covers(p_ino bigint, p_is_access boolean) RETURNS bigint[]
+LANGUAGE sql STABLE AS $$
+    SELECT array_agg(DISTINCT dir ORDER BY dir) FROM (
+        SELECT cw_home(p_ino) AS dir
+        UNION ALL SELECT parent FROM edge WHERE ino = p_ino AND p_is_access
+    ) d
+$$;
+
 -- Changes attributes. A NULL parameter leaves its attribute as it is. `p_access` is the new access
 -- ACL, and `p_default` the new default ACL. An empty value removes the ACL.
 CREATE FUNCTION cw_setattr(
@@ -8,13 +19,15 @@ CREATE FUNCTION cw_setattr(
     p_atime bigint, p_mtime bigint, p_ctime bigint, p_access bytea, p_default bytea
 ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$
 DECLARE
-    v_code int; v_home bigint := cw_home(p_ino); v_size bigint; v_set int := 0; v_clear int := 0;
+    v_code int; v_size bigint; v_set int := 0; v_clear int := 0;
+    v_is_access boolean := coalesce(p_mode, p_uid, p_gid) IS NOT NULL OR p_access IS NOT NULL;
+    v_dirs bigint[] := cw_covers(p_ino, v_is_access);
 BEGIN
     -- The lock of the inode orders this with `cw_lock` (K.13).
-    v_code := cw_begin(p_session, p_slot, p_seq, ARRAY[v_home, p_ino]);
-    IF v_code = 0 AND cw_home(p_ino) <> v_home THEN v_code := -5; END IF;
+    v_code := cw_begin(p_session, p_slot, p_seq, v_dirs || p_ino);
+    IF v_code = 0 AND cw_covers(p_ino, v_is_access) <> v_dirs THEN v_code := -5; END IF;
     IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[v_home]);
+        RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, v_dirs);
         RETURN;
     END IF;
     SELECT size INTO v_size FROM node WHERE ino = p_ino;

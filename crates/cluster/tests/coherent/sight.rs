@@ -140,3 +140,25 @@ fn juicefs_2774_nothing_is_made_in_a_removed_directory() {
         assert_eq!(find(b, ROOT, "d"), Err(Errno::NOENT));
     }
 }
+
+/// The kernel takes owner and mode for chmod(2), and in sticky directories, from the last lookup of
+/// a name. It does not ask for them again.
+#[test]
+fn lookup_brings_the_owner_that_another_mount_has_set() {
+    let Some(site) = Site::new() else { return };
+    let [a, b] = &pair(&site);
+    let parent = mkdir(a, ROOT, "p").ino;
+    let child = mkdir(a, parent, "d").ino;
+    let linked = create(a, ROOT, "f").ino;
+    a.link(file(linked), dir(parent), name("l")).unwrap();
+    // The second mount knows the attributes from this listing only, without leases of their homes.
+    assert_eq!(names(b, parent), ["d", "l"]);
+    for uid in [7, 8] {
+        for (node, text) in [(dir(child), "d"), (file(linked), "l")] {
+            let mut chown = SetAttr::default();
+            chown.uid = Some(uid);
+            a.setattr(node, &chown).unwrap();
+            assert_eq!(b.lookup(dir(parent), name(text)).unwrap().uid, uid, "{text}");
+        }
+    }
+}

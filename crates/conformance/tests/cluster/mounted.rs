@@ -61,7 +61,10 @@ fn process_serves_a_mount() {
     }
     let url = Url::parse(&variable("MOUNT_URL")).expect("a valid URL");
     let lease = Duration::from_millis(variable("MOUNT_LEASE").parse().expect("a number"));
-    let options = options().with_lease(lease).with_flaws(flaws(&variable("MOUNT_FLAW")));
+    let options = options()
+        .with_kernel_names(true)
+        .with_lease(lease)
+        .with_flaws(flaws(&variable("MOUNT_FLAW")));
     let fs = Arc::new(ClusterFs::open(&url, &options).expect("the file system exists"));
     let path = PathBuf::from(variable("MOUNT_PATH"));
     let mount = Mount::new(fs.clone(), &path, Options::shared(), &MountOptions::default());

@@ -26,6 +26,10 @@ pub trait Leases: Send + Sync {
     /// Returns how long the client may remember that the directory with the inode number `dir` has
     /// no `name`. The back end has just said so. Zero if the client must ask again.
     fn absent_ttl(&self, dir: u64, name: Name<'_>) -> Duration;
+
+    /// Tells the back end that an answer with a time for a name was delivered too late, so that the
+    /// time ends later than the back end has thought. The back end should expire the names.
+    fn name_was_late(&self);
 }
 
 /// The cache of a client, which a back end expires while it serves a request, or on a thread of its

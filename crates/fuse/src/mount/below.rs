@@ -22,7 +22,8 @@ pub(crate) struct MountsBelow {
     /// The mount table, which poll(2) reports as changed.
     table: Option<File>,
     device: (u32, u32),
-    is_any: Mutex<bool>,
+    /// None if the table could not be read.
+    is_any: Mutex<Option<bool>>,
 }
 
 impl MountsBelow {
@@ -39,9 +40,10 @@ impl MountsBelow {
         let mut is_any = self.is_any.lock();
         let mut polled = [PollFd::new(table, PollFlags::PRI)];
         // Each change is reported once, so the lock is held from the call until the table was read.
-        if poll(&mut polled, Some(&Timespec::default())) != Ok(0) {
+        let has_changed = poll(&mut polled, Some(&Timespec::default())) != Ok(0);
+        if has_changed || is_any.is_none() {
             *is_any = table::has_mounts_below(self.device);
         }
-        *is_any
+        is_any.unwrap_or(true)
     }
 }

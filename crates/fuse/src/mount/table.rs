@@ -121,10 +121,10 @@ pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountErr
     Ok(found.map(|found| found.path))
 }
 
-/// Returns true if a file system is mounted on a directory of the file system with this device, or
-/// if the mount table cannot be read.
-pub(super) fn has_mounts_below(device: (u32, u32)) -> bool {
-    read().map_or(true, |table| is_any_below(&table, device))
+/// Returns true if a file system is mounted on a directory of the file system with this device.
+/// Returns None if the mount table cannot be read.
+pub(super) fn has_mounts_below(device: (u32, u32)) -> Option<bool> {
+    Some(is_any_below(&read().ok()?, device))
 }
 
 fn is_any_below(table: &[u8], device: (u32, u32)) -> bool {

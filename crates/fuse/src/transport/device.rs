@@ -80,7 +80,8 @@ impl Thread {
                 answer[..OUT_HEADER_BYTES].copy_from_slice(&out_header(unique, error, len));
                 send(&self.channel, [&answer[..OUT_HEADER_BYTES + len]]);
                 if let Some(begun) = begun {
-                    self.dispatcher.delivered(&message, begun);
+                    let body = &answer[OUT_HEADER_BYTES..OUT_HEADER_BYTES + len];
+                    self.dispatcher.delivered(&message, body, begun);
                 }
             }
             Outcome::Silent => {}
