@@ -83,8 +83,8 @@ const LONG_SIZE_SHIFT: u32 = 32;
 /// dentry and one for an inode. Its cold record, which path walks do not read, has the reference
 /// count and tells which halves are in use.
 pub(crate) struct Dentries {
-    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in `cold`. Readers take
-    /// no lock: they validate with the sequence in word 0.
+    /// Words 1 to 7 of a dentry are protected by its lock (invariant D.1), which is in `cold`.
+    /// Readers take no lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
     /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
@@ -192,7 +192,7 @@ impl Dentries {
     }
 
     /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
-    /// reader sleeps on the dentry's lock (trap T30).
+    /// reader sleeps on the dentry's lock (trap T30 in `traps.md`).
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -352,7 +352,7 @@ impl Dentries {
     }
 
     /// Returns the number of a directory that is mixed into the hashes of its children's names. The
-    /// number does not change while the directory's dentry lives (D.3).
+    /// number does not change while the directory's dentry lives (invariant D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -481,8 +481,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` as the content of a dentry, inside its write section (D.1). Returns the
-    /// previous content.
+    /// Stores `image` as the content of a dentry, inside its write section (invariant D.1). Returns
+    /// the previous content.
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);

@@ -3,16 +3,17 @@
 //! A translation makes passes over the path. A pass collects the names from the dentry up to the
 //! root, and adds each dentry with its sequence to a read set. Then it validates the read set. If
 //! no sequence has changed, all names existed together at the instant between the collection and
-//! the validation, so the path existed (traps T1, T8, P8).
+//! the validation, so the path existed (traps T1, T8, P8 in `traps.md`).
 //!
 //! There is no global rename sequence. So a translation must retry only if the dentry or one of its
 //! ancestors changes.
 //!
 //! After a few failed attempts, the translation takes the lock `topology` shared, which keeps
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
-//! for ever (trap T9).
+//! for ever (trap T9 in `traps.md`).
 //!
-//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11).
+//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11
+//! in `traps.md`).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 

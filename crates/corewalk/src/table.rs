@@ -244,7 +244,8 @@ impl<K: Copy> Table<K> {
         let wide = Size::word(new + 1);
         // Store the moved entries in the new bucket, publish the size, and then remove them from
         // the old bucket. So a reader finds them with the old size until they are removed, and then
-        // with the new size. A reader that keeps the old size may miss an entry, which T.1 allows.
+        // with the new size. A reader that keeps the old size may miss an entry, which guarantee
+        // T.1 allows.
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {

@@ -56,8 +56,8 @@ impl Dcache {
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
-    /// the parent key of the directory's children. Then the cache does not change (trap T25).
-    /// `ENOMEM` if no slot is left.
+    /// the parent key of the directory's children. Then the cache does not change (trap T25 in
+    /// `traps.md`). `ENOMEM` if no slot is left.
     pub(crate) fn publish(
         &self,
         key: ParentKey,
@@ -164,7 +164,8 @@ impl Dcache {
         // entry under the same stripe lock.
         //
         // A later invalidation looks the name up under the stripe's lock. So it waits for the
-        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache (C.1).
+        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache
+        // (guarantee C.1 of `dcache`).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -300,7 +301,7 @@ impl Dcache {
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
         // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since the
-        // lookup. The slot may then hold the dentry of another name (trap T55).
+        // lookup. The slot may then hold the dentry of another name (trap T55 in `traps.md`).
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
@@ -699,7 +700,7 @@ impl Dcache {
         });
     }
 
-    /// Locks one or two dentries, in the order of their slots (trap P9).
+    /// Locks one or two dentries, in the order of their slots (trap P9 in `traps.md`).
     fn lock_two(
         &self,
         a: DentrySlot,
@@ -717,7 +718,7 @@ impl Dcache {
     }
 
     /// Runs `change` inside the seqlock write section of a dentry, which the caller has locked
-    /// (`_guard`). The section ends even if `change` panics (trap T30).
+    /// (`_guard`). The section ends even if `change` panics (trap T30 in `traps.md`).
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

@@ -4,10 +4,10 @@
 //! hand last passed it gets a second chance; otherwise it is evicted.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
-//! clock hand evicts a deep tree (trap T44).
+//! clock hand evicts a deep tree (trap T44 in `traps.md`).
 //!
 //! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
-//! per thread, all threads would scan the same slots (trap T45).
+//! per thread, all threads would scan the same slots (trap T45 in `traps.md`).
 //!
 //! A dentry is not evicted while it has references or children. It also stays while it is the only
 //! name of an inode in use, because some back ends find their files by name. Such a dentry is

@@ -62,7 +62,8 @@ impl Vfs {
     }
 
     /// Takes the in-lookup lock of the mount point's name. While it is held, the name is neither
-    /// removed nor renamed (M.2). Returns None if the mount point is a root, which has no name.
+    /// removed nor renamed (invariant M.2 of `mount`). Returns None if the mount point is a root,
+    /// which has no name.
     ///
     /// # Errors
     /// `ENOENT` if the mount point has been removed.

@@ -23,7 +23,8 @@
 //!
 //! # Limits
 //! A search for a hash visits all values under this hash, because the index compares no names. So
-//! the hash must be keyed (trap T54). The lock of the directory's inode protects the index.
+//! the hash must be keyed (trap T54 in `traps.md`). The lock of the directory's inode protects the
+//! index.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 

@@ -2,8 +2,8 @@
 //! path.
 //!
 //! A back end by path acts on whatever its path leads to. If a directory on the path is renamed
-//! during the call, the path leads nowhere, or to another file (trap X1). So calls and renames
-//! exclude each other:
+//! during the call, the path leads nowhere, or to another file (trap X1 in `traps.md`). So calls
+//! and renames exclude each other:
 //! - A call that asks for a path takes a shared lock on the inode and on every directory above it,
 //!   until the back end has answered.
 //! - A rename or removal takes an exclusive lock on the inodes that lose or change a name, until

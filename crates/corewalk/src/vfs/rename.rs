@@ -13,7 +13,7 @@
 //! it.
 //!
 //! No reader takes the lock of the announced moves, and it is not held while the back end runs
-//! (traps T26, T27, P9).
+//! (traps T26, T27, P9 in `traps.md`).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 

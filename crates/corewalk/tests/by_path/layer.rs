@@ -179,7 +179,7 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     vfs.release(&b, writer.handle);
 }
 
-/// Traps T48, P13: an entry that exists during a whole listing must be reported exactly once.
+/// An entry that exists during a whole listing must be reported exactly once. Traps T48 and P13.
 #[test]
 fn large_directory_is_listed_once_beside_changes() {
     let (fs, vfs) = new();

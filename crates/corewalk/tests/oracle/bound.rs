@@ -28,9 +28,9 @@ const RENAMES: u64 = 10_000;
 /// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
-/// Trap T9: however often directories on the path are renamed, each translation must end after a
-/// fixed number of attempts. The last one is under the lock that blocks moves of directories. The
-/// renaming thread must make progress meanwhile.
+/// However often directories on the path are renamed, each translation must end after a fixed
+/// number of attempts. The last one is under the lock that blocks moves of directories. The
+/// renaming thread must make progress meanwhile. Trap T9.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));

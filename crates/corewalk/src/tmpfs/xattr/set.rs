@@ -194,7 +194,7 @@ impl Set {
 }
 
 /// The secret of the hash of attribute sets. Random, so that callers cannot make sets with equal
-/// hashes (trap T54).
+/// hashes (trap T54 in `traps.md`).
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
