@@ -20,7 +20,7 @@
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).
 //! - I.2: if a change ends after the back end was asked, the answer is not cached, because it may
-//!   be older than the change (trap T25).
+//!   be older than the change (trap T25 in `traps.md`).
 //! - I.3: the kernel gets a lookup count for each inode in an answer, and for no other inode.
 //!
 //! # Limits

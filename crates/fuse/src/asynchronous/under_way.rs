@@ -5,8 +5,7 @@
 //!
 //! # The end of a request
 //! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
-//! same time gets one answer (I.1: each request gets exactly one). The end of a future drops its
-//! [`Running`], whose destructor:
+//! same time gets exactly one answer. The end of a future drops its [`Running`], whose destructor:
 //! - answers if the future has not answered, with `EINTR` after a cancellation and with `EIO` after
 //!   a panic;
 //! - starts the next request of the queue.

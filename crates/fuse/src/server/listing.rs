@@ -1,7 +1,7 @@
 //! Reading directories.
 //!
 //! In a listing, `.` and `..` come first, with the cookies 1 and 2. The server adds 2 to each
-//! cookie of the back end, so that no two entries have the same cookie (A.1).
+//! cookie of the back end, so that no two entries have the same cookie (guarantee A.1 of `server`).
 //!
 //! A listing with attributes (`readdirplus`) looks each name up through the cache, so that later
 //! lookups hit:
@@ -142,8 +142,8 @@ impl Server {
     }
 
     /// Lists like [`Server::readdir`], but with attributes. Counts one lookup for each entry that
-    /// `sink` has taken, except `.` and `..` (A.2). The kernel ignores the attributes of `.` and
-    /// `..`, so they have only a number and a type.
+    /// `sink` has taken, except `.` and `..` (guarantee A.2 of `server`). The kernel ignores the
+    /// attributes of `.` and `..`, so they have only a number and a type.
     ///
     /// # Errors
     /// The errors of [`Server::readdir`].

@@ -74,7 +74,7 @@ fn tmpfs() -> Arc<dyn FileSystem> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// Trap X9: which bits are cleared depends on the caller's capabilities and groups.
+/// Which bits are cleared depends on the caller's capabilities and groups. Trap X9.
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
