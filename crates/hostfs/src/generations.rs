@@ -1,5 +1,5 @@
 //! Generations, which distinguish an inode from an earlier inode with the same number. Without them
-//! a stale handle could reach the later inode (trap P11).
+//! a stale handle could reach the later inode (trap P11 in `traps.md`).
 //!
 //! Host file systems reuse the number of a removed inode at once. The old and the new inode differ
 //! in their time of creation. So that time, in microseconds, is the generation.
