@@ -21,7 +21,7 @@
 //! - K.1: the users of a block are the inodes whose records contain its id.
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is not in the index. Otherwise an inode could
-//!   find the block there while its last user frees it (trap T34).
+//!   find the block there while its last user frees it (trap T34 in `traps.md`).
 //! - K.4: a change in place looks up the new content before the block has it. Otherwise the lookup
 //!   could find this block (trap T38). During the change, the block is out of the index.
 //! - K.5: a shared block is in memory at most once. It enters the table before other threads can

@@ -26,9 +26,11 @@
 //!
 //! # Concurrency
 //! - A private block is stored like a block with one user, in the transaction of its inode. So user
-//!   counts are right in every commit. No lookup of equal blocks finds it (K.8 of `blocks`).
+//!   counts are right in every commit. No lookup of equal blocks finds it (invariant K.8 of
+//!   `blocks`).
 //! - The de-duplication of a set holds a handle of the journal, so all its changes are in one
-//!   transaction (J.1 of `journal`). It also holds the inode's lock, so the set does not change.
+//!   transaction (guarantee J.1 of `journal`). It also holds the inode's lock, so the set does not
+//!   change.
 //! - `Deferral::share` runs in one thread at a time. Otherwise two threads could move two inodes to
 //!   each other's block.
 //!
