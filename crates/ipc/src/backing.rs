@@ -1,7 +1,7 @@
 //! The memory of segments.
 //!
 //! The name of a shared memory segment is never used again in its namespace. So a new segment with
-//! a reused id never gets the memory of an older one (trap I10).
+//! a reused id never gets the memory of an older one (trap I10 in `traps.md`).
 //!
 //! If only one process uses the namespace, the memory of a segment is a memfd. If processes share
 //! the namespace, the host program (the program that uses this crate) must supply files that all of

@@ -192,8 +192,8 @@ fn until(is_reached: impl Fn() -> bool) {
     }
 }
 
-/// Traps I3 and I10 (`docs/developing/traps.md`): while one thread removes sets, calls of another
-/// thread on these sets must end with the right error.
+/// While one thread removes sets, calls of another thread on these sets must end with the right
+/// error. Traps I3 and I10.
 #[test]
 fn sets_that_are_removed_under_operations_end_them() {
     const SETS: usize = 600;

@@ -5,7 +5,7 @@
 //! first word, the status. Two kinds of access are forbidden:
 //! - After a wake-up the task reads only the status, since the queue may have been removed.
 //! - A task that has stored an outcome in the status must not access the node any more, since the
-//!   waiting task may have freed it (trap I13).
+//!   waiting task may have freed it (trap I13 in `traps.md`).
 //!
 //! | status | meaning |
 //! |---|---|

@@ -7,7 +7,7 @@
 //!
 //! The word `LIVE` identifies the queue that occupies the slot. The queue may be removed between a
 //! lookup and the lock. So each call that has taken the lock compares `LIVE` with the queue that
-//! its lookup found (trap I3).
+//! its lookup found (trap I3 in `traps.md`).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
