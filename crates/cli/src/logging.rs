@@ -88,8 +88,8 @@ mod tests {
         all
     }
 
-    /// Trap X3: the message of a panic must not stop the server, even if the log is a full pipe in
-    /// blocking mode.
+    /// The message of a panic must not stop the server, even if the log is a full pipe in blocking
+    /// mode. Trap X3.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

@@ -474,7 +474,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has attached a segment in the outer folder `outer`.
+/// Returns true if a process has attached a segment whose file is below the folder `outer`.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);

@@ -204,8 +204,8 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// Trap P11: a stale handle of a removed file must not reach a new file. The host reuses the inode
-/// number at once, and the times of both files may be equal, because file clocks tick slowly.
+/// A stale handle of a removed file must not reach a new file. The host reuses the inode number at
+/// once, and the times of both files may be equal, because file clocks tick slowly. Trap P11.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {

@@ -54,8 +54,8 @@ fn rows(shown: &str) -> Vec<String> {
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Trap X4: after su(1) and setpriv(1) have changed the user of a program, it must still reach the
-/// namespace.
+/// After su(1) and setpriv(1) have changed the user of a program, it must still reach the
+/// namespace. Trap X4.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
