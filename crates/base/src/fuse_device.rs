@@ -54,7 +54,8 @@ struct BackingMap {
 const BACKING_OPEN: rustix::ioctl::Opcode = opcode::write::<BackingMap>(229, 1);
 const BACKING_CLOSE: rustix::ioctl::Opcode = opcode::write::<u32>(229, 2);
 
-/// The ioctl that registers a file. Its result is the number of the registered file.
+/// The ioctl that registers a file for passthrough. Its result is the number of the registered
+/// file.
 struct BackingOpen(BackingMap);
 
 // SAFETY: the kernel only reads the `BackingMap` through the pointer, and the pointer is valid
@@ -93,7 +94,8 @@ pub fn open_backing_file(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result
     unsafe { ioctl(device, BackingOpen(map)) }
 }
 
-/// Ends the registration of a file. Open files of the mount that use it go on using it.
+/// Ends the registration of a file for passthrough. Open files of the mount that use it go on using
+/// it.
 ///
 /// # Errors
 ///

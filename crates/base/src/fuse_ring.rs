@@ -268,7 +268,7 @@ impl FuseRing {
     /// Sends the queued replies to the kernel. Then waits until a request arrives, another thread
     /// calls [`RingWaker::wake`], or an entry fails. A failed entry gets no more requests.
     ///
-    /// Returns at once if a request has arrived, or if all entries of the ring have failed. May
+    /// Returns immediately if a request has arrived, or if all entries of the ring have failed. May
     /// also return without a request, for example after a signal.
     ///
     /// # Errors
@@ -463,7 +463,7 @@ impl Drop for FuseRing {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
         // Before `enable`, the kernel reads no commands of the ring. So it does not know the memory
-        // of the entries, which can be unmapped.
+        // of the entries, and that memory can be unmapped.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }
