@@ -332,10 +332,10 @@ impl Dcache {
     /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
     /// in the root file system.
     ///
-    /// `key` was read from a child's dentry, which the caller validates afterwards. If it is valid,
-    /// the answer was right when this function loaded the child generation: the child held a
-    /// reference on its parent, whose inode number could not change (invariants D.3 and D.4 of
-    /// `dentry`).
+    /// `key` was read from a child's dentry, which the caller validates afterwards. If the dentry
+    /// has not changed by then, the result was right when this function loaded the child
+    /// generation. At that time the child held a reference on its parent, whose inode number could
+    /// not change (invariants D.3 and D.4 of `dentry`).
     ///
     /// A removal of the directory changes the child generation, too.
     #[inline]

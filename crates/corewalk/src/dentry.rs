@@ -35,7 +35,8 @@
 //!   holds a reference on its inode. A root's dentry holds one from birth to death. While a dentry
 //!   holds a reference, the slot to which the reference leads is not reused.
 //!
-//! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
+//! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003 in `documents.md`; Boehm, MSPC
+//! 2012.
 
 mod body;
 mod cold;

@@ -56,9 +56,9 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount up to a root, across mount points. The first field is the mount and
-    /// the dentry, the second the number of the root's mount and the root's dentry. None stands for
-    /// the root of the namespace.
+    /// The route from a dentry in a mount up to a root, across mount points. The first field is the
+    /// mount and the dentry, the second the number of the root's mount and the root's dentry. None
+    /// stands for the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -160,8 +160,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias has no path: for example, its directory was removed. Try the
-            // others.
+            // The inode's first alias has no path: for example, its directory was removed. So try
+            // the other aliases.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -249,8 +249,8 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // The dentry `first` has no path: for example, its directory was removed. Try the
-            // others.
+            // The dentry `first` has no path: for example, its directory was removed. So try the
+            // other dentries of the inode.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }

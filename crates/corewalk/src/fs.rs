@@ -49,8 +49,8 @@ pub enum Addressing {
     /// replaced file until it is forgotten.
     ///
     /// The back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
-    /// refuses both `rename` and `link`, the file is removed at once, and later calls for it fail
-    /// with `ESTALE`.
+    /// refuses both `rename` and `link`, the file is removed immediately, and later calls for it
+    /// fail with `ESTALE`.
     PathOnly,
 }
 
@@ -673,8 +673,8 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Takes, changes or drops a lock, as `lock.kind` says. `EAGAIN` if another owner has a lock
     /// that conflicts. The method does not wait for that lock. If the client waits, the server
-    /// calls this method again later, first after a few milliseconds, and at once after it has seen
-    /// an unlock of the same file.
+    /// calls this method again later, first after a few milliseconds, and immediately after it has
+    /// seen an unlock of the same file.
     fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }

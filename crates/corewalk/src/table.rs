@@ -3,7 +3,7 @@
 //! The index is a hash table. A bucket is one cache line of eight entries. An entry has a slot
 //! number, and a tag of 16 bits of the hash.
 //!
-//! Readers take no lock and write nothing. They compare eight tags at once, and follow a link to
+//! Readers take no lock and write nothing. They compare eight tags together, and follow a link to
 //! another cache line only if the bucket has overflowed. A tag may match by chance, so the reader
 //! checks the slot's content. A thread that acts on a miss first repeats the lookup under the
 //! bucket's lock.

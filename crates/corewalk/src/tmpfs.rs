@@ -162,7 +162,7 @@ impl TmpfsOptions {
 
 impl Default for TmpfsOptions {
     /// Returns options without limits. The root directory belongs to user 0 and has mode 1777,
-    /// attributes are shared, and the access time follows `relatime`.
+    /// equal sets of attributes are shared, and the access time follows `relatime`.
     fn default() -> TmpfsOptions {
         TmpfsOptions {
             size_bytes: None,

@@ -25,10 +25,10 @@
 //! If a name changes during a listing, the listing must not cache its old entry for the name. There
 //! are two cases:
 //!
-//! - The listing reads the entry after the change in the back end. Then the entry is not old.
-//! - The listing reads it before. Then the changing thread sees a listing in progress, and
-//!   increments the count of changes. Under the name's in-lookup lock, the listing sees the new
-//!   count (invariant L.1), and skips the entry.
+//! - If the listing reads the entry after the change in the back end, the entry is up to date.
+//! - If the listing reads the entry before the change, the changing thread sees a listing in
+//!   progress, and increments the count of changes. Under the name's in-lookup lock, the listing
+//!   sees the new count (invariant L.1), and skips the entry.
 //!
 //! A back end without locks does not order its calls and the accesses to the atomic word. So the
 //! listing and the changing thread have a fence each.

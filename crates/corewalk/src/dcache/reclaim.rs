@@ -25,8 +25,8 @@
 //! lookup finds them any more.
 //!
 //! The cache has no list of a directory's children. So each removal of a directory scans slots for
-//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. A small cache loses its orphans at once; in
-//! any cache they take a small share.
+//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. In a small cache, one scan evicts all
+//! orphans. In any cache, orphans take only a small share.
 //!
 //! A path walk without locks writes nothing, so it does not mark dentries as used. Only a thread
 //! that takes a reference or adds an entry does. So a dentry that only such walks use may be

@@ -115,9 +115,9 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two threads change the permissions at the same time, one after the other in the back end. Each
-/// then calls `end` to update the permission record. Returns how often the permissions are unknown
-/// afterwards, and how often known.
+/// Two threads change the permissions at the same time. The back end makes the two changes one
+/// after the other. Each then calls `end` to update the permission record. Returns how often the
+/// permissions are unknown afterwards, and how often known.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();

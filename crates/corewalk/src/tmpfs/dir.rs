@@ -26,8 +26,8 @@
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
 //! - E.2: replacing the inode of a name keeps the cookie. So a listing reports a name that exists
 //!   throughout exactly once, even if files are renamed onto it (trap P13 in `traps.md`).
-//! - E.3: a batch (the entries that `readdir` copies at once) visits a bounded number of positions,
-//!   however many entries were removed.
+//! - E.3: a batch (the entries that `readdir` copies together) visits a bounded number of
+//!   positions, however many entries were removed.
 //! - E.4: renaming an entry within the directory keeps the cookie. So a listing reports a renamed
 //!   file once, and ends even if each reported file is renamed.
 //!

@@ -6,9 +6,9 @@
 //!
 //! # Lock order
 //! 1. The content of one file. A thread that takes this lock holds no other one.
-//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]): those
+//! 2. Directories, exclusive, in ascending order of their slots, all in one step ([`Locks`]): those
 //!    that contain the names, and each directory that is moved, removed or replaced.
-//! 3. One inode that is not a directory. Its holder waits only for a lock of rule 4.
+//! 3. One inode that is not a directory. Its holder waits only for a lock of kind 4.
 //! 4. A free list of slots.
 //!
 //! The lock of a removed or replaced directory keeps it empty after the check that it is empty. The
@@ -236,8 +236,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its directory entry `link` was removed: that of a
-    /// directory, which has only one name, to 0.
+    /// Lowers the link count of an inode after its directory entry `link` was removed: by 1 for a
+    /// file, and to 0 for a directory, which has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {

@@ -216,8 +216,7 @@ impl InodeTable {
 }
 
 impl Drop for InodeTable {
-    /// Drops the content of all inodes at once. The memory of the segments is freed after a grace
-    /// period.
+    /// Drops the content of all inodes. The memory of the segments is freed after a grace period.
     fn drop(&mut self) {
         let section = rcu::read_lock();
         let segments = self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());

@@ -335,8 +335,8 @@ fn later_pages_of_a_listing_have_no_attributes() {
     }
 }
 
-/// Several clients list a directory at once. A listing that began after a file was made must report
-/// it, even if `ByPath` keeps older listings.
+/// Several clients list a directory at the same time. A listing that began after a file was made
+/// must report it, even if `ByPath` keeps older listings.
 #[test]
 fn pass_shows_every_file_that_was_made_before_it() {
     let (_, vfs) = new();

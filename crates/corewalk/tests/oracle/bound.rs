@@ -36,7 +36,8 @@ fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
     // A translation of a directory to its path falls back to the lock that blocks moves of
-    // directories. Some must, except on one CPU, where few renames happen during a translation.
+    // directories. Some translations must do so, except on one CPU, where few renames happen during
+    // a translation.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {

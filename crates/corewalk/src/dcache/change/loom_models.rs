@@ -318,8 +318,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
 /// Control (a variant with the bug must fail): `publish` checks before its write section whether an
 /// invalidation has cancelled the fill (the caching of the answer). That is too early. Trap T25.
 ///
-/// An invalidation after this early check does not find the name, which is not valid yet. So a
-/// stale answer may stay in the cache.
+/// An invalidation between the check and the write section does not find the name, which is not
+/// valid yet. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -144,7 +144,8 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
 }
 
 /// Control (a variant with the bug must fail): the eviction checks in one step whether the inode
-/// has another name, and removes its own in a second. So two threads may evict both.
+/// has another name, and removes the dentry of its name in a second step. So two threads may evict
+/// both.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

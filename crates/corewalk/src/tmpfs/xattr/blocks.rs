@@ -98,8 +98,8 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// The last user of the block (a shared set of attributes) releases it and gets its content.
-    /// Any other stays a user.
+    /// The last user of the block (a shared set of attributes) releases it and gets its content. A
+    /// caller that is not the last user stays a user.
     IfLast,
 }
 

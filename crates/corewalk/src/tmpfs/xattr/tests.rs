@@ -109,7 +109,7 @@ enum Step {
     Copy(usize, usize),
     Unlink(usize),
     /// Sets the time of the inode's last change far back. After the next change, the inode's set of
-    /// attributes is then de-duplicated at once.
+    /// attributes is then de-duplicated immediately.
     Rest(usize),
     Share,
 }
@@ -315,8 +315,8 @@ fn queued_inode_is_shared_by_maintain() {
 }
 
 /// A set of attributes that waits for de-duplication takes memory of its own, so the number of
-/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared at
-/// once, even if they change again and again.
+/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared
+/// immediately, even if they change again and again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);

@@ -110,7 +110,7 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// An entry must never show a parent that it did not have, and none may be left at the end. Two
+/// An entry must never show a parent that it did not have, and no entry may be left at the end. Two
 /// threads evict parents and children together, while two others walk to them, hold them and
 /// translate them to paths. Trap T49.
 #[test]

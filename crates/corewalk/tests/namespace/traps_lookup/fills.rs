@@ -309,7 +309,7 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
 }
 
 /// The back end shows a directory under a new name while another operation holds the in-lookup lock
-/// of its old name. A lookup of the new name must succeed at once, without moving the dentry. A
+/// of its old name. A lookup of the new name must succeed immediately, without moving the dentry. A
 /// later lookup moves it. Trap T28.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {

@@ -72,7 +72,7 @@ fn assert_whole(path: &[u8]) {
 }
 
 /// Files with long names are made, removed and evicted, so that the memory of their names is reused
-/// at once. Every translated path must be complete, and no name memory may be leaked or freed
+/// immediately. Every translated path must be complete, and no name memory may be leaked or freed
 /// twice. Trap T5.
 #[test]
 fn reused_long_names_are_never_torn() {

@@ -291,7 +291,7 @@ fn control_loop_of_two_moves_is_caught() {
     assert_is_tree(|ino| if ino == 2 { 3 } else { 2 }, &[2, 3], 1);
 }
 
-/// A rename between two removed directories must fail at once, although they have no common
+/// A rename between two removed directories must fail immediately, although they have no common
 /// ancestor. Trap T27.
 #[test]
 fn rename_between_removed_directories_fails_at_once() {
