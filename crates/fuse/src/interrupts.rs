@@ -18,7 +18,7 @@
 //! index. The index remembers such an interrupt, and reports it when the request is entered.
 //!
 //! # Locks
-//! The mutex of a shard and the mutex of the watched requests are held alone.
+//! A thread that holds the mutex of a shard, or that of the watched requests, takes no other lock.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`request_wait_answer`), `kernel/signal.c` (`complete_signal`).
 

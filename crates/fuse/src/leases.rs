@@ -5,13 +5,13 @@
 //! A time in an answer begins when the kernel takes the answer, not when the back end gives it. The
 //! server may be stopped in between. So the time that has passed since the request arrived is
 //! subtracted as the last step before the answer is written. And a server that needed longer than
-//! [`LATE`] until the answer was written makes the kernel drop the answer at once.
+//! [`LATE`] until the answer was written makes the kernel drop the answer immediately.
 //! - A stop between these two steps lets the kernel use an old answer for the few instructions
 //!   until the drop.
 //! - The times stand still while the whole machine is suspended.
 //!
 //! # Transports
-//! Only the threads of `/dev/fuse` write each answer at once, so only they hand out the
+//! Only the threads of `/dev/fuse` write each answer immediately, so only they hand out the
 //! [`ClientCache`]. Over io_uring, an answer may wait for the next request.
 //!
 //! Source: Linux `fs/fuse/dir.c` (`fuse_dentry_revalidate`), `fs/fuse/inode.c`
@@ -27,8 +27,8 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// A server that needs longer than this for an answer makes the kernel drop it. A back end with
-/// leases must not trust a lease for the last part of its time, and this part must be longer.
+/// A server that needs longer than this for an answer makes the kernel drop it. A back end must
+/// distrust each lease for a last part of its time that is longer than this.
 const LATE: Duration = Duration::from_millis(100);
 
 /// The kernel's cache of a mount, as its back end sees it.
@@ -70,8 +70,8 @@ impl Server {
         Some(self.vfs().leases(&dir)?.absent_ttl(dir.ino(), name))
     }
 
-    /// Makes the kernel drop an answer that was written at last. `begun` is the instant at which
-    /// its request arrived.
+    /// Makes the kernel drop an answer that was written later than [`LATE`] after the arrival of
+    /// its request. `begun` is the instant at which its request arrived.
     pub(crate) fn expire_late(&self, message: &Message<'_>, begun: Instant) {
         if begun.elapsed() <= LATE {
             return;

@@ -11,7 +11,8 @@
 //! program has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
 //!
 //! # Locks
-//! The mutex of the queue is held alone, and not while the back end is called or an answer is sent.
+//! A thread that holds the mutex of the queue takes no other lock, calls no back end and sends no
+//! answer.
 //!
 //! [`FileSystem::set_lock`]: corewalk::FileSystem::set_lock
 
@@ -35,8 +36,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(1
 /// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The thread, which the first request that waits starts. Protected by its own mutex, which is
-    /// held alone.
+    /// The thread, which the first request that waits starts. Protected by its own mutex. A thread
+    /// that holds it takes no other lock.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 

@@ -227,7 +227,7 @@ impl Device {
     }
 }
 
-/// This thread without `CAP_FSETID`. The drop of this value gives the capability back.
+/// While this value exists, the thread lacks `CAP_FSETID`. The drop gives the capability back.
 struct DroppedFsetid(CapabilitySets);
 
 impl DroppedFsetid {

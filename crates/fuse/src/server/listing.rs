@@ -221,8 +221,8 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        // If the kernel may keep nothing of an entry, the attributes would only end the time of the
-        // entry that the kernel has.
+        // If the kernel may keep nothing of an entry, report no attributes. With them, the kernel
+        // would also stop using the entry that it has cached before.
         let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
         let entry = match self.has_leases() && has_no_time {
             true => None,

@@ -30,7 +30,7 @@
 //!   caller to the server, which clears the bits for the owner, and refuses other callers.
 //!
 //! For a file that the kernel writes itself ([`passthrough`](crate::passthrough)), no request
-//! follows. So the server clears the bits at once, unless the caller has `CAP_FSETID`.
+//! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
 //! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case. So

@@ -259,8 +259,8 @@ fn async_read_ends_only_by_a_signal_that_kills() {
     site.wait_for("the lookup has ended", |waiting| waiting == 0);
 }
 
-/// A killed client must end at once, but its change must go on. A later request for the same name
-/// must wait for the change.
+/// A killed client must end immediately, but its change must go on. A later request for the same
+/// name must wait for the change.
 #[test]
 fn async_change_goes_on_if_its_client_is_killed() {
     const SLOW: Duration = Duration::from_millis(600);
@@ -479,7 +479,8 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
     answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
-        // The server drops its own names, but Linux before 6.16 keeps those of the kernel.
+        // The server drops the names in its own cache, but Linux before 6.16 keeps those in the
+        // kernel's cache.
         Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
         expired => expired,
     });
@@ -550,7 +551,8 @@ fn async_back_end_is_asked_for_all_expired_names() {
         Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
         expired => expired.expect("notify the kernel"),
     }
-    // The lookups of `d`, `f` and `none`, a page, and the end of the listing.
+    // Calls of the back end: the lookups of `d`, `f` and `none`, a page, and the end of the
+    // listing.
     let asked = use_all();
     assert!((4..=5).contains(&asked), "{asked} calls");
     assert_eq!(use_all(), 0);

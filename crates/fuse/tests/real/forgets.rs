@@ -47,8 +47,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// After a rename over a file, the name must exist at once, although the kernel may cache names and
-/// attributes for a day. The test saves a file as editors, git and cargo do. Trap P4.
+/// After a rename over a file, the name must exist immediately, although the kernel may cache names
+/// and attributes for a day. The test saves a file as editors, git and cargo do. Trap P4.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -146,7 +146,8 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
         let expected = set(host.0.path(), namespace);
         assert_eq!(expected, (true, format!("{mode} {OWNER} {GROUP}")), "control: on the host");
         let found = set(site.root(), namespace);
-        // fuser does not pass on the kernel's flag, and the server clears the bit.
+        // fuser does not pass the kernel's flag on to the server, which then clears the
+        // set-group-ID bit.
         match transport() {
             Transport::Fuser => assert_eq!(found.1, format!("755 {OWNER} {GROUP}")),
             _ => assert_eq!(found, expected),
