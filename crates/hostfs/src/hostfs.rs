@@ -345,8 +345,8 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// If another file system is mounted on `name`, this call fails at once, and does not wait for
-    /// that file system. This process may itself serve it, and would wait for itself.
+    /// If another file system is mounted on `name`, this call fails immediately, and does not wait
+    /// for that file system. This process may itself serve it, and would wait for itself.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.

@@ -20,8 +20,8 @@ use crate::proc;
 /// of the same name. Then it passes the result and the path to the function `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
-        // open(2) takes the mode as an optional argument. If the caller passes no mode, its
-        // register contains an arbitrary value, which the C library's open(2) ignores.
+        // open(2) takes the mode as an optional argument. If the caller passes no mode, the
+        // register for the mode contains an arbitrary value, which the C library's open(2) ignores.
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(

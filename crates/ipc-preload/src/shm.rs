@@ -18,7 +18,7 @@
 //! segments.
 //!
 //! When a program is loaded, the library removes the mark of its pid. If there was a mark, the
-//! library registers the process at once, which detaches the segments of the previous program.
+//! library registers the process immediately, which detaches the segments of the previous program.
 //!
 //! # Differences from the kernel
 //!

@@ -89,7 +89,7 @@ const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
 /// The bit of `STATE` that selects the word with the owner: `OWNER` or `SECOND_OWNER`. `IPC_SET`
-/// fills the other word. One store of `STATE` then changes owner and mode at once.
+/// fills the other word. One store of `STATE` then changes owner and mode together.
 const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 

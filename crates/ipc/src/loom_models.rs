@@ -4,7 +4,7 @@
 //!
 //! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`), so that
 //! the test can require each outcome. The namespace is so small that slots, lines and undo records
-//! are reused at once.
+//! are reused immediately.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};

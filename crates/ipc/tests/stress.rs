@@ -1,5 +1,5 @@
-//! Several threads use semaphores at once. A semaphore used as a lock must let in one thread at a
-//! time. No unit of a semaphore may be lost, and undo must be exact.
+//! Several threads use semaphores at the same time. A semaphore used as a lock must let in one
+//! thread at a time. No unit of a semaphore may be lost, and undo must be exact.
 //!
 //! The seed determines the operations, but not the schedule of the threads; see
 //! `docs/developing/testing.md`.

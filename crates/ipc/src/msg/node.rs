@@ -178,8 +178,9 @@ impl<'s> Node<'s> {
     /// Returns the value that the low half of the status word must have when the task goes to sleep
     /// by futex(2): the present status with the bits `DONE`, `INTERRUPTED` and `CALLED` cleared.
     ///
-    /// If the status has one of the bits `DONE`, `INTERRUPTED` and `CALLED`, futex(2) returns at
-    /// once. Other bits, which only damage of shared memory can set, do not prevent the sleep.
+    /// If the status has one of the bits `DONE`, `INTERRUPTED` and `CALLED`, futex(2) returns
+    /// immediately. Other bits, which only damage of shared memory can set, do not prevent the
+    /// sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
