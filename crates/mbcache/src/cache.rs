@@ -172,7 +172,7 @@ pub struct Mbcache {
 impl Mbcache {
     /// Returns an empty cache.
     ///
-    /// Reserves the address space of the whole index at once. The system allocates memory as
+    /// Reserves the address space of the whole index in one step. The system allocates memory as
     /// entries are created.
     ///
     /// # Errors

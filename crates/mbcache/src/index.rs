@@ -269,9 +269,9 @@ impl Index {
     /// A search for the key reads the line `home` and some lines after it. Their number is the
     /// *reach*.
     ///
-    /// One pass over these lines finds out three facts: whether the pair exists, where the first
-    /// free slot is, and whether the last line still has an entry of the same home. If it has none,
-    /// the reach may be lowered.
+    /// One pass over the lines that a search reads finds out three facts: whether the pair exists,
+    /// where the first free slot is, and whether the last line has an entry of this home. If it has
+    /// none, the reach may be lowered.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,

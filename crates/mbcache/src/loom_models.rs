@@ -4,7 +4,7 @@
 //! known bug of loom skips schedules (see `tally` in the base crate).
 //!
 //! The index of a model has four lines. A search begins at the home line, which the key's hash
-//! selects. A slot whose entry was removed is used again at once.
+//! selects. A slot whose entry was removed is used again immediately.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -147,8 +147,8 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// Invariant I.2: if two threads create the same pair at once, the cache contains it once. The lock
-/// of the line that the key's hash selects makes one of them wait.
+/// Invariant I.2: if two threads create the same pair at the same time, the cache contains it once.
+/// The lock of the line that the key's hash selects makes one of them wait.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
@@ -209,8 +209,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// Invariant S.1: two threads must not fill the same slot at once, even if the hashes of their keys
-/// select different lines.
+/// Invariant S.1: two threads must not fill the same slot at the same time, even if the hashes of
+/// their keys select different lines.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -441,8 +441,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control: the deletion checks for handles in one step, and removes the entry in a second. The
-/// model must fail (trap T34 in `traps.md`).
+/// Control: the deletion checks for handles in one step, and removes the entry in a second step.
+/// The model must fail (trap T34 in `traps.md`).
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -508,8 +508,8 @@ fn control_reclaim_of_a_held_entry_is_caught() {
     });
 }
 
-/// Three threads run at once: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims with
-/// `scan`. Counts two outcomes: the deletion removed (KEY, 3), or reclaim did.
+/// Three threads run at the same time: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims
+/// with `scan`. Counts two outcomes: the deletion removed (KEY, 3), or reclaim did.
 fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::with(3);
@@ -535,8 +535,8 @@ fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Control: reclaim checks in one step that it may end the entry, and ends it in a second. Then a
-/// deletion may end it too, so the model must fail (trap T35 in `traps.md`).
+/// Control: reclaim checks in one step that it may end the entry, and ends it in a second step.
+/// Then a deletion may end it too, so the model must fail (trap T35 in `traps.md`).
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -550,8 +550,8 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change different flags of one entry at once: the reusable flag by `clear_reusable`,
-/// and the referenced bit. Both changes must be kept.
+/// Two threads change different flags of one entry at the same time: the reusable flag by
+/// `clear_reusable`, and the referenced bit. Both changes must be kept.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -567,7 +567,7 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     })
 }
 
-/// If two flags of one word change at once, both changes must be kept. Trap T33.
+/// If two flags of one word change at the same time, both changes must be kept. Trap T33.
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
     assert_all_reached(&flags(|cache| {

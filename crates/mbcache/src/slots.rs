@@ -241,8 +241,8 @@ pub(crate) fn age(words: &Words, state: State) {
 }
 
 /// Sets or clears the reusable flag, which says that the value may get more users. Returns the new
-/// state. An entry without the flag ends at once if it has no handle, and otherwise with its last
-/// handle.
+/// state. An entry without the flag ends immediately if it has no handle, and otherwise with its
+/// last handle.
 ///
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {

@@ -1,8 +1,8 @@
 //! Tests of a store that shares equal blobs through the cache, as a file system shares attribute
 //! blocks.
 //!
-//! The store follows the protocol in the crate's documentation. A freed block is used again at once
-//! for another content, so the test notices if a thread wrongly finds a freed block.
+//! The store follows the protocol in the crate's documentation. A freed block is used again
+//! immediately for another content, so the test notices if a thread wrongly finds a freed block.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};

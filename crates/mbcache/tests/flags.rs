@@ -7,7 +7,7 @@ use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 #[expect(dead_code, reason = "the example's own main")]
 mod flags;
 
-/// If two threads change two flags of one word at once, no change may be lost. Trap T33.
+/// If two threads change two flags of one word at the same time, no change may be lost. Trap T33.
 #[test]
 fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");

@@ -722,10 +722,12 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// Invariant K.7: few unused blocks stay in memory after many blocks were in use at once.
+    /// Invariant K.7: few unused blocks stay in memory after many blocks were in use at the same
+    /// time.
     ///
-    /// Each scan of a shard sets `bound` to twice the number of used blocks. After such a peak,
-    /// `bound` is too high to start a scan soon. So the number of new blocks must start one.
+    /// Each scan of a shard sets `bound` to twice the number of used blocks. After a peak of used
+    /// blocks, `bound` is too high to start a scan soon. So the number of new blocks must start
+    /// one.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();

@@ -384,7 +384,7 @@ impl FileSystem for Store {
         }
         self.journal.commit_up_to(tid)?;
         // If the last transaction that wrote data of the file is durable, its commit has also
-        // synced the data, and `sync_data` returns at once.
+        // synced the data, and `sync_data` returns immediately.
         self.journal.sync_data(inode.data_tid())
     }
 

@@ -467,8 +467,8 @@ impl Journal {
         }
     }
 
-    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it at
-    /// once if there is something to commit.
+    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it
+    /// immediately if there is something to commit.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If `poke` has swapped before this
         // swap, the [`View`] that is read below shows what there is to commit. If `poke` swaps

@@ -37,7 +37,7 @@
 //! the log with zeros, so that the host allocates all blocks. Then a sync of an entry costs the
 //! host one write, and cannot fail for lack of space.
 //!
-//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c` (its revoke records serve the same end).
+//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c` (revoke records, for guarantee I.4).
 
 #[cfg(test)]
 mod mutations;

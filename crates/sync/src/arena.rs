@@ -8,9 +8,9 @@
 //! not. So a reader that comes late always loads a valid word. A sequence count or generation in
 //! the slot tells the reader whether the words belong together.
 //!
-//! The arena reserves the address space of all slots at once. The kernel adds memory page by page,
-//! at the first access. A thread allocates from its shard (a list of free slots), and shards trade
-//! slots with a common depot in batches.
+//! The arena reserves the address space of all slots in one step. The kernel adds memory page by
+//! page, at the first access. A thread allocates from its shard (a list of free slots), and shards
+//! trade slots with a common depot in batches.
 //!
 //! Analogous to Linux's `SLAB_TYPESAFE_BY_RCU`.
 //!

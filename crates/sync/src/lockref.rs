@@ -396,7 +396,7 @@ impl Lockref {
     }
 
     /// Sleeps until the lock is free. `word` is the locked state word that the caller has read. If
-    /// it has changed since, the call returns at once.
+    /// it has changed since, the call returns immediately.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
         // other memory.

@@ -221,7 +221,7 @@ impl SeqCount {
     }
 
     /// Returns the count, once it is even (no writer is inside a section). Reads it `SPIN_ROUNDS`
-    /// times at once, and then calls `pause` before each further read.
+    /// times without a pause, and then calls `pause` before each further read.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();

@@ -371,9 +371,9 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key, and marks each at once as full (with the maximum number of
-/// users). Calls `each` with a handle of it. Returns the number of slots that a search for the key
-/// examines afterwards.
+/// Creates `count` values of one key, and marks each immediately as full (with the maximum number
+/// of users). Calls `each` with a handle of it. Returns the number of slots that a search for the
+/// key examines afterwards.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
     count: u64,

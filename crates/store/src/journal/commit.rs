@@ -269,7 +269,7 @@ impl Journal {
     }
 
     /// Appends a transaction to the log. Returns false if the caller must write it to the database
-    /// instead, for a reason in "Log or database" above.
+    /// instead, for one of the reasons that the module lists under "Log or database".
     ///
     /// # Errors
     /// The error of a sync of the data device, after which the store is read-only.

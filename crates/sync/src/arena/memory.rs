@@ -14,8 +14,8 @@
 //! slots are handed out. Then `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older
 //! kernel does so in the background.
 //!
-//! From the second block on, huge pages are requested at once. If the huge pages of a machine are
-//! not 2 MiB, as with base pages of 16 or 64 KiB, none are requested.
+//! From the second block on, huge pages are requested immediately. If the huge pages of a machine
+//! are not 2 MiB, as with base pages of 16 or 64 KiB, none are requested.
 //!
 //! # Invariants
 //!
@@ -199,7 +199,7 @@ mod mapped {
         let _advised = unsafe { mm::madvise(start, len, advice) };
     }
 
-    /// Turns the 2 MiB at `start` into a huge page, if the kernel can do so at once.
+    /// Turns the 2 MiB at `start` into a huge page, if the kernel can do so without waiting.
     fn collapse(start: *mut c_void) {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
