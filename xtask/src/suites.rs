@@ -116,7 +116,8 @@ const CLUSTER_NEEDS: &[(&str, &str)] = &[("pgbench", "postgresql")];
 const PJDFSTEST_CLUSTER_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev"), ("pgbench", "postgresql")];
 
-/// The needs of fsx on two mounts, which a library in C makes of one.
+/// The programs that fsx on two mounts needs. A C library, built with `cc`, spreads its calls over
+/// the mounts.
 const FSX_TWO_MOUNTS_NEEDS: &[(&str, &str)] = &[("cc", "gcc"), ("pgbench", "postgresql")];
 
 /// The programs that run on two mounts.
