@@ -395,8 +395,8 @@ impl Dcache {
     }
 
     /// Drops a reference on a dentry. The last reference on an unhashed dentry frees it, which
-    /// drops its reference on its parent. The function walks up the parents in a loop, because the
-    /// tree may be deep (trap T43 in `traps.md`).
+    /// drops its reference on its parent. The function walks up the parents in a loop, because a
+    /// recursion in a deep tree would overflow the stack.
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {

@@ -193,7 +193,7 @@ impl Dentries {
     }
 
     /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
-    /// reader sleeps on the dentry's lock (trap T30 in `traps.md`).
+    /// reader sleeps on the dentry's lock.
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();

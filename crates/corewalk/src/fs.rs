@@ -161,7 +161,7 @@ pub struct DirEntry<'a> {
     /// File type.
     pub kind: FileKind,
     /// The position in the directory after this entry. It is unique within the directory, never 0,
-    /// and valid however the directory changes (traps T48, P13 in `traps.md`).
+    /// and valid however the directory changes.
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
     /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes

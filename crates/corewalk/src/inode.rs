@@ -257,7 +257,7 @@ impl Inodes {
                 return None;
             }
             // Check the inode number again under the reference. The slot may have been reused
-            // before the reference was taken (trap T55 in `traps.md`).
+            // before the reference was taken.
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {

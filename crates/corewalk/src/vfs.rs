@@ -90,7 +90,8 @@ pub struct VfsOptions {
     /// them, but no memory. Beyond it, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
-    /// which untrusted users can create files needs a random one (trap T54 in `traps.md`).
+    /// which untrusted users can create files needs a random one, or they could craft names that
+    /// collide.
     pub hash_seed: Option<u64>,
 }
 

@@ -309,8 +309,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A walk may start in a removed directory, whose dentry is negative. Take the inode
-            // from `start`, which holds a reference on it (trap T17 in `traps.md`).
+            // A walk may start in a removed directory, whose dentry is negative. So take the inode
+            // from `start`, which holds a reference on it.
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {

@@ -108,8 +108,7 @@ fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control: the exchange is made by three renames. A reader can miss a name in between (trap T13 in
-/// `traps.md`).
+/// Control: the exchange is made by three renames. A reader can miss a name in between.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -153,8 +152,7 @@ fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control: the target is removed before the rename. A reader can miss the name in between (trap
-/// T13 in `traps.md`).
+/// Control: the target is removed before the rename. A reader can miss the name in between.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -237,8 +235,7 @@ fn forget_during_lookup_and_removal_leaves_no_reference() {
 }
 
 /// Control: a client that has looked a file up calls `forget` only if another lookup still finds
-/// the file by name. After a removal, its reference on the inode is never dropped (trap P5 in
-/// `traps.md`).
+/// the file by name. After a removal, its reference on the inode is never dropped.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -280,7 +277,7 @@ fn lookup_during_reclaim_finds_existing_files() {
 }
 
 /// Control: a thread drops its reference on an inode, and then looks the inode up by its number. By
-/// then the inode may be evicted, and the test must catch that (trap T18 in `traps.md`).
+/// then the inode may be evicted, and the test must catch that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -339,8 +336,7 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control: the cache is not told of the change in the back end, and keeps the stale answer (trap
-/// T25 in `traps.md`).
+/// Control: the cache is not told of the change in the back end, and keeps the stale answer.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
@@ -556,7 +552,7 @@ fn listing_during_changes_brings_no_name_back() {
 }
 
 /// Control: the entries are read before the listing begins, so the listing misses a change between
-/// the two. The test must catch that (trap T25 in `traps.md`).
+/// the two. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -697,8 +693,7 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control: the new directory is renamed away and back, so for a moment its name is missing (trap
-/// T16 in `traps.md`).
+/// Control: the new directory is renamed away and back, so for a moment its name is missing.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {

@@ -115,8 +115,7 @@ fn entry_that_is_visible_is_counted() {
 }
 
 /// Control: an entry becomes visible before its state word is complete. The later store of that
-/// word undoes what another thread has changed in between, so the model must fail (trap T36 in
-/// `traps.md`).
+/// word undoes what another thread has changed in between, so the model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -346,8 +345,7 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
 }
 
 /// Control: the number of lines that a search reads is lowered by a Relaxed store. Then the
-/// deleting thread may not see writes of the last thread that had a handle. The model must fail
-/// (trap T34 in `traps.md`).
+/// deleting thread may not see writes of the last thread that had a handle. The model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -372,7 +370,7 @@ fn entry_that_is_missed_by_later_words_is_over() {
 
 /// Control: a thread searches for an entry, to delete it and free its value. No Acquire fence
 /// follows its miss. So it may not see writes of the last thread that had a handle, and the model
-/// must fail (trap T34 in `traps.md`).
+/// must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -442,7 +440,7 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
 }
 
 /// Control: the deletion checks for handles in one step, and removes the entry in a second step.
-/// The model must fail (trap T34 in `traps.md`).
+/// The model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -458,7 +456,7 @@ fn control_deletion_in_two_steps_is_caught() {
 }
 
 /// Control: the deletion removes the entry with a Relaxed ordering. Then the thread may not see
-/// writes of the last thread that had a handle, so the model must fail (trap T34 in `traps.md`).
+/// writes of the last thread that had a handle, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -495,8 +493,7 @@ fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control: reclaim removes an entry that has a handle, as in an old Linux. The model must fail
-/// (trap T35 in `traps.md`).
+/// Control: reclaim removes an entry that has a handle, as in an old Linux. The model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
@@ -536,7 +533,7 @@ fn create_delete_and_shrink_keep_the_counts() {
 }
 
 /// Control: reclaim checks in one step that it may end the entry, and ends it in a second step.
-/// Then a deletion may end it too, so the model must fail (trap T35 in `traps.md`).
+/// Then a deletion may end it too, so the model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -577,8 +574,7 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Control: a thread changes a flag by a load and a store of the whole word. The model must fail
-/// (trap T33 in `traps.md`).
+/// Control: a thread changes a flag by a load and a store of the whole word. The model must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
@@ -684,7 +680,7 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
 
 /// Control: the drop of the last handle checks that the value has the maximum number of users, and
 /// removes the entry in a second step. If the number falls in between, the entry is lost. The model
-/// must fail (trap T39 in `traps.md`).
+/// must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
@@ -737,7 +733,7 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
 
 /// Control: the loop over the values of a key only counts the returned entries. For the next value,
 /// it searches from the start, and skips that many. After a deletion, it may return a value twice.
-/// The model must fail (trap T40 in `traps.md`).
+/// The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {

@@ -65,7 +65,7 @@ mod tests {
     }
 
     /// Control: the check must find a thread that locks two home lines (lines that the hashes of
-    /// keys select) at the same time, even without a deadlock (trap T42 in `traps.md`).
+    /// keys select) at the same time, even without a deadlock.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -195,7 +195,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
 }
 
 /// Control: the store ignores the result of `delete_or_get`, and frees a block that is in use. The
-/// test must find that at its end (trap T34 in `traps.md`).
+/// test must find that at its end.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -226,7 +226,7 @@ fn block_changed_in_place_is_shared_with_its_equal() {
 }
 
 /// Control: the changed block is entered before the search for an equal block, which then wrongly
-/// finds it (trap T38 in `traps.md`).
+/// finds it.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -264,7 +264,7 @@ fn finds_among_full_blocks_meet_none_of_them() {
 }
 
 /// Control: without `note_users`, the cache does not know which blocks are full (with the maximum
-/// number of users). So searches examine full blocks, too (trap T39 in `traps.md`).
+/// number of users). So searches examine full blocks, too.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();

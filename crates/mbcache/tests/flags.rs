@@ -14,7 +14,7 @@ fn flags_of_one_entry_under_two_threads_are_kept() {
 }
 
 /// Control: two threads change different flags of one word by a load and a store of the whole word.
-/// A change of one flag must then get lost (trap T33 in `traps.md`).
+/// A change of one flag must then get lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

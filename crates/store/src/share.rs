@@ -341,7 +341,7 @@ mod tests {
     }
 
     /// Returns an attribute value that differs from others only in bytes that the hash does not
-    /// sample. So all of them have the same hash (trap T54 in `traps.md`).
+    /// sample. So all of them have the same hash.
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());

@@ -56,8 +56,8 @@ impl Dcache {
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
-    /// the parent key of the directory's children. Then the cache does not change (trap T25 in
-    /// `traps.md`). `ENOMEM` if no slot is left.
+    /// the parent key of the directory's children. Then the cache does not change. `ENOMEM` if no
+    /// slot is left.
     pub(crate) fn publish(
         &self,
         key: ParentKey,
@@ -301,7 +301,7 @@ impl Dcache {
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
         // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since the
-        // lookup. The slot may then hold the dentry of another name (trap T55 in `traps.md`).
+        // lookup. The slot may then hold the dentry of another name.
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
@@ -700,7 +700,7 @@ impl Dcache {
         });
     }
 
-    /// Locks one or two dentries, in the order of their slots (trap P9 in `traps.md`).
+    /// Locks one or two dentries, in the order of their slots, so that two threads cannot deadlock.
     fn lock_two(
         &self,
         a: DentrySlot,
@@ -718,7 +718,7 @@ impl Dcache {
     }
 
     /// Runs `change` inside the seqlock write section of a dentry, which the caller has locked
-    /// (`_guard`). The section ends even if `change` panics (trap T30 in `traps.md`).
+    /// (`_guard`). The section ends even if `change` panics, so that no reader waits for ever.
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

@@ -184,7 +184,7 @@ impl<'v> Walk<'v, '_> {
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since its snapshot, and its old parent's slot may have been
             // reused. So take a reference on `parent`, and check again that it is the child's
-            // parent (trap T19 in `traps.md`).
+            // parent.
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;

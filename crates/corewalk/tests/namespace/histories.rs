@@ -86,8 +86,7 @@ fn histories_over_tmpfs_are_linearizable() {
 }
 
 /// The answers of concurrent operations must fit one sequential order, even with a slow back end,
-/// eviction and invalidation. The cache must not keep an answer that is stale when it arrives
-/// (traps T25, P12 in `traps.md`).
+/// eviction and invalidation. The cache must not keep an answer that is stale when it arrives.
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));

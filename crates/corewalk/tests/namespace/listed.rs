@@ -219,7 +219,7 @@ fn mode_from_before_a_chmod_is_not_used() {
 }
 
 /// Control: a listing begins after a removal, but gets entries from before it, and brings the
-/// removed name back (trap T25 in `traps.md`).
+/// removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {

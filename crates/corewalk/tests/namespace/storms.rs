@@ -326,8 +326,8 @@ fn path_across_mounts_is_valid_at_one_instant() {
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Control: a path is joined from two translations, one on each side of the mount point (traps T8
-/// and P8 in `traps.md`). On one CPU, a rename seldom comes between the two.
+/// Control: a path is joined from two translations, one on each side of the mount point. On one
+/// CPU, a rename seldom comes between the two.
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

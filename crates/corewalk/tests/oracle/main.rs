@@ -124,8 +124,7 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control: each name of a path was right when it was read, but at different times (trap P8 in
-/// `traps.md`).
+/// Control: each name of a path was right when it was read, but at different times.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);

@@ -339,7 +339,7 @@ fn async_write_of_a_killed_client_ends_before_the_client() {
 }
 
 /// A future that panics, or that its runtime drops, must answer `EIO`. Requests that wait for the
-/// same name must go on (trap T24 in `traps.md`).
+/// same name must go on.
 #[test]
 fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let panics = Arc::new(AtomicU64::new(1));

@@ -40,7 +40,7 @@ impl Task {
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
         // The caller found under the queue's lock that the call has to wait, and still holds that
-        // lock. So no wake-up is lost (trap I5 in `traps.md`).
+        // lock. So no wake-up is lost.
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
         let outer = self.begin_wait(node.line);

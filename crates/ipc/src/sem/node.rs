@@ -361,8 +361,7 @@ pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
         // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees all stores made
-        // for its call. The task may then free its node, so do not read the node any more (trap I13
-        // in `traps.md`).
+        // for its call. The task may then free its node, so do not read the node any more.
         let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
         (before & AWAKE == 0).then_some((node, task))
     };

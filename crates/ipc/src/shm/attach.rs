@@ -173,7 +173,7 @@ impl Task {
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
             // The segment may have been removed since the lookup. So look it up again under the
-            // lock (trap I2 in `traps.md`).
+            // lock.
             let segment = Segment::named(&ids, name)?;
             segment.attach(self.owner.index, 1)?;
             Ok(segment.size_bytes())

@@ -269,8 +269,7 @@ fn loop_that_deletes_what_it_meets_ends() {
     assert_eq!(met, 20);
 }
 
-/// Control: a loop that searches from the start after each deletion does not end (trap T40 in
-/// `traps.md`).
+/// Control: a loop that searches from the start after each deletion does not end.
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
@@ -309,7 +308,7 @@ fn entries_that_were_used_survive_a_scan() {
 }
 
 /// Control: `find_first` does not set the referenced bit. So a scan must drop entries that were
-/// found but never used (trap T37 in `traps.md`).
+/// found but never used.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -403,8 +402,7 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
 }
 
 /// Control: the cache drops the entry of a full value (with the maximum number of users) only with
-/// its last handle. This test keeps all handles, so a search must examine all these entries (trap
-/// T39 in `traps.md`).
+/// its last handle. This test keeps all handles, so a search must examine all these entries.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

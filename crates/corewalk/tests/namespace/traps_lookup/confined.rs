@@ -52,8 +52,7 @@ fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Control: a walk that is not confined ends outside of the directory in which it began (trap T20
-/// in `traps.md`).
+/// Control: a walk that is not confined ends outside of the directory in which it began.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

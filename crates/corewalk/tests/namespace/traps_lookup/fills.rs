@@ -163,8 +163,7 @@ fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
 }
 
-/// Control: an in-lookup lock is never released, and the waiting thread hangs (trap T24 in
-/// `traps.md`).
+/// Control: an in-lookup lock is never released, and the waiting thread hangs.
 #[test]
 fn control_call_that_never_ends_is_caught() {
     const NAME: &str = "traps_lookup::fills::control_call_that_never_ends_is_caught";
@@ -281,7 +280,7 @@ fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
 }
 
 /// Control: the back end changes a name, and the name is not invalidated. So the old answer stays
-/// in the cache, and `check_late_answers` must detect that (trap T25 in `traps.md`).
+/// in the cache, and `check_late_answers` must detect that.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {

@@ -49,8 +49,7 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Control: a rename exchanges the names of the two dentries, as it once did in Linux (trap T4 in
-/// `traps.md`).
+/// Control: a rename exchanges the names of the two dentries, as it once did in Linux.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
@@ -127,7 +126,7 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control: some bytes of a name come from another name, as in a torn read (trap T5 in `traps.md`).
+/// Control: some bytes of a name come from another name, as in a torn read.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {

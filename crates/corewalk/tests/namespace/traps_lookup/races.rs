@@ -78,7 +78,7 @@ fn existing_file_under_eviction_is_never_missing() {
     lookups_under_eviction(&new());
 }
 
-/// Control: the back end returns a single wrong ENOENT (trap T15 in `traps.md`).
+/// Control: the back end returns a single wrong ENOENT.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
@@ -142,7 +142,7 @@ fn kind_and_inode_of_a_name_belong_together() {
 }
 
 /// Control: the check gets a wrong answer, with the kind of an earlier file and the inode of a
-/// later one. It must detect that (trap T16 in `traps.md`).
+/// later one. It must detect that.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -217,8 +217,7 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Control: on one CPU, a waiting thread spins for ever. The time limit must stop the test (trap
-/// T22 in `traps.md`).
+/// Control: on one CPU, a waiting thread spins for ever. The time limit must stop the test.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
@@ -284,7 +283,7 @@ fn randomly_moved_directories_stay_a_tree() {
 }
 
 /// Control: two moves of directories are made together without a check. Each alone is valid, but
-/// together they make a loop (trap T26 in `traps.md`).
+/// together they make a loop.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
