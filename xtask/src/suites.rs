@@ -20,7 +20,7 @@
 //! # The program
 //!
 //! The program under test is `target/release/corewalk`, or the path in `COREWALK_PROGRAM`. The
-//! suites expect the following:
+//! suites expect three things of it.
 //!
 //! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
 //!   tmpfs on MNT` when the mount is ready.

@@ -110,8 +110,8 @@ pub fn close_backing_file(device: BorrowedFd<'_>, id: u32) -> Result<(), Errno> 
 
 /// Returns the number of possible processors. A FUSE ring has one queue for each of them.
 ///
-/// This count may be below the highest processor number plus 1: with the processors 0, 2 and 3, it
-/// is 3.
+/// The count of possible processors may be below the highest processor number plus 1: with the
+/// processors 0, 2 and 3, it is 3.
 ///
 /// # Errors
 ///

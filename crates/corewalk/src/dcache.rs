@@ -270,7 +270,7 @@ impl Dcache {
     /// generation, which each invalidation of the directory increments. The child's dentry is read
     /// before this instant, and validated after it.
     ///
-    /// This function compares only one dentry: that of the first entry with the name's tag in the
+    /// `get_by_ino` compares only one dentry: that of the first entry with the name's tag in the
     /// bucket's first line. It has so few instructions that the processor overlaps several lookups.
     /// `get_by_ino_slow` handles long names and further entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {

@@ -4,8 +4,8 @@
 //! has handed out each number, and later returns many of these counts with one forget request. A
 //! server must keep the same counts, even if requests run in parallel. corewalk's cache does that.
 //!
-//! This crate adds the rules of the protocol, credentials, cookies of directories, mounting and
-//! unmounting.
+//! To corewalk's cache, this crate adds the rules of the FUSE protocol, credentials, cookies of
+//! directories, mounting and unmounting.
 //!
 //! # How it works
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or

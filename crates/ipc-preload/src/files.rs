@@ -1,8 +1,8 @@
 //! The interposed functions that open files.
 //!
-//! Each of these functions first calls the C library's function of the same name. If the path names
-//! a file of proc(5) that shows IPC objects or limits, it then replaces the open file by a memfd
-//! with the text of the module `proc`.
+//! Each interposed function that opens a file first calls the C library's function of the same
+//! name. If the path names a file of proc(5) that shows IPC objects or limits, it then replaces the
+//! open file by a memfd with the text of the module `proc`.
 //!
 //! The file under a new stream (fopen(3)) can be replaced too, because the stream has read nothing
 //! yet.

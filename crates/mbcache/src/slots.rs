@@ -2,8 +2,7 @@
 //!
 //! Every change of the state word is one atomic step on the whole word. So two changes of different
 //! flags cannot overwrite each other (trap T33 in `traps.md`). An entry with a handle cannot be
-//! removed (traps T34 and T35). Any thread may read any slot at any time, without a lock, for these
-//! reasons:
+//! removed (traps T34 and T35). Any thread may read any slot at any time, without a lock.
 //!
 //! - *No torn pair.* Key and value are written only while the slot has no live entry, and each new
 //!   entry gets a new generation. A reader loads the state, then the key and the value. Then it

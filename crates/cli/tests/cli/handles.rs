@@ -41,8 +41,8 @@ enum Forgotten {
 /// drop those of all file systems.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // The first pass evicts the entries in directories. Only then can the second pass evict the
-        // directories.
+        // The first of two passes evicts the entries in directories. Only then can the second pass
+        // evict the directories.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())

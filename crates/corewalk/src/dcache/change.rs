@@ -93,7 +93,8 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The back end has just reported another inode. So make the cached dentry stale.
+                // The back end has just reported another inode for the name. So make the cached
+                // dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -198,8 +199,8 @@ impl Dcache {
     /// in `node`, gives it the current parent key, and returns it with a reference for the caller.
     /// Evicts the unused stale dentries of other inodes.
     ///
-    /// So a name has at most one dentry per inode in use, however often it is invalidated. The
-    /// caller holds the in-lookup lock of the name.
+    /// Because stale dentries are reused, a name has at most one dentry per inode in use, however
+    /// often it is invalidated. The caller holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {

@@ -22,8 +22,7 @@
 //! - L.2: an invalidation of a name first increments the directory's count of changes. Then it
 //!   cancels the fill: the holder of the name's in-lookup lock may not cache the back end's answer.
 //!
-//! If a name changes during a listing, the listing must not cache its old entry for the name. There
-//! are two cases:
+//! If a name changes during a listing, the listing must not cache its old entry for the name.
 //!
 //! - If the listing reads the entry after the change in the back end, the entry is up to date.
 //! - If the listing reads the entry before the change, the changing thread sees a listing in

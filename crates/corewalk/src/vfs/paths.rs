@@ -365,8 +365,8 @@ impl Table {
     /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
     /// the inodes `moved`; the inodes `above` are on the paths of its directories.
     ///
-    /// Other operations prevent it only if they have path locks or a lower ticket, and are one of
-    /// these:
+    /// Another operation keeps this rename or removal from its path locks only if that operation
+    /// has path locks or a lower ticket, and is one of these:
     /// - a call with one of `moved` on its path;
     /// - a rename or removal that moves one of `moved` or `above`;
     /// - a rename or removal with one of `moved` on the paths of its directories.

@@ -30,7 +30,7 @@ use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::service::Reply;
 use crate::wire::{Body, OwnedMessage};
 
-/// The first pause between two calls of the back end for one request, and the longest one.
+/// The first and the longest pause between two calls of the back end for one waiting request.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 /// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
@@ -229,8 +229,8 @@ impl Interruptible for Signal {
     fn cancel(&self) {
         // ORDERING: Relaxed. See `has_come`.
         self.has_come.store(true, Ordering::Relaxed);
-        // After this lock and unlock of the queue, the thread either waits already, or has not yet
-        // checked the flag. So it does not miss the notification.
+        // After this lock and unlock of the queue, the thread that serves the queue either sleeps
+        // already, or has not yet checked the flag. So it does not miss the notification.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }

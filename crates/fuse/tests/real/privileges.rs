@@ -100,8 +100,8 @@ fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     assert_as_host(name, fs, Options::exclusive(), |_, _, _, _| false);
 }
 
-/// Exception: before the server refuses a truncate(2), the kernel has removed the capabilities of
-/// the file.
+/// The results differ in one case: before the server refuses a truncate(2), the kernel has removed
+/// the capabilities of the file.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions";

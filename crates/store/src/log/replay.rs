@@ -19,8 +19,8 @@
 //! database, the database has lost a confirmed commit. The reason may be a damaged page, or an
 //! older copy of the file `meta`.
 //!
-//! Such a store is refused, since its log and its file data do not fit the database. The page
-//! `store.md` lists the losses that a mount cannot notice.
+//! A store whose database is older than its log is refused, since log and file data do not fit the
+//! database. The page `store.md` lists the losses that a mount cannot notice.
 //!
 //! # Unreadable blocks
 //! An unreadable block may hold a confirmed entry, so a log with such a block is refused. The
