@@ -84,8 +84,8 @@ unsafe impl Ioctl for BackingOpen {
 /// # Errors
 ///
 /// `EPERM` without `CAP_SYS_ADMIN`; `EOPNOTSUPP` for a file that is not regular; `ELOOP` for a file
-/// of a stacked file system; `ENOTTY` before Linux 6.9; `EINVAL` if the connection has not chosen
-/// passthrough, or is none.
+/// of a stacked file system; `ENOTTY` before Linux 6.9; `EINVAL` if there is no connection, or if
+/// it has not chosen passthrough.
 pub fn open_backing_file(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, Errno> {
     check_is_fuse(device)?;
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };

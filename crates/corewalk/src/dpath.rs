@@ -181,7 +181,7 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
 }
 
 /// Collects the names from the dentry `alias` up to the root. Returns false if the dentry does not
-/// refer to `inode`, or is not below the root.
+/// refer to `inode`, or if it is not below the root.
 fn collect_alias(
     dcache: &Dcache,
     alias: DentrySlot,
@@ -258,7 +258,7 @@ fn names_of<T>(
 }
 
 /// Returns the path of the dentry `name`, with the inodes on the path. Returns None if the dentry
-/// does not refer to `inode`, or is not below the root.
+/// does not refer to `inode`, or if it is not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;
