@@ -61,8 +61,8 @@ pub(crate) trait Interruptible: Send + Sync {
 /// The signals that cancel a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelledBy {
-    /// No signal. A request that closes a file must run even if its client is killed, because the
-    /// kernel sends it only once.
+    /// No signal cancels the request. A request that closes a file must run even if its client is
+    /// killed, because the kernel sends it only once.
     Nothing,
     /// A signal that kills the thread.
     Kill,

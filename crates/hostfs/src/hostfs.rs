@@ -502,8 +502,9 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), node.handle());
     }
 
-    /// Returns false: the host finds most files in its caches, and a wait for a disk is short. On a
-    /// network file system, calls do wait, so the mount needs more threads than processors.
+    /// Returns false, because calls do not wait long: the host finds most files in its caches, and
+    /// a wait for a disk is short. On a network file system, calls do wait, so the mount needs more
+    /// threads than processors.
     fn waits(&self) -> bool {
         false
     }

@@ -366,7 +366,8 @@ impl FileSystem for Store {
         }
     }
 
-    /// Returns false: calls find most of their records in memory, and a wait for the disk is short.
+    /// Returns false, because calls do not wait long: they find most of their records in memory,
+    /// and a wait for the disk is short.
     fn waits(&self) -> bool {
         false
     }

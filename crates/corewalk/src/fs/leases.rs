@@ -36,8 +36,8 @@ pub trait ClientCache: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `EBUSY` while [`ClientCache::can_expire_names`] returns false. Then the client uses the
-    /// names until their times are over. `EINVAL` if the client can never do it; `ENODEV` if there
-    /// is no client any more.
+    /// names until their timeouts end. `EINVAL` if the client can never do it; `ENODEV` if there is
+    /// no client any more.
     fn expire_names(&self) -> Result<(), Errno>;
 
     /// Returns false while the client cannot drop names. Then a back end should give no times to
