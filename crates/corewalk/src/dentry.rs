@@ -96,8 +96,8 @@ pub(crate) struct Dentries {
     count: ShardedCounter,
 }
 
-/// A copy of a dentry's parent key, body word and name words. It is built before the write section
-/// that stores it.
+/// A copy of the words of a dentry that change together: parent key (its directory), body word and
+/// name words. It is built before the write section that stores it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -345,8 +345,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the inode number and the child generation of the directory in `slot`. The caller
-    /// validates them.
+    /// Returns the inode number and the child generation (count of invalidations) of the directory
+    /// in `slot`. The caller validates them.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
@@ -510,8 +510,8 @@ impl Dentries {
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
-    /// Stores a new child generation in a directory's dentry. The caller is inside the dentry's
-    /// write section.
+    /// Stores a new child generation (count of invalidations) in a directory's dentry. The caller
+    /// is inside the dentry's write section.
     pub(crate) fn store_child_generation(&self, slot: DentrySlot, child_generation: u64) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);

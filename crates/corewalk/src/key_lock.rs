@@ -18,9 +18,9 @@
 //! releases it.
 //!
 //! Three operations need the shard's list: locking a second key, waiting for a locked key, and
-//! cancelling a fill. They move the one locked key from the shard's word to the list, and set the
-//! word to [`LISTED`]. From then on all changes are made under the mutex, until the list is empty
-//! and the word is 0.
+//! cancelling a fill (forbidding the holder to cache an answer). They move the one locked key from
+//! the shard's word to the list, and set the word to [`LISTED`]. From then on all changes are made
+//! under the mutex, until the list is empty and the word is 0.
 //!
 //! # Invariants
 //! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
@@ -258,9 +258,9 @@ impl KeyGuard<'_> {
     /// Call this function inside the critical section that changes the name in the cache: under the
     /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// Suppose that an invalidation cancels the fill after this function has returned false. The
-    /// invalidation then looks the name up, waits until the critical section has ended, and finds
-    /// the holder's change.
+    /// Suppose that an invalidation cancels the fill (forbids to cache the answer) after this
+    /// function has returned false. The invalidation then looks the name up, waits until the
+    /// critical section has ended, and finds the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

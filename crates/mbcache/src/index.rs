@@ -292,8 +292,8 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // The reach may be lowered only if the last line that a search from `home` reads
-                // has no entry of this home.
+                // The reach (the number of lines after `home` that a search reads) may be lowered
+                // only if the last line that a search from `home` reads has no entry of this home.
                 //
                 // `is_ours` never misses an entry of this home: only a thread with the lock of
                 // `home` can create one, and the caller has that lock. If another thread reuses the

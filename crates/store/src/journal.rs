@@ -7,7 +7,7 @@
 //! - Otherwise, and in a periodic commit, the file data is synced. Then both layers are written to
 //!   the database, in one transaction that makes the log void.
 //!
-//! A read looks in the running, frozen and logged layer, and last in a snapshot of the database.
+//! A read searches the three layers in memory, newest first, then a snapshot of the database.
 //!
 //! # Guarantees
 //! - J.1: all changes of an operation are in one transaction, because the operation holds a handle

@@ -62,7 +62,8 @@ const HEADER_BYTES: usize = 32;
 /// Maximum number of bytes of an entry. A reader loads a whole entry into memory, so it refuses
 /// longer entries. Commits write entries of less than half this length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The entry number of an end mark. The end marks are in the first two blocks of the log.
+/// The entry number of an end mark (a header that says that the log is empty). The end marks are in
+/// the first two blocks of the log.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
 /// The bytes of the log that contain generation and entry number of the second end mark. An end

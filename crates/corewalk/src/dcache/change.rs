@@ -186,7 +186,7 @@ impl Dcache {
     }
 
     /// Returns the superblock of an inode, and the words for a directory's dentry: inode number and
-    /// first child generation. All are zero if `inode` is none.
+    /// first child generation (count of invalidations). All are zero if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -196,8 +196,8 @@ impl Dcache {
     }
 
     /// Reuses a stale dentry of the name, from before an invalidation. If one refers to the inode
-    /// in `node`, gives it the current parent key, and returns it with a reference for the caller.
-    /// Evicts the unused stale dentries of other inodes.
+    /// in `node`, gives it the current parent key, so that lookups find it, and returns it with a
+    /// reference for the caller. Evicts the unused stale dentries of other inodes.
     ///
     /// Because stale dentries are reused, a name has at most one dentry per inode in use, however
     /// often it is invalidated. The caller holds the in-lookup lock of the name.
@@ -681,8 +681,8 @@ impl Dcache {
     }
 
     /// Makes a dentry unhashed. The caller is inside the dentry's write section. A directory's
-    /// child generation is incremented too, so no lookup finds the negative dentries below the
-    /// removed directory.
+    /// child generation (count of invalidations) is incremented too, so no lookup finds the
+    /// negative dentries below the removed directory.
     fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {

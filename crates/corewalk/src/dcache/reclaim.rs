@@ -237,7 +237,7 @@ impl Dcache {
     }
 
     /// Moves the clock hand over `scan` slots, and evicts unused entries. Calls `pinned` with the
-    /// slot of each pinned entry. Returns the number of evictions.
+    /// slot of each pinned entry (whose inode is in use). Returns the number of evictions.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
@@ -354,8 +354,8 @@ impl Dcache {
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // The inode is in use, so make the hidden dentry visible again. If the name was
-                // invalidated meanwhile, the invalidation has cancelled the fill of the name. Then
-                // store a stale parent key, for which no lookup searches.
+                // invalidated meanwhile, the invalidation has cancelled the fill (no answer for the
+                // name may be cached). Then store a stale parent key, for which no lookup searches.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

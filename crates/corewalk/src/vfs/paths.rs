@@ -362,8 +362,9 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
-    /// the inodes `moved`; the inodes `above` are on the paths of its directories.
+    /// Returns true if the rename or removal with this `ticket` (its number in the order of
+    /// arrival) can get its path locks. It moves the inodes `moved`; the inodes `above` are on the
+    /// paths of its directories.
     ///
     /// Another operation keeps this rename or removal from its path locks only if that operation
     /// has path locks or a lower ticket, and is one of these:

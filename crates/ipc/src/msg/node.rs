@@ -78,8 +78,8 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Allocates a node with the next ticket, for a call of the task with pid `pid`. The task holds
-    /// the queue's lock.
+    /// Allocates a wait node with the next ticket (number in the order of arrival), for a call of
+    /// the task with pid `pid`. The task holds the queue's lock.
     ///
     /// # Errors
     ///
@@ -103,7 +103,8 @@ impl<'s> Node<'s> {
         put(&first[STATUS], 0);
         node.set_ticket(guard.next_ticket());
         // ORDERING(ipc-truth): Release. This store marks the wait node as waiting in the queue. A
-        // rebuild of the queue's lists that sees the mark also sees the fields stored above.
+        // rebuild of the queue's lists that finds the node marked also sees the fields stored
+        // above.
         first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }

@@ -184,8 +184,9 @@ impl<'s> Queue<'s> {
         get(&self.line()[LIVE])
     }
 
-    /// Returns the newest ticket of the queue. Without the queue's lock the value is a hint: if it
-    /// changes, a message was probably sent.
+    /// Returns the newest ticket of the queue (tickets number messages and waiting calls in the
+    /// order of arrival). Without the queue's lock the value is a hint: if it changes, a message
+    /// was probably sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])

@@ -173,9 +173,9 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// The entries of keys with one home line may be in that line and the 127 lines after it. The test
-/// creates more than fit there. A search must then read all 128 lines, and no more. An entry of
-/// another key in these lines must still be found.
+/// If the hashes of keys select one line of the index, their entries may be in that line and the
+/// 127 lines after it. The test creates more than fit there. A search must then read all 128 lines,
+/// and no more. An entry of another key in these lines must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
