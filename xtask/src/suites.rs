@@ -20,7 +20,7 @@
 //! # The program
 //!
 //! The program under test is `target/release/corewalk`, or the path in `COREWALK_PROGRAM`. The
-//! suites expect the following:
+//! suites expect three things of it.
 //!
 //! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
 //!   tmpfs on MNT` when the mount is ready.
@@ -116,7 +116,8 @@ const CLUSTER_NEEDS: &[(&str, &str)] = &[("pgbench", "postgresql")];
 const PJDFSTEST_CLUSTER_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev"), ("pgbench", "postgresql")];
 
-/// The needs of fsx on two mounts, which a library in C makes of one.
+/// The programs that fsx on two mounts needs. A C library, built with `cc`, spreads its calls over
+/// the mounts.
 const FSX_TWO_MOUNTS_NEEDS: &[(&str, &str)] = &[("cc", "gcc"), ("pgbench", "postgresql")];
 
 /// The programs that run on two mounts.

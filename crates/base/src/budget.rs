@@ -11,14 +11,14 @@
 //!
 //! - U.1: the amounts granted to all threads together stay within the limit. A budget that starts
 //!   above its limit grants nothing until enough is given back.
-//! - U.2: an amount given back by one thread is available to other threads at once. An amount is
-//!   refused only if it did not fit at some moment of the call.
+//! - U.2: an amount given back by one thread is available to other threads immediately. An amount
+//!   is refused only if it did not fit at some moment of the call.
 //!
 //! # Limits
 //!
-//! A budget never waits until another thread gives units back: the caller gets `ENOSPC` at once, as
-//! in the kernel's tmpfs. A budget has no locks, and its atomic operations order no accesses to
-//! other memory.
+//! A budget never waits until another thread gives units back: if they do not suffice, the caller
+//! gets `ENOSPC` immediately, as in the kernel's tmpfs. A budget has no locks, and its atomic
+//! operations order no accesses to other memory.
 //!
 //! Analogous to the block and inode counts of Linux's `struct shmem_sb_info`.
 //!

@@ -1,7 +1,8 @@
 //! The system call in which another thread waits.
 //!
-//! A FUSE request for no change comes from chown(2) without an owner, and also from the first step
-//! of a write. Only the system call of the waiting thread tells them apart.
+//! The kernel sends a FUSE request that changes no attribute for two reasons: a chown(2) without
+//! owner and group, or the start of a write. Only the system call of the waiting thread tells these
+//! apart.
 //!
 //! Source: proc_pid_syscall(5).
 
@@ -23,12 +24,12 @@ const CHOWN_32: [(i64, usize); 7] =
 const FCHOWNAT_32: i64 = 298;
 #[cfg(not(target_arch = "x86_64"))]
 const FCHOWNAT_32: i64 = 325;
-/// This bit of a number on x86-64 says that pointers have 32 bits (x32).
+/// This bit of a system call number on x86-64 selects the x32 ABI, whose pointers have 32 bits.
 const X32: i64 = 0x4000_0000;
 /// No program has an address below this one (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
-/// How often the file of a thread is read while the thread does not sleep yet.
+/// Maximum number of reads of `/proc/PID/syscall` while the thread does not sleep yet.
 const TRIES: u32 = 1000;
 /// The pause before the next try.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
@@ -74,7 +75,7 @@ mod tests {
     fn thread_that_waits_elsewhere_is_not_in_chown() {
         // The first thread of a test process waits for the threads of the tests.
         assert_eq!(waits_in_chown(std::process::id()), Some(false));
-        // Use an ID that no thread has: all IDs are below 2^22.
+        // Use a thread ID that no thread has: all IDs are below 2^22.
         assert_eq!(waits_in_chown(u32::MAX), None);
     }
 

@@ -54,7 +54,8 @@ struct BackingMap {
 const BACKING_OPEN: rustix::ioctl::Opcode = opcode::write::<BackingMap>(229, 1);
 const BACKING_CLOSE: rustix::ioctl::Opcode = opcode::write::<u32>(229, 2);
 
-/// The ioctl that registers a file. Its result is the number of the registered file.
+/// The ioctl that registers a file for passthrough. Its result is the number of the registered
+/// file.
 struct BackingOpen(BackingMap);
 
 // SAFETY: the kernel only reads the `BackingMap` through the pointer, and the pointer is valid
@@ -83,8 +84,8 @@ unsafe impl Ioctl for BackingOpen {
 /// # Errors
 ///
 /// `EPERM` without `CAP_SYS_ADMIN`; `EOPNOTSUPP` for a file that is not regular; `ELOOP` for a file
-/// of a stacked file system; `ENOTTY` before Linux 6.9; `EINVAL` if the connection has not chosen
-/// passthrough, or is none.
+/// of a stacked file system; `ENOTTY` before Linux 6.9; `EINVAL` if there is no connection, or if
+/// it has not chosen passthrough.
 pub fn open_backing_file(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, Errno> {
     check_is_fuse(device)?;
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
@@ -93,7 +94,8 @@ pub fn open_backing_file(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result
     unsafe { ioctl(device, BackingOpen(map)) }
 }
 
-/// Ends the registration of a file. Open files of the mount that use it go on using it.
+/// Ends the registration of a file for passthrough. Open files of the mount that use it go on using
+/// it.
 ///
 /// # Errors
 ///
@@ -108,8 +110,8 @@ pub fn close_backing_file(device: BorrowedFd<'_>, id: u32) -> Result<(), Errno> 
 
 /// Returns the number of possible processors. A FUSE ring has one queue for each of them.
 ///
-/// This count may be below the highest processor number plus 1: with the processors 0, 2 and 3, it
-/// is 3.
+/// The count of possible processors may be below the highest processor number plus 1: with the
+/// processors 0, 2 and 3, it is 3.
 ///
 /// # Errors
 ///

@@ -268,7 +268,7 @@ impl FuseRing {
     /// Sends the queued replies to the kernel. Then waits until a request arrives, another thread
     /// calls [`RingWaker::wake`], or an entry fails. A failed entry gets no more requests.
     ///
-    /// Returns at once if a request has arrived, or if all entries of the ring have failed. May
+    /// Returns immediately if a request has arrived, or if all entries of the ring have failed. May
     /// also return without a request, for example after a signal.
     ///
     /// # Errors
@@ -307,8 +307,8 @@ impl FuseRing {
     pub fn request(&mut self, entry: &EntryId) -> RingRequest<'_> {
         let index = self.taken(entry);
         // SAFETY: the ring's entry is in the state `Taken`, so the kernel does not access its
-        // memory (F.2). Only `reply` ends this state. The references that this method returns
-        // borrow `self`, so they end before any call of `reply`.
+        // memory (invariant F.2). Only `reply` ends this state. The references that this method
+        // returns borrow `self`, so they end before any call of `reply`.
         let (head, payload) = unsafe { self.memory.parts(index) };
         let header = head.in_out.first_chunk().expect("a header is shorter");
         let payload_len = (head.payload_bytes as usize).min(payload.len());
@@ -330,8 +330,8 @@ impl FuseRing {
         let body = outcome.unwrap_or(0);
         assert!(body <= self.memory.payload_bytes(), "the body of a reply fits into the payload");
         let error = outcome.err().map_or(0, |errno| -errno.raw_os_error());
-        // SAFETY: the entry is `Taken`, so the kernel does not own it (F.2). The reference ends
-        // before the command is queued.
+        // SAFETY: the entry is `Taken`, so the kernel does not own it (invariant F.2). The
+        // reference ends before the command is queued.
         let head = unsafe { self.memory.head_mut(index) };
         let len = (OUT_HEADER_BYTES + body) as u32;
         // Do not write the bytes 8 to 15 of the header. They hold the id of the request, which the
@@ -425,9 +425,9 @@ impl FuseRing {
 
     fn push(&mut self, command: Entry128) {
         // SAFETY: (1) A poll command names no memory. (2) All other commands name the memory of an
-        // entry. That memory stays mapped until the command completes, or is abandoned (F.3). (3)
-        // Until then no reference to that memory is made, since the owner of the entry is the
-        // kernel (F.2).
+        // entry. That memory stays mapped until the command completes, or is abandoned (invariant
+        // F.3). (3) Until then no reference to that memory is made, since the owner of the entry is
+        // the kernel (invariant F.2).
         let pushed = unsafe { self.ring.submission().push(&command) };
         pushed.expect("the queue has space for one command per entry and the poll");
     }
@@ -463,7 +463,7 @@ impl Drop for FuseRing {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
         // Before `enable`, the kernel reads no commands of the ring. So it does not know the memory
-        // of the entries, which can be unmapped.
+        // of the entries, and that memory can be unmapped.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }

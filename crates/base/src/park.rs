@@ -1,8 +1,8 @@
 //! Sleeping on the address of an atomic word, within one process.
 //!
 //! The holder of a lock can be preempted for a whole time slice. A thread that spins during that
-//! time uses the processor that the holder needs (trap T30). So every wait of this workspace spins
-//! a bounded number of rounds and then sleeps in this module.
+//! time uses the processor that the holder needs (trap T30 in `traps.md`). So every wait of this
+//! workspace spins a bounded number of rounds and then sleeps in this module.
 //!
 //! A thread sleeps until another thread changes a word. As in futex(2), the queue of sleepers lives
 //! outside the word, and is found by the word's address. No wake-up is lost:

@@ -136,7 +136,7 @@ mod mapped {
             }
             let is_limited = fstatfs(&file).is_ok_and(|room| room.f_blocks != 0);
             // SAFETY: mmap(2) gets no address, so it replaces no mapping in use. The words are
-            // atomics (R.2), so a store by another process is no data race.
+            // atomics (invariant R.2), so a store by another process is no data race.
             let base = unsafe {
                 mm::mmap(
                     std::ptr::null_mut(),
@@ -201,10 +201,12 @@ mod mapped {
         #[must_use]
         pub fn line(&self, index: u32) -> &Line {
             let index = if index < self.lines { index } else { 0 };
-            // SAFETY: the index is below `lines`, so the result stays inside the mapping (R.1).
+            // SAFETY: the index is below `lines`, so the result stays inside the mapping (invariant
+            // R.1).
             let line = unsafe { self.base.add(index as usize) };
             // SAFETY: the mapping is readable, writable, page-aligned and lives as long as `self`
-            // (R.1). Any bits are valid words, and the words are only accessed as atomics (R.2).
+            // (invariant R.1). Any bits are valid words, and the words are only accessed as atomics
+            // (invariant R.2).
             unsafe { line.as_ref() }
         }
 
@@ -230,7 +232,7 @@ mod mapped {
     }
 
     // SAFETY: the mapping belongs to the process, not to a thread. The words are only accessed as
-    // atomics (R.2), so threads may share them.
+    // atomics (invariant R.2), so threads may share them.
     unsafe impl Send for Region {}
 
     // SAFETY: as above.
@@ -239,8 +241,8 @@ mod mapped {
     impl Drop for Region {
         fn drop(&mut self) {
             let len = self.lines as usize * size_of::<Line>();
-            // SAFETY: the range is the mapping that the constructor has made (R.1), and `&mut self`
-            // proves that no reference into the mapping is left.
+            // SAFETY: the range is the mapping that the constructor has made (invariant R.1), and
+            // `&mut self` proves that no reference into the mapping is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }

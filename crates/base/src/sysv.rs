@@ -248,7 +248,7 @@ impl MsgQueue {
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();
-        // SAFETY: the buffer has room for the type, and the call asks for no text.
+        // SAFETY: the buffer has room for the message's type, and the call asks for no text.
         let got = unsafe { libc::msgrcv(self.id, buffer, 0, 0, libc::IPC_NOWAIT) };
         match usize::try_from(got).map_err(|_| last_error()) {
             Err(Errno::NOMSG) => Ok(true),

@@ -21,7 +21,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::failure::Failure;
 use crate::source::parse_url;
 
-/// How long the command waits until the other file system is mounted on a new junction.
+/// How long the command waits until a file system is mounted on a new junction.
 const LIMIT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest URL of a junction, in bytes.
@@ -119,7 +119,7 @@ fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|stat| stat.dev())
 }
 
-/// Fails if the directory above `path` is in no cluster file system.
+/// Fails if the directory above `path` is outside of every cluster file system.
 fn check_cluster(path: &Path) -> Result<(), Failure> {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(root_of(above(path)), XATTR_STAT, &mut text[..]).unwrap_or(0);

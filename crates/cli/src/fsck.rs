@@ -1,4 +1,4 @@
-//! `corewalk fsck`: checks a store that is not mounted, or a cluster file system.
+//! `corewalk fsck`: checks an unmounted store or a cluster file system.
 //!
 //! The exit statuses are those of fsck(8), even for an invalid command line. In fsck(8), the
 //! statuses 1 and 2 of the other subcommands mean "errors corrected" and "the system should be

@@ -38,7 +38,7 @@ enum Command {
     Rm(rm::Arguments),
     /// Prints the limits and the use of a namespace, and its number of tasks, in one table.
     Stat(stat::Arguments),
-    /// Watches a namespace, and cleans up at once after a process that is killed.
+    /// Watches a namespace, and cleans up immediately after a process that is killed.
     Serve(serve::Arguments),
 }
 

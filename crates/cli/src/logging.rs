@@ -2,8 +2,8 @@
 //! the messages of panics.
 //!
 //! Logging never blocks the server. Each record is one line of at most `LINE_BYTES_MAX` bytes,
-//! without a backtrace. If standard error cannot take a line at once, the line is dropped, because
-//! a full pipe that no process reads would stop a mount.
+//! without a backtrace. If a write of the line would block, the line is dropped, because a full
+//! pipe that no process reads would stop a mount.
 //!
 //! Records of the crate `fuser` are dropped. It logs an error each time the kernel rejects a reply,
 //! which is normal after an interrupted call. It also returns all other errors to the server.
@@ -88,8 +88,8 @@ mod tests {
         all
     }
 
-    /// Trap X3: the message of a panic must not stop the server, even if the log is a full pipe in
-    /// blocking mode.
+    /// The message of a panic must not stop the server, even if the log is a full pipe in blocking
+    /// mode. Trap X3.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

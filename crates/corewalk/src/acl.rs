@@ -89,8 +89,8 @@ impl Acl {
     /// Returns the ACL with these entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if the ACL lacks a required entry, has a forbidden one (A.1 of the module
-    /// documentation), or has an entry twice or with a value out of range (A.2).
+    /// `EINVAL` if the ACL lacks a required entry, has a forbidden one, or has an entry twice or
+    /// with a value out of range (invariants A.1 and A.2 of the module).
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -346,8 +346,8 @@ fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     }
 }
 
-/// Checks that sorted entries are a valid ACL (A.1 and A.2 of the module documentation). `EINVAL`
-/// if they are not.
+/// Checks that sorted entries are a valid ACL (invariants A.1 and A.2 of the module). `EINVAL` if
+/// they are not.
 fn check_valid(entries: &[Entry]) -> Result<(), Errno> {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let has_required = [Tag::UserObj, Tag::GroupObj, Tag::Other].into_iter().all(|t| count(t) == 1);

@@ -20,7 +20,7 @@
 //! # Guarantees
 //! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
 //!   answer of the back end that is added to the cache). No change, invalidation or removal of the
-//!   name overlapped that fill (traps T15, T25, P12).
+//!   name overlapped that fill (traps T15, T25, P12 in `traps.md`).
 //! - C.2: a rename appears at one instant. No reader misses both names, or finds two files under
 //!   one name (traps T12, T13).
 //! - C.3: no thread busy-waits for a dying dentry or inode (trap T47). No back end is
@@ -270,7 +270,7 @@ impl Dcache {
     /// generation, which each invalidation of the directory increments. The child's dentry is read
     /// before this instant, and validated after it.
     ///
-    /// This function compares only one dentry: that of the first entry with the name's tag in the
+    /// `get_by_ino` compares only one dentry: that of the first entry with the name's tag in the
     /// bucket's first line. It has so few instructions that the processor overlaps several lookups.
     /// `get_by_ino_slow` handles long names and further entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
@@ -332,9 +332,10 @@ impl Dcache {
     /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
     /// in the root file system.
     ///
-    /// `key` was read from a child's dentry, which the caller validates afterwards. If it is valid,
-    /// the answer was right when this function loaded the child generation: the child held a
-    /// reference on its parent, whose inode number could not change (invariants D.3 and D.4).
+    /// `key` was read from a child's dentry, which the caller validates afterwards. If the dentry
+    /// has not changed by then, the result was right when this function loaded the child
+    /// generation. At that time the child held a reference on its parent, whose inode number could
+    /// not change (invariants D.3 and D.4 of `dentry`).
     ///
     /// A removal of the directory changes the child generation, too.
     #[inline]
@@ -394,8 +395,8 @@ impl Dcache {
     }
 
     /// Drops a reference on a dentry. The last reference on an unhashed dentry frees it, which
-    /// drops its reference on its parent. The function walks up the parents in a loop, because the
-    /// tree may be deep (trap T43).
+    /// drops its reference on its parent. The function walks up the parents in a loop, because a
+    /// recursion in a deep tree would overflow the stack.
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {

@@ -35,7 +35,8 @@
 //!   holds a reference on its inode. A root's dentry holds one from birth to death. While a dentry
 //!   holds a reference, the slot to which the reference leads is not reused.
 //!
-//! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
+//! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003 in `documents.md`; Boehm, MSPC
+//! 2012.
 
 mod body;
 mod cold;
@@ -83,8 +84,8 @@ const LONG_SIZE_SHIFT: u32 = 32;
 /// dentry and one for an inode. Its cold record, which path walks do not read, has the reference
 /// count and tells which halves are in use.
 pub(crate) struct Dentries {
-    /// Words 1 to 7 of a dentry are protected by its lock (D.1), which is in `cold`. Readers take
-    /// no lock: they validate with the sequence in word 0.
+    /// Words 1 to 7 of a dentry are protected by its lock (invariant D.1), which is in `cold`.
+    /// Readers take no lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
     /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
@@ -95,8 +96,8 @@ pub(crate) struct Dentries {
     count: ShardedCounter,
 }
 
-/// A copy of a dentry's parent key, body word and name words. It is built before the write section
-/// that stores it.
+/// A copy of the words of a dentry that change together: parent key (its directory), body word and
+/// name words. It is built before the write section that stores it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -192,7 +193,7 @@ impl Dentries {
     }
 
     /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
-    /// reader sleeps on the dentry's lock (trap T30).
+    /// reader sleeps on the dentry's lock.
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -344,15 +345,15 @@ impl Dentries {
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the inode number and the child generation of the directory in `slot`. The caller
-    /// validates them.
+    /// Returns the inode number and the child generation (count of invalidations) of the directory
+    /// in `slot`. The caller validates them.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
     /// Returns the number of a directory that is mixed into the hashes of its children's names. The
-    /// number does not change while the directory's dentry lives (D.3).
+    /// number does not change while the directory's dentry lives (invariant D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -481,8 +482,8 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` as the content of a dentry, inside its write section (D.1). Returns the
-    /// previous content.
+    /// Stores `image` as the content of a dentry, inside its write section (invariant D.1). Returns
+    /// the previous content.
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -509,8 +510,8 @@ impl Dentries {
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
-    /// Stores a new child generation in a directory's dentry. The caller is inside the dentry's
-    /// write section.
+    /// Stores a new child generation (count of invalidations) in a directory's dentry. The caller
+    /// is inside the dentry's write section.
     pub(crate) fn store_child_generation(&self, slot: DentrySlot, child_generation: u64) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);

@@ -3,16 +3,17 @@
 //! A translation makes passes over the path. A pass collects the names from the dentry up to the
 //! root, and adds each dentry with its sequence to a read set. Then it validates the read set. If
 //! no sequence has changed, all names existed together at the instant between the collection and
-//! the validation, so the path existed (traps T1, T8, P8).
+//! the validation, so the path existed (traps T1, T8, P8 in `traps.md`).
 //!
 //! There is no global rename sequence. So a translation must retry only if the dentry or one of its
 //! ancestors changes.
 //!
 //! After a few failed attempts, the translation takes the lock `topology` shared, which keeps
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
-//! for ever (trap T9).
+//! for ever (trap T9 in `traps.md`).
 //!
-//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11).
+//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11
+//! in `traps.md`).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
@@ -55,9 +56,9 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount up to a root, across mount points. The first field is the mount and
-    /// the dentry, the second the number of the root's mount and the root's dentry. None stands for
-    /// the root of the namespace.
+    /// The route from a dentry in a mount up to a root, across mount points. The first field is the
+    /// mount and the dentry, the second the number of the root's mount and the root's dentry. None
+    /// stands for the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -159,8 +160,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias has no path: for example, its directory was removed. Try the
-            // others.
+            // The inode's first alias has no path: for example, its directory was removed. So try
+            // the other aliases.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -180,7 +181,7 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
 }
 
 /// Collects the names from the dentry `alias` up to the root. Returns false if the dentry does not
-/// refer to `inode`, or is not below the root.
+/// refer to `inode`, or if it is not below the root.
 fn collect_alias(
     dcache: &Dcache,
     alias: DentrySlot,
@@ -248,8 +249,8 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // The dentry `first` has no path: for example, its directory was removed. Try the
-            // others.
+            // The dentry `first` has no path: for example, its directory was removed. So try the
+            // other dentries of the inode.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }
@@ -257,7 +258,7 @@ fn names_of<T>(
 }
 
 /// Returns the path of the dentry `name`, with the inodes on the path. Returns None if the dentry
-/// does not refer to `inode`, or is not below the root.
+/// does not refer to `inode`, or if it is not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;

@@ -8,7 +8,8 @@
 //! The documentation of [`FileSystem`] contains the rules F.1 to F.6, because this module is
 //! private.
 //!
-//! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
+//! Source: Linux `struct inode_operations`. In other implementations, one slow call of the back end
+//! stopped the others (traps P6 and P7 in `traps.md`).
 
 mod calls;
 mod leases;
@@ -40,16 +41,16 @@ pub enum Addressing {
     #[default]
     Number,
     /// The back end finds a file by its path, while the file has a name. After the last name is
-    /// removed, the back end itself must keep the file usable until `forget` (F.4), for example
-    /// with an open descriptor.
+    /// removed, the back end itself must keep the file usable until `forget` (rule F.4), for
+    /// example with an open descriptor.
     Path,
     /// The back end finds a file only by its path, so a file keeps a name while it is in use. An
     /// unlinked open file gets a hidden name in the root directory until it is closed, and a
     /// replaced file until it is forgotten.
     ///
     /// The back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
-    /// refuses both `rename` and `link`, the file is removed at once, and later calls for it fail
-    /// with `ESTALE`.
+    /// refuses both `rename` and `link`, the file is removed immediately, and later calls for it
+    /// fail with `ESTALE`.
     PathOnly,
 }
 
@@ -160,7 +161,7 @@ pub struct DirEntry<'a> {
     /// File type.
     pub kind: FileKind,
     /// The position in the directory after this entry. It is unique within the directory, never 0,
-    /// and valid however the directory changes (traps T48, P13).
+    /// and valid however the directory changes.
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
     /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes
@@ -271,9 +272,9 @@ impl Opened {
 /// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
 ///   for different names may overlap.
 /// - F.2: during a call, the caller holds only in-lookup and attribute locks of the names and
-///   inodes that the call is about, and path locks (F.6). So a slow call delays only operations
-///   that need its answer. A panic in a call reaches the caller, and waiting threads go on. A panic
-///   in a `forget` during unwinding is caught.
+///   inodes that the call is about, and path locks (rule F.6). So a slow call delays only
+///   operations that need its answer. A panic in a call reaches the caller, and waiting threads go
+///   on. A panic in a `forget` during unwinding is caught.
 /// - F.3: permissions are checked, names are valid, and the kind of file fits the call. For
 ///   example, `read` gets a regular file.
 /// - F.4: each time an inode enters the cache, `forget` is called once, after the last use of the
@@ -284,13 +285,14 @@ impl Opened {
 /// - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
 /// - F.6: a path from [`Node::path`] stays valid until the call returns. Until then, the back end
 ///   gets no rename or removal of that file or of a directory above it. If such a rename or removal
-///   is already in progress, `path` waits for it. Renames of other files are not delayed (trap X1).
+///   is already in progress, `path` waits for it. Renames of other files are not delayed (trap X1
+///   in `traps.md`).
 ///
 /// # What a back end must do
 /// - It never reuses a pair of `ino` and `generation` for another file within the mount. Otherwise
-///   an old file handle would lead to the new file (trap P11). A back end without inode numbers
-///   reports 0 for all of its files. Then the cache numbers the files, and no file may have two
-///   names.
+///   an old file handle would lead to the new file (trap P11 in `traps.md`). A back end without
+///   inode numbers reports 0 for all of its files. Then the cache numbers the files, and no file
+///   may have two names.
 /// - A call that fails changes nothing.
 /// - If `readdir` reports an entry with attributes, later calls may use its inode without a
 ///   `lookup`. The cache may also ignore the attributes, without a `forget`. So a back end that
@@ -671,8 +673,8 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Takes, changes or drops a lock, as `lock.kind` says. `EAGAIN` if another owner has a lock
     /// that conflicts. The method does not wait for that lock. If the client waits, the server
-    /// calls this method again later, first after a few milliseconds, and at once after it has seen
-    /// an unlock of the same file.
+    /// calls this method again later, first after a few milliseconds, and immediately after it has
+    /// seen an unlock of the same file.
     fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -719,7 +721,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Called when the cache has dropped an inode. This happens once for each time that the inode
-    /// entered the cache (F.4).
+    /// entered the cache (rule F.4).
     fn forget(&self, ino: u64, generation: u64) {}
 
     /// Returns the back end as one that decides how long clients keep its answers.

@@ -1,7 +1,7 @@
 //! Keyed hashes of names and inode numbers.
 //!
 //! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose hash buckets
-//! (trap T54). With a fixed seed, runs are repeatable.
+//! (trap T54 in `traps.md`). With a fixed seed, runs are repeatable.
 //!
 //! The hash of a name alone has two words ([`NameHash`]). One multiplication mixes them with the
 //! number of the directory. So a walk can hash a component while it still looks up the component's

@@ -33,7 +33,8 @@
 //! The list of stale generations (inodes whose number another inode has now) has a mutex. A thread
 //! that takes this mutex may hold the lock of a stripe of the inode table, but no inode's lock.
 //!
-//! Source: Linux `struct inode`, `iget5_locked`; trap T16 (state and pointer in one word).
+//! Source: Linux `struct inode`, `iget5_locked`; trap T16 in `traps.md` (state and pointer in one
+//! word).
 
 mod stale_generations;
 
@@ -256,12 +257,12 @@ impl Inodes {
                 return None;
             }
             // Check the inode number again under the reference. The slot may have been reused
-            // before the reference was taken (trap T55).
+            // before the reference was taken.
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A lookup without a lock may miss an entry (T.1 of `table`). So repeat it under the
-            // lock of the table's stripe.
+            // A lookup without a lock may miss an entry (guarantee T.1 of `table`). So repeat it
+            // under the lock of the table's stripe.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {

@@ -4,12 +4,13 @@
 //! the cache, create, remove or rename it. That thread holds the in-lookup lock of the name, for
 //! which other threads that need the back end's answer wait.
 //!
-//! A guard releases the lock when its holder returns, fails or panics (trap T24). Lookups of cached
-//! names use no in-lookup locks.
+//! A guard releases the lock when its holder returns, fails or panics (trap T24 in `traps.md`).
+//! Lookups of cached names use no in-lookup locks.
 //!
 //! A fill asks the back end about a name and caches the answer. Meanwhile its thread holds the
 //! name's in-lookup lock. An invalidation of the name does not wait for this lock. Instead it
-//! cancels the fill: the thread may not cache the answer, which may be stale (trap T25).
+//! cancels the fill: the thread may not cache the answer, which may be stale (trap T25 in
+//! `traps.md`).
 //!
 //! # How it works
 //! The locks are spread over shards. A shard is an atomic word, and a list under a mutex. The only
@@ -17,9 +18,9 @@
 //! releases it.
 //!
 //! Three operations need the shard's list: locking a second key, waiting for a locked key, and
-//! cancelling a fill. They move the one locked key from the shard's word to the list, and set the
-//! word to [`LISTED`]. From then on all changes are made under the mutex, until the list is empty
-//! and the word is 0.
+//! cancelling a fill (forbidding the holder to cache an answer). They move the one locked key from
+//! the shard's word to the list, and set the word to [`LISTED`]. From then on all changes are made
+//! under the mutex, until the list is empty and the word is 0.
 //!
 //! # Invariants
 //! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
@@ -33,7 +34,7 @@
 //! # Locks
 //! Under the mutex of a shard no other lock is taken. In-lookup locks are taken before any dentry
 //! lock. A rename takes two in-lookup locks in the order of their keys, so renames do not deadlock
-//! (trap P9).
+//! with each other (trap P9 in `traps.md`).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -214,7 +215,7 @@ impl Shard {
     fn is_fill_cancelled(&self, key: u64) -> bool {
         // This thread holds the lock of `key` and has begun to change the cache. Either it sees the
         // cancellation of its fill, or the cancelling thread sees the change. A load could run
-        // before the change is visible, so use a compare-exchange (K.2).
+        // before the change is visible, so use a compare-exchange (invariant K.2).
         // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill,
         // sees everything that this thread did before.
         // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
@@ -233,7 +234,7 @@ impl Shard {
         // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that was
         // done under released locks of this shard. Also pairs with the compare-exchange in
         // `is_fill_cancelled`: this thread sees what the holder of a listed key did before it
-        // (K.2).
+        // (invariant K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -257,9 +258,9 @@ impl KeyGuard<'_> {
     /// Call this function inside the critical section that changes the name in the cache: under the
     /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// Suppose that an invalidation cancels the fill after this function has returned false. The
-    /// invalidation then looks the name up, waits until the critical section has ended, and finds
-    /// the holder's change.
+    /// Suppose that an invalidation cancels the fill (forbids to cache the answer) after this
+    /// function has returned false. The invalidation then looks the name up, waits until the
+    /// critical section has ended, and finds the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

@@ -5,8 +5,9 @@
 //! - The module `files` keeps the open files and gives each of them a handle.
 //! - The module `listings` gives each name in a directory a cookie, so a back end reports only
 //!   names.
-//! - The cache numbers the files, keeps paths valid during a call (F.6), and gives an unlinked open
-//!   file a hidden name ([`Addressing::PathOnly`](crate::Addressing::PathOnly)).
+//! - The cache numbers the files, keeps paths valid during a call (rule F.6 of `FileSystem`), and
+//!   gives an unlinked open file a hidden name
+//!   ([`Addressing::PathOnly`](crate::Addressing::PathOnly)).
 //!
 //! Source: libfuse `struct fuse_operations`.
 

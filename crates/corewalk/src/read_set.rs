@@ -2,7 +2,8 @@
 //! the reader read it.
 //!
 //! The reader validates the read set at the end. If no sequence has changed, all dentries of the
-//! set existed together at the instant between the last read and the validation (trap T8).
+//! set existed together at the instant between the last read and the validation (trap T8 in
+//! `traps.md`).
 
 use corewalk_sync::SeqCount;
 
@@ -156,8 +157,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: a read set must notice a change of any dentry in it, and ignore all others. Some
-    /// dentries are in the set's inline array, others in its vector.
+    /// A read set must notice a change of any dentry in it, and ignore all others. Some dentries
+    /// are in the set's inline array, others in its vector. Trap T8.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();

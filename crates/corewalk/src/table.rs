@@ -3,7 +3,7 @@
 //! The index is a hash table. A bucket is one cache line of eight entries. An entry has a slot
 //! number, and a tag of 16 bits of the hash.
 //!
-//! Readers take no lock and write nothing. They compare eight tags at once, and follow a link to
+//! Readers take no lock and write nothing. They compare eight tags together, and follow a link to
 //! another cache line only if the bucket has overflowed. A tag may match by chance, so the reader
 //! checks the slot's content. A thread that acts on a miss first repeats the lookup under the
 //! bucket's lock.
@@ -244,7 +244,8 @@ impl<K: Copy> Table<K> {
         let wide = Size::word(new + 1);
         // Store the moved entries in the new bucket, publish the size, and then remove them from
         // the old bucket. So a reader finds them with the old size until they are removed, and then
-        // with the new size. A reader that keeps the old size may miss an entry, which T.1 allows.
+        // with the new size. A reader that keeps the old size may miss an entry, which guarantee
+        // T.1 allows.
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {

@@ -27,8 +27,8 @@
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE` work.
-//! - Inode numbers are never reused (trap P11). They have 64 bits, so 32-bit programs need
-//!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
+//! - Inode numbers are never reused (trap P11 in `traps.md`). They have 64 bits, so 32-bit programs
+//!   need `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
 //! - Extended attributes and ACLs are charged as bytes, not as inodes.
 //! - Without a limit, statfs(2) reports a large one, because some programs check for free space.
 //! - A write or chown does not clear set-user-ID. The caller clears it with `setattr`.
@@ -162,7 +162,7 @@ impl TmpfsOptions {
 
 impl Default for TmpfsOptions {
     /// Returns options without limits. The root directory belongs to user 0 and has mode 1777,
-    /// attributes are shared, and the access time follows `relatime`.
+    /// equal sets of attributes are shared, and the access time follows `relatime`.
     fn default() -> TmpfsOptions {
         TmpfsOptions {
             size_bytes: None,

@@ -15,7 +15,7 @@
 //!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
 //!   inode.
 //!
-//! V.3 has two exceptions:
+//! Guarantee V.3 (a slow call delays only its own name) has two exceptions:
 //! - An operation that fails because its file is gone first waits for operations on the name of
 //!   that file.
 //! - With a back end by path, a call and a rename on the call's path wait for each other (rule F.6
@@ -90,7 +90,8 @@ pub struct VfsOptions {
     /// them, but no memory. Beyond it, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
-    /// which untrusted users can create files needs a random one (trap T54).
+    /// which untrusted users can create files needs a random one, or they could craft names that
+    /// collide.
     pub hash_seed: Option<u64>,
 }
 
@@ -604,9 +605,9 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// Trap T15: after another file has taken over a name, the name must lead to this file only. In
-    /// the test a new file is entered as if the cache had no dentry of the name. The earlier dentry
-    /// must not be found any more.
+    /// After another file has taken over a name, the name must lead to this file only. In the test
+    /// a new file is entered as if the cache had no dentry of the name. The earlier dentry must not
+    /// be found any more. Trap T15.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -649,9 +650,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: each cached name stores the lower half of its directory's count of invalidations,
-    /// and is found only if that is current. When the lower half wraps around, names that were
-    /// cached long before must not be found.
+    /// Each cached name stores the lower half of its directory's count of invalidations, and is
+    /// found only if that is current. When the lower half wraps around, names that were cached long
+    /// before must not be found. Trap T32.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

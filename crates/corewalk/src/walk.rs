@@ -15,8 +15,8 @@
 //!
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result of a walk is below the walk's
-//! root at the instant of the answer, even if directories are moved out of that root during the
-//! walk (trap T20).
+//! root at the instant of the answer. This holds even if directories are moved out of that root
+//! during the walk (trap T20 in `traps.md`).
 //!
 //! The read set of a confined walk also includes the directories between the result and the root. A
 //! ref-walk checks them under `topology`, held shared, so that none of them moves.
@@ -309,8 +309,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A walk may start in a removed directory, whose dentry is negative. Take the inode
-            // from `start`, which holds a reference on it (trap T17).
+            // A walk may start in a removed directory, whose dentry is negative. So take the inode
+            // from `start`, which holds a reference on it.
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {

@@ -103,9 +103,9 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     }
 }
 
-/// Trap T11: a path that does not fit the buffer is an error. Covers the root, an empty buffer, an
-/// exact fit and one byte less, removed files, files outside of the root or across a mount, and
-/// names and paths of many lengths.
+/// A path that does not fit the buffer is an error. Covers the root, an empty buffer, an exact fit
+/// and one byte less, removed files, files outside of the root or across a mount, and names and
+/// paths of many lengths. Trap T11.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();
@@ -165,9 +165,9 @@ fn is_subdir_sees_through_mounts_and_not_upwards() {
     }
 }
 
-/// Trap T10: a path of any depth must be translated into a buffer in a bounded number of passes,
-/// without allocation and without recursion. The path must equal the one that is returned as a
-/// vector.
+/// A path of any depth must be translated into a buffer in a bounded number of passes, without
+/// allocation and without recursion. The path must equal the one that is returned as a vector. Trap
+/// T10.
 #[test]
 fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
     let vfs = new();

@@ -102,14 +102,13 @@ fn swap_against_walk(swap: fn(&Vfs)) {
     assert_eq!([walk(&vfs, b"/y/f"), walk(&vfs, b"/x/f")], files.map(Ok));
 }
 
-/// Traps T12, T13: a name that always exists must always be found.
+/// A name that always exists must always be found. Traps T12 and T13.
 #[test]
 fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control for trap T13: the exchange is made by three renames. A reader can miss a name in
-/// between.
+/// Control: the exchange is made by three renames. A reader can miss a name in between.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -147,14 +146,13 @@ fn replace_against_lookup(replace: fn(&Vfs)) {
     assert_eq!([lookup(&vfs, "a"), lookup(&vfs, "b")], [Err(Errno::NOENT), Ok(files[0])]);
 }
 
-/// Traps T12, T13: a name that always exists must always be found.
+/// A name that always exists must always be found. Traps T12 and T13.
 #[test]
 fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control for trap T13: the target is removed before the rename. A reader can miss the name in
-/// between.
+/// Control: the target is removed before the rename. A reader can miss the name in between.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -167,8 +165,8 @@ fn control_removal_before_a_rename_is_caught() {
     });
 }
 
-/// Traps T26, T27, P9: of two concurrent moves of directories into each other, only one may
-/// succeed, and no thread may wait for ever.
+/// Of two concurrent moves of directories into each other, only one may succeed, and no thread may
+/// wait for ever. Traps T26, T27 and P9.
 #[test]
 fn directories_moved_into_each_other_stay_a_tree() {
     static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
@@ -229,15 +227,15 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: after the client has forgotten all its lookups of an inode, no reference is left. No
-/// reference of another operation is dropped.
+/// After the client has forgotten all its lookups of an inode, no reference is left. No reference
+/// of another operation is dropped. Trap P5.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control for trap P5: a client that has looked a file up calls `forget` only if another lookup
-/// still finds the file by name. After a removal, its reference on the inode is never dropped.
+/// Control: a client that has looked a file up calls `forget` only if another lookup still finds
+/// the file by name. After a removal, its reference on the inode is never dropped.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -271,15 +269,15 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: a lookup of an existing file must find it, and a file with a reference must keep
-/// its path.
+/// A lookup of an existing file must find it, and a file with a reference must keep its path. Traps
+/// T15 and T18.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Control for trap T18: a thread drops its reference on an inode, and then looks the inode up by
-/// its number. By then the inode may be evicted, and the test must catch that.
+/// Control: a thread drops its reference on an inode, and then looks the inode up by its number. By
+/// then the inode may be evicted, and the test must catch that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -320,8 +318,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation, here of
-/// the name alone.
+/// A stale answer of the back end must not be cached after an invalidation, here of the name alone.
+/// Traps T25 and P12.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -329,8 +327,8 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer of the back end must not be cached after an invalidation, here of
-/// the whole directory.
+/// A stale answer of the back end must not be cached after an invalidation, here of the whole
+/// directory. Traps T25 and P12.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -338,8 +336,7 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control for trap T25: the cache is not told of the change in the back end, and keeps the stale
-/// answer.
+/// Control: the cache is not told of the change in the back end, and keeps the stale answer.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
@@ -480,8 +477,8 @@ fn control_walk_without_references_is_caught() {
     });
 }
 
-/// Trap P5: a client that forgets a file without having looked it up must drop nothing, even while
-/// another client looks the file up by number and the name changes.
+/// A client that forgets a file without having looked it up must drop nothing, even while another
+/// client looks the file up by number and the name changes. Trap P5.
 #[test]
 fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
@@ -540,7 +537,7 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap T25: a listed entry must not bring its name back if the name has changed since.
+/// A listed entry must not bring its name back if the name has changed since. Trap T25.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -554,8 +551,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: the entries are read before the listing begins, so the listing misses a
-/// change between the two. The test must catch that.
+/// Control: the entries are read before the listing begins, so the listing misses a change between
+/// the two. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -570,8 +567,8 @@ fn control_listing_that_begins_late_is_caught() {
     });
 }
 
-/// Trap T55: a lookup in a removed directory must not find the files of the directory that has got
-/// its dentry slot.
+/// A lookup in a removed directory must not find the files of the directory that has got its dentry
+/// slot. Trap T55.
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
@@ -662,9 +659,9 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     assert_eq!(end.removed, 0);
 }
 
-/// Traps T16, T25: a directory is made under a name whose negative dentry is evicted at the same
-/// time, so its dentry gets another slot. Once a lookup has found the directory, later lookups must
-/// find it too.
+/// A directory is made under a name whose negative dentry is evicted at the same time, so its
+/// dentry gets another slot. Once a lookup has found the directory, later lookups must find it too.
+/// Traps T16 and T25.
 #[test]
 fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
@@ -679,8 +676,8 @@ fn directory_made_under_a_missing_name_stays_found() {
     });
 }
 
-/// Traps T16, T55: a directory is made under a name with a negative dentry, whose slot a new file
-/// takes at the same time. Once a lookup has found the directory, later lookups must find it too.
+/// A directory is made under a name with a negative dentry, whose slot a new file takes at the same
+/// time. Once a lookup has found the directory, later lookups must find it too. Traps T16 and T55.
 #[test]
 fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {
@@ -696,8 +693,7 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control for trap T16: the new directory is renamed away and back, so for a moment its name is
-/// missing.
+/// Control: the new directory is renamed away and back, so for a moment its name is missing.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {

@@ -101,8 +101,8 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// Trap X1: a path that a call of the back end has got must stay valid until the call ends, even if
-/// a directory above the file is renamed.
+/// A path that a call of the back end has got must stay valid until the call ends, even if a
+/// directory above the file is renamed. Trap X1.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));

@@ -234,8 +234,8 @@ fn unlinked_file_stays_usable_until_forget() {
     assert!(fs.getattr(g).is_ok(), "forget removed a file with a name");
 }
 
-/// Traps P1, P2: the name of a removed file is given to a new file. A late forget of the old inode
-/// must not affect the new file.
+/// The name of a removed file is given to a new file. A late forget of the old inode must not
+/// affect the new file. Traps P1 and P2.
 #[test]
 fn late_forget_does_not_affect_the_new_file() {
     let fs = new_fs();
@@ -467,8 +467,8 @@ fn acl_and_mode_change_each_other() {
     assert_eq!(fs.get_acl(node(&made), AclKind::Default), Ok(Some(acl)));
 }
 
-/// Trap P11: an inode number must never repeat, because a reused number would lead an old handle to
-/// a new file.
+/// An inode number must never repeat, because a reused number would lead an old handle to a new
+/// file. Trap P11.
 #[test]
 fn inode_number_never_repeats() {
     let fs = new_fs();
@@ -541,9 +541,9 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9: concurrent renames must not deadlock. In three directories, one inside another, all
-/// threads rename all pairs of names onto each other in every mode, and also remove, link and make
-/// names. A back end need not support concurrent calls with the same names, but tmpfs does.
+/// Concurrent renames must not deadlock. In three directories, one inside another, all threads
+/// rename all pairs of names onto each other in every mode, and also remove, link and make names. A
+/// back end need not support concurrent calls with the same names, but tmpfs does. Trap P9.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));

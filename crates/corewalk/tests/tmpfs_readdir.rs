@@ -66,8 +66,8 @@ fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
     assert_eq!((stable().count(), distinct.len()), (count, count), "{prefix}: {seed}");
 }
 
-/// Traps T48, P13: a listing must report each entry that exists during the whole listing exactly
-/// once.
+/// A listing must report each entry that exists during the whole listing exactly once. Traps T48
+/// and P13.
 #[test]
 fn readdir_during_changes_reports_each_stable_entry_once() {
     let report = ReportSeed::new(Seed::choose());
@@ -151,8 +151,8 @@ fn readdir_during_renames_reports_each_file_once() {
     }
 }
 
-/// Traps T48, P13: if other threads change the directory, a listing must still report each stable
-/// entry exactly once.
+/// If other threads change the directory, a listing must still report each stable entry exactly
+/// once. Traps T48 and P13.
 #[test]
 fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     let _watchdog = Watchdog::start("readdir amid threads", Duration::from_secs(120));
@@ -187,8 +187,8 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: a directory of a million files changes during a listing by many short `readdir` calls.
-/// The listing must contain each file that exists throughout.
+/// A directory of a million files changes during a listing by many short `readdir` calls. The
+/// listing must contain each file that exists throughout. Trap P13.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;

@@ -22,7 +22,7 @@
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
-//! back end keep their own state consistent (F.2 of [`corewalk::FileSystem`]'s rules).
+//! back end keep their own state consistent (rule F.2 of [`corewalk::FileSystem`]).
 //!
 //! # Guarantees
 //! - D.1: every request gets exactly one answer, except a forget, which gets none.

@@ -12,7 +12,7 @@
 //!   `Options::requests_max` futures run, and further requests wait in a queue.
 //! - Concurrent requests for one name, or for the attributes of one inode, share one answer of the
 //!   back end (`flights`).
-//! - If a client is killed while it waits, its request gets `EINTR` at once
+//! - If a client is killed while it waits, its request gets `EINTR` immediately
 //!   ([`crate::interrupts`]). A future that only reads is dropped. A future that changes names goes
 //!   on, and keeps the locks of the names. Exception: a client that changes content waits for the
 //!   end of its future.
@@ -20,7 +20,7 @@
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).
 //! - I.2: if a change ends after the back end was asked, the answer is not cached, because it may
-//!   be older than the change (trap T25).
+//!   be older than the change (trap T25 in `traps.md`).
 //! - I.3: the kernel gets a lookup count for each inode in an answer, and for no other inode.
 //!
 //! # Limits

@@ -30,8 +30,8 @@
 //! - D.2: the server counts one lookup for each inode that an answer gives to the kernel, and no
 //!   other lookup. If a listing fails half way, the answer contains the entries before the failure.
 //! - D.3: a request that panics gets `EIO`. A listing that panics after an entry succeeds with its
-//!   entries (D.2). The cache and the back end keep their own state consistent (F.2 of
-//!   [`corewalk::FileSystem`]'s rules).
+//!   entries (guarantee D.2). The cache and the back end keep their own state consistent (rule F.2
+//!   of [`corewalk::FileSystem`]).
 //!
 //! Source: Linux `fs/fuse/dev.c`, `dir.c`, `file.c`.
 
@@ -314,7 +314,7 @@ impl Requests {
                 let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
                 // If a request for a listing panics after the first entry, it succeeds: the answer
                 // contains the entries before the panic. The server has counted the lookups of
-                // these entries (D.2).
+                // these entries (guarantee D.2).
                 if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
             })
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })

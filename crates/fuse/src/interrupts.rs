@@ -18,7 +18,7 @@
 //! index. The index remembers such an interrupt, and reports it when the request is entered.
 //!
 //! # Locks
-//! The mutex of a shard and the mutex of the watched requests are held alone.
+//! A thread that holds the mutex of a shard, or that of the watched requests, takes no other lock.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`request_wait_answer`), `kernel/signal.c` (`complete_signal`).
 
@@ -61,8 +61,8 @@ pub(crate) trait Interruptible: Send + Sync {
 /// The signals that cancel a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelledBy {
-    /// No signal. A request that closes a file must run even if its client is killed, because the
-    /// kernel sends it only once.
+    /// No signal cancels the request. A request that closes a file must run even if its client is
+    /// killed, because the kernel sends it only once.
     Nothing,
     /// A signal that kills the thread.
     Kill,

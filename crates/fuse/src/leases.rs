@@ -28,8 +28,8 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// An answer that takes longer than this has no time, or the kernel has to drop it. A back end with
-/// leases must not trust a lease for the last part of its time, and this part must be longer.
+/// An answer that takes longer than this has no time, or the kernel has to drop it. A back end must
+/// distrust each lease for a last part of its time that is longer than this.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 /// The kernel's cache of a mount, as its back end sees it.

@@ -4,8 +4,8 @@
 //! has handed out each number, and later returns many of these counts with one forget request. A
 //! server must keep the same counts, even if requests run in parallel. corewalk's cache does that.
 //!
-//! This crate adds the rules of the protocol, credentials, cookies of directories, mounting and
-//! unmounting.
+//! To corewalk's cache, this crate adds the rules of the FUSE protocol, credentials, cookies of
+//! directories, mounting and unmounting.
 //!
 //! # How it works
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
@@ -20,11 +20,11 @@
 //! # Guarantees
 //! - S.1: each entry that the server hands out counts one lookup, and the kernel returns the count
 //!   by a forget request. The server refuses a forget of more lookups than it has counted, and then
-//!   changes nothing. A server that miscounts lookups frees inodes too early or never (trap P5).
+//!   changes nothing (trap P5 in `traps.md`).
 //! - S.2: a request for a node number that the kernel does not hold fails with `ESTALE`.
 //! - S.3: a request that panics fails with `EIO`, and the server continues.
 //! - S.4: the server holds no lock while it calls the back end. So a slow request delays only
-//!   callers that need its answer, and not the whole mount (traps P6 and P7).
+//!   callers that need its answer (traps P6 and P7).
 //!
 //! # Limits
 //! - File locks stay in the kernel, unless the back end has locks

@@ -21,7 +21,7 @@ use foldhash::fast::RandomState;
 #[derive(Debug, Default)]
 pub(crate) struct LockOwners {
     /// For each node with locks: the open files through which they were taken, and their owners.
-    /// Protected by its own mutex, which is held alone.
+    /// Protected by its own mutex. A thread that holds it takes no other lock.
     by_node: Mutex<HashMap<u64, Vec<Pair>, RandomState>>,
 }
 

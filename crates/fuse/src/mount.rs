@@ -14,9 +14,9 @@
 //! file system. It sends the open `/dev/fuse` back over a socket.
 //!
 //! # Unmounting a mount in use
-//! A mount in use cannot be unmounted, so it is detached. Its path is gone at once, and the mount
-//! ends when programs have closed all files in it. To end it earlier, end the process that serves
-//! it. Programs that use the mount then get `ENOTCONN`.
+//! A mount in use cannot be unmounted, so it is detached. Its path is gone immediately, and the
+//! mount ends when programs have closed all files in it. To end it earlier, end the process that
+//! serves it. Programs that use the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
 //! The threads that serve requests end with the FUSE connection. The shrinker thread ends after

@@ -28,8 +28,8 @@
 //! - A file with set-user-ID or set-group-ID. A writer with `CAP_FSETID` must keep the bits.
 //!
 //! # Locks
-//! The mutex of the decisions is held alone. While a thread decides about an inode, it does not
-//! hold the mutex, and only further opens of the same inode wait for it.
+//! A thread that holds the mutex of the decisions takes no other lock. While a thread decides about
+//! an inode, it does not hold the mutex, and only further opens of the same inode wait for it.
 //!
 //! Source: Linux `fs/fuse/passthrough.c`, `backing.c`, `iomode.c`.
 

@@ -16,7 +16,7 @@
 //! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
 //! [`Server::forget`] for it. When the connection ends, all lookups end with it. A forget names a
 //! node number and no name. So a late forget cannot drop another file that has got the name
-//! meanwhile (traps P1 and P2).
+//! meanwhile (traps P1 and P2 in `traps.md`).
 //!
 //! # Guarantees
 //! - A.1: the cookies of a directory are those of the back end plus 2. Cookies 1 and 2 are the

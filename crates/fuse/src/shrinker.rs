@@ -66,7 +66,7 @@ const REST: Duration = Duration::from_millis(200);
 /// tables.
 const ENTRY_BYTES: u64 = 128;
 /// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget, so that the cache does
-/// not exceed its budget again at once.
+/// not exceed its budget again immediately.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.

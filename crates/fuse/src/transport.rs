@@ -56,8 +56,8 @@ pub enum Transport {
     /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits));
     /// - a mount with more threads than processors.
     ///
-    /// Reason: any idle thread can read the next request from `/dev/fuse`, but a request in a ring
-    /// waits for the threads of one processor.
+    /// From `/dev/fuse`, any idle thread can read the next request, but a request in a ring waits
+    /// for the threads of one processor.
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not

@@ -79,8 +79,8 @@ impl Header {
         let opcode = Opcode(args.u32()?);
         let (unique, node) = (args.u64()?, args.u64()?);
         let caller = Caller { uid: args.u32()?, gid: args.u32()?, pid: args.u32()? };
-        // The next four bytes of the header: the length of the request's extensions in units of 8
-        // bytes, and two bytes of padding.
+        // Four bytes of the header: the length of the request's extensions in units of 8 bytes, and
+        // two bytes of padding.
         let [low, high, ..] = args.u32()?.to_ne_bytes();
         let extension_bytes = usize::from(u16::from_ne_bytes([low, high])) * 8;
         Ok(Header { opcode, unique, node, caller, extension_bytes })

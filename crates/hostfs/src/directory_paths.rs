@@ -8,7 +8,7 @@
 //! descriptor.
 //!
 //! A rename or removal of a directory does not update this cache. So the caller checks the inode
-//! number of each file that it finds in the directory. If it is wrong, the caller drops the
+//! number of each file that it finds in the directory. If the number is wrong, the caller drops the
 //! directory from this cache.
 //!
 //! # Locks

@@ -1,8 +1,8 @@
 //! Generations, which distinguish an inode from an earlier inode with the same number. Without them
-//! a stale handle could reach the later inode (trap P11).
+//! a stale handle could reach the later inode (trap P11 in `traps.md`).
 //!
-//! Host file systems reuse the number of a removed inode at once. The old and the new inode differ
-//! in their time of creation. So that time, in microseconds, is the generation.
+//! Host file systems reuse the number of a removed inode immediately. The old and the new inode
+//! differ in their time of creation. So that time, in microseconds, is the generation.
 //!
 //! The clock of a file system may tick only every few milliseconds, so two inodes with the same
 //! number may have the same time:

@@ -345,8 +345,8 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// If another file system is mounted on `name`, this call fails at once, and does not wait for
-    /// that file system. This process may itself serve it, and would wait for itself.
+    /// If another file system is mounted on `name`, this call fails immediately, and does not wait
+    /// for that file system. This process may itself serve it, and would wait for itself.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.
@@ -502,8 +502,9 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), node.handle());
     }
 
-    /// Returns false: the host finds most files in its caches, and a wait for a disk is short. On a
-    /// network file system, calls do wait, so the mount needs more threads than processors.
+    /// Returns false, because calls do not wait long: the host finds most files in its caches, and
+    /// a wait for a disk is short. On a network file system, calls do wait, so the mount needs more
+    /// threads than processors.
     fn waits(&self) -> bool {
         false
     }

@@ -1,9 +1,9 @@
 //! A host directory as a corewalk [`FileSystem`](corewalk::FileSystem).
 //!
 //! A passthrough server usually keeps one descriptor for every inode that its client has looked up.
-//! So it runs out of descriptors (`EMFILE`) when a user runs `find` (trap P10). [`HostFs`] keeps
-//! only the descriptors of recently used inodes. A call gets a path of its inode from the dentry
-//! cache, resolves it beneath the root, and checks the inode.
+//! So it runs out of descriptors (`EMFILE`) when a user runs `find` (trap P10 in `traps.md`).
+//! [`HostFs`] keeps only the descriptors of recently used inodes. A call gets a path of its inode
+//! from the dentry cache, resolves it beneath the root, and checks the inode.
 //!
 //! # How it works
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
@@ -13,7 +13,7 @@
 //!   of a directory in the path waits for the call (rule F.6 of `FileSystem`).
 //! - `directory_paths` maps paths to open directories, to read attributes of their files by name.
 //! - `handles` uses the host's file handles to find a file by its number, and to notice that a
-//!   number was reused (trap P11). Without file handles, `generations` notices that.
+//!   number was reused (trap P11 in `traps.md`). Without file handles, `generations` notices that.
 //! - The other modules have the operations, which return the errors of the host.
 //!
 //! # Guarantees
@@ -21,7 +21,7 @@
 //!   wanted number and generation. Otherwise the call fails with `ESTALE`.
 //! - H.2: `HostFs` keeps at most `reusable` + `orphans` descriptors, one per open file, and one per
 //!   file and owner of fcntl(2) locks. `ulimit -n 256` suffices. At the limit an open fails with
-//!   `ENFILE`, and a lock with `ENOLCK`. No other call fails (trap X10).
+//!   `ENFILE`, and a lock with `ENOLCK`. No other call fails (trap X10 in `traps.md`).
 //! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits
@@ -34,7 +34,7 @@
 //!   on further such files fail with `ESTALE`, unless a client has the file open.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.
 //!
-//! Source: openat2(2), open(2), proc(5); trap P10: libkrun issue 505, fuse-backend-rs issue 130.
+//! Source: openat2(2), open(2), proc(5); libkrun issue 505, fuse-backend-rs issue 130.
 //!
 //! # Examples
 //! ```

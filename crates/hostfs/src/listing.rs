@@ -11,11 +11,11 @@
 //! - Offset 2^63 - 1, the end of a directory in ext4 and btrfs, since the FUSE server adds 2 to
 //!   each cookie.
 //!
-//! For these two offsets, the cookies are values just below 2^63 - 1 that no host file system uses
-//! (the hashes of ext4 end at 2^63 - 2^32 - 1).
+//! For the offsets 0 and 2^63 - 1, the cookies are values just below 2^63 - 1 that no host file
+//! system uses (the hashes of ext4 end at 2^63 - 2^32 - 1).
 //!
-//! Source: getdents64(2). Traps T48 and P13 are listings that skip or repeat entries while other
-//! calls change the directory.
+//! Source: getdents64(2). Other servers have listings that skip or repeat entries while the
+//! directory changes (traps T48 and P13 in `traps.md`).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

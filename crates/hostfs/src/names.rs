@@ -5,8 +5,8 @@
 //! - Programs on the host can see the file between these steps. Calls through the dentry cache
 //!   cannot, because the creation holds the in-lookup lock of the name.
 //!
-//! Exception: a file without an ACL that belongs to the server's own user and group gets its final
-//! mode at once. The mode is checked afterwards, because the host may have changed it.
+//! A new file without an ACL that belongs to the server's own user and group gets its final mode
+//! immediately. The mode is checked afterwards, because the host may have changed it.
 //!
 //! Before an inode loses its last name, a descriptor of the inode is kept. So calls can use the
 //! inode until the cache forgets it.

@@ -1,8 +1,8 @@
 //! The interposed functions that open files.
 //!
-//! Each of these functions first calls the C library's function of the same name. If the path names
-//! a file of proc(5) that shows IPC objects or limits, it then replaces the open file by a memfd
-//! with the text of the module `proc`.
+//! Each interposed function that opens a file first calls the C library's function of the same
+//! name. If the path names a file of proc(5) that shows IPC objects or limits, it then replaces the
+//! open file by a memfd with the text of the module `proc`.
 //!
 //! The file under a new stream (fopen(3)) can be replaced too, because the stream has read nothing
 //! yet.
@@ -20,8 +20,8 @@ use crate::proc;
 /// of the same name. Then it passes the result and the path to the function `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
-        // open(2) takes the mode as an optional argument. If the caller passes no mode, its
-        // register contains an arbitrary value, which the C library's open(2) ignores.
+        // open(2) takes the mode as an optional argument. If the caller passes no mode, the
+        // register for the mode contains an arbitrary value, which the C library's open(2) ignores.
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(

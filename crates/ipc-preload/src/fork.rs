@@ -4,8 +4,8 @@
 //! A child with segments may never make a call, but nattch must count it all the same: PostgreSQL
 //! takes `shm_nattch` as the proof that no process of a server is left.
 //!
-//! So fork handlers of the C library register the child before fork(2) returns in it. The parent
-//! waits for the registration, so nattch counts both when fork(2) returns in the parent.
+//! Fork handlers of the C library register the child before fork(2) returns in it. The parent waits
+//! for the registration, so nattch counts both when fork(2) returns in the parent.
 //!
 //! If no segment is attached, the first IPC call of a child notices the fork (module `process`).
 //!

@@ -1,8 +1,8 @@
 //! The descriptors that every program inherits from `corewalk ipc exec`.
 //!
-//! One descriptor is open for the namespace's file, the other for the directory of segments. A
-//! program that has changed its user, dropped capabilities or entered a user namespace may be
-//! unable to open these files by their paths.
+//! The library inherits two descriptors: one of the namespace's file, and one of the directory of
+//! segments. A program that has changed its user, dropped capabilities or entered a user namespace
+//! may be unable to open these files by their paths.
 //!
 //! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` hold the number of the descriptor, and the device
 //! and inode of its file. If another file is open under the number by now, the library leaves that
@@ -14,8 +14,8 @@
 //! interposes close(2), close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of
 //! ioctl(2). These leave the two descriptors open, but answer as if both were closed.
 //!
-//! The numbers of the two descriptors are high, so they do not collide with numbers that a program
-//! chooses.
+//! The numbers of the two inherited descriptors are high, so they do not collide with numbers that
+//! a program chooses.
 //!
 //! A program can still close the inherited descriptors without the C library, or by dup2(2) to the
 //! same number. The programs that it starts then open the file by its path. If they may not, their

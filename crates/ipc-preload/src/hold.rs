@@ -63,7 +63,7 @@ pub(crate) fn leave() {
 }
 
 /// Maps the hold (a locked file) of a task. Returns `None` if that fails: if the task is then
-/// killed, nattch drops its attaches at once, even if children use the segments.
+/// killed, nattch drops its attaches immediately, even if children use the segments.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;

@@ -1,8 +1,9 @@
 //! The files of proc(5) that show IPC objects and their limits.
 //!
 //! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
-//! If the file is in the table below, the library replaces it by a memfd under the same descriptor
-//! number. The memfd has the text that the kernel would show for the objects of the namespace.
+//! If the file is in the table `FILES`, the library replaces it by a memfd under the same
+//! descriptor number. The memfd has the text that the kernel would show for the objects of the
+//! namespace.
 //!
 //! | file | text |
 //! |---|---|
@@ -14,8 +15,7 @@
 //!
 //! # What differs from the kernel
 //!
-//! A file of the table that the library has replaced differs in these points from the kernel's
-//! file:
+//! A file that the library has replaced differs in these points from the kernel's file:
 //! - The text is made when the program opens the file, and does not change afterwards.
 //! - The limits of a namespace are fixed. Opening a file under `/proc/sys/kernel` for writing fails
 //!   with `EACCES`, also for root.

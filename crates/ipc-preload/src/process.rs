@@ -14,7 +14,7 @@
 //!
 //! The kernel zeroes the *wiped page* in the child of any kind of fork (`MADV_WIPEONFORK`). The
 //! child therefore lacks two words of its parent:
-//! - The address of the task. One word tells a call whether it runs in a new child.
+//! - The address of the task. A call that does not find the address runs in a new child.
 //! - The parent's pid. A signal handler may fork while it interrupts an IPC call, and a copy of the
 //!   call goes on in the child. The copy finds another pid (`Task::tell_copies_by`), and ends with
 //!   `EINTR`.

@@ -107,7 +107,7 @@ fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
 /// semctl(2).
 ///
 /// semctl(2) is variadic in C. On the machines that this crate supports, its fourth argument is in
-/// the register of a plain one.
+/// the same register as that of a function that is not variadic.
 ///
 /// # Safety
 ///

@@ -17,8 +17,9 @@
 //! segment attached, the library keeps a *mark* for it: the file `exec-PID` in the folder of
 //! segments.
 //!
-//! When a program is loaded, the library removes the mark of its pid. If there was a mark, the
-//! library registers the process at once, which detaches the segments of the previous program.
+//! When a program is loaded, the library removes the file `exec-PID` for its pid, if there is one.
+//! In that case, the library registers the process immediately, which detaches the segments of the
+//! previous program.
 //!
 //! # Differences from the kernel
 //!
@@ -123,7 +124,7 @@ pub(crate) fn detach_former() {
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Ignore an error. Without the mark, nattch counts the attaches until the process ends.
+    // Ignore an error. Without this file, nattch counts the attaches until the process ends.
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 

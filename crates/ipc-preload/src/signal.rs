@@ -22,8 +22,8 @@
 //! 1. It writes the new handler to the table of the other entry.
 //! 2. One system call installs that other entry with the new flags.
 //!
-//! A signal that arrives between the two steps runs the old handler with the old flags. After the
-//! second step, it runs the new handler with the new flags.
+//! A signal that arrives before the new entry is installed runs the old handler with the old flags.
+//! A later signal runs the new handler with the new flags.
 //!
 //! A child of vfork(2) has signal handlers of its own, but shares the tables with its parent. So in
 //! such a child the library changes no table, and installs the program's handler without an entry.

@@ -2,7 +2,7 @@
 //!
 //! The kernel returns `EFAULT` for a bad address. This library runs in the program, which an access
 //! to a bad address would end with `SIGSEGV`. So before an access, [`check`] makes a system call
-//! that touches the address and changes nothing:
+//! that touches the address and changes nothing.
 //!
 //! | access | checked by |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! # Cost
 //!
 //! The system call that checks an address takes longer than an uncontended semop(2). So each thread
-//! remembers some ranges of addresses that it has found accessible:
+//! remembers some ranges of addresses that it has found accessible.
 //!
 //! - The stack: the range from the stack pointer, at the time of a check, to the highest address
 //!   that the check has found accessible. A later call whose stack pointer is in this range need

@@ -1,7 +1,7 @@
 //! The memory of segments.
 //!
 //! The name of a shared memory segment is never used again in its namespace. So a new segment with
-//! a reused id never gets the memory of an older one (trap I10).
+//! a reused id never gets the memory of an older one (trap I10 in `traps.md`).
 //!
 //! If only one process uses the namespace, the memory of a segment is a memfd. If processes share
 //! the namespace, the host program (the program that uses this crate) must supply files that all of
@@ -75,8 +75,8 @@ pub trait Backing: Send + Sync {
     /// Returns false if this process lacks the permission to remove the segment's memory. The
     /// namespace later calls `remove` again in other processes, which may have the permission.
     ///
-    /// The namespace may call `remove` again for the same segment, also from two tasks at once, and
-    /// for a segment without memory. In these cases `remove` must do nothing.
+    /// The namespace may call `remove` again for the same segment, also from two tasks at the same
+    /// time, and for a segment without memory. In these cases `remove` must do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
     /// Returns the hold of task number `task`: an open file with a flock(2) lock. The host program

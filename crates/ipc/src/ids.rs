@@ -12,11 +12,11 @@
 //!
 //! Both the object's own words and the *payload* of the slot (the word that says where the object
 //! is) contain the tag. An operation compares the two in the same atomic step that changes a word
-//! of the object (trap I10).
+//! of the object (trap I10 in `traps.md`).
 //!
 //! Each kind of objects (sets, queues, segments) has one lock, as Linux's `ipc_ids.rwsem`. This
 //! lock protects creation, removal and `IPC_SET`. The store that ends a write section of the slot's
-//! sequence count publishes a complete object (traps I7, I11).
+//! sequence count publishes a complete object (traps I7, I11 in `traps.md`).
 //!
 //! The state words of the slots are authoritative. If a task dies with the lock of the kind held,
 //! `recover` rebuilds from these words the counts of objects, the hash table of keys, and the
@@ -89,7 +89,7 @@ const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
 /// The bit of `STATE` that selects the word with the owner: `OWNER` or `SECOND_OWNER`. `IPC_SET`
-/// fills the other word. One store of `STATE` then changes owner and mode at once.
+/// fills the other word. One store of `STATE` then changes owner and mode together.
 const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 

@@ -4,7 +4,7 @@
 //!
 //! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`), so that
 //! the test can require each outcome. The namespace is so small that slots, lines and undo records
-//! are reused at once.
+//! are reused immediately.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -93,15 +93,16 @@ fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3 and I10 (`docs/developing/traps.md`): a set may be removed between its lookup and the
-/// operation. The step that changes a semaphore must notice that.
+/// A set may be removed between its lookup and the operation. The step that changes a semaphore
+/// must notice that. Traps I3 and I10.
 #[test]
 fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I10, control (a variant with the bug must fail): the operation on a semaphore set does not
-/// compare the set's tag after the lookup. The tag tells the set from later sets in the same slot.
+/// Control (a variant with the bug must fail): the operation on a semaphore set does not compare
+/// the set's tag after the lookup. The tag tells the set from later sets in the same slot. Trap
+/// I10.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
@@ -150,17 +151,16 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
     })
 }
 
-/// Trap I8 (`docs/developing/traps.md`): an undo record belongs to one task and one set. After the
-/// set is removed, a late operation on it must not change an undo record of the set that is created
-/// next.
+/// An undo record belongs to one task and one set. After the set is removed, a late operation on it
+/// must not change an undo record of the set that is created next. Trap I8.
 #[test]
 fn undo_beside_removal_changes_its_own_record_or_none() {
     let task = |task: &Task, id| task.semop(id, &[UP_UNDO]);
     assert_all_reached(&remove_against_undo(task));
 }
 
-/// Trap I8, control (a variant with the bug must fail): the undo adjustment is stored after the
-/// word of the semaphore is unlocked.
+/// Control (a variant with the bug must fail): the undo adjustment is stored after the word of the
+/// semaphore is unlocked. Trap I8.
 #[test]
 #[should_panic(expected = "I8")]
 fn control_undo_without_a_freeze_is_caught() {
@@ -186,9 +186,9 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Traps I4 and I9 (`docs/developing/traps.md`): calls with one operation and calls with several
-/// must exclude each other. The words of the semaphores alone must ensure that. (A mode of the
-/// whole set, as in Linux's `sem_array.use_global_lock`, could be stale.)
+/// Calls with one operation and calls with several must exclude each other. The words of the
+/// semaphores alone must ensure that. (A mode of the whole set, as in Linux's
+/// `sem_array.use_global_lock`, could be stale.) Traps I4 and I9.
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -196,8 +196,8 @@ fn several_operations_beside_single_ones_appear_at_once() {
     }));
 }
 
-/// Traps I4 and I9: a call with several operations and undo takes the set's lock. It must also
-/// exclude calls with one operation, which do not take that lock.
+/// A call with several operations and undo takes the set's lock. It must also exclude calls with
+/// one operation, which do not take that lock. Traps I4 and I9.
 #[test]
 fn several_operations_with_undo_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -205,8 +205,8 @@ fn several_operations_with_undo_appear_at_once() {
     }));
 }
 
-/// Traps I4 and I9, control (a variant with the bug must fail): `add_both` makes a separate call
-/// for each operation.
+/// Control (a variant with the bug must fail): `add_both` makes a separate call for each operation.
+/// Traps I4 and I9.
 #[test]
 #[should_panic(expected = "half of a call was seen")]
 fn control_operations_one_by_one_are_caught() {
@@ -235,15 +235,15 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5 (`docs/developing/traps.md`): a call must, in one step, find that it has to wait and
-/// become visible as waiting. Otherwise the increment that it waits for could miss it.
+/// A call must, in one step, find that it has to wait and become visible as waiting. Otherwise the
+/// increment that it waits for could miss it. Trap I5.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I5, control (a variant with the bug must fail): the operation does not check whether a call
-/// waits.
+/// Control (a variant with the bug must fail): the operation does not check whether a call waits.
+/// Trap I5.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_operation_without_a_wake_up_is_caught() {
@@ -267,14 +267,14 @@ fn publish_against_lookup() -> [usize; 2] {
     })
 }
 
-/// Traps I7 and I11 (`docs/developing/traps.md`): a set that a lookup finds must be complete.
+/// A set that a lookup finds must be complete. Traps I7 and I11.
 #[test]
 fn set_beside_its_lookup_is_complete_or_not_there() {
     assert_all_reached(&publish_against_lookup());
 }
 
-/// Trap I7, control (a variant with the bug must fail): the lookup does not check the slot's
-/// sequence count. (The models of the sequence count itself weaken its orderings.)
+/// Control (a variant with the bug must fail): the lookup does not check the slot's sequence count.
+/// (The models of the sequence count itself weaken its orderings.) Trap I7.
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {

@@ -36,8 +36,8 @@ fn task(shared: &Arc<Shared>, pid: u32) -> Task {
     Task::register(Arc::clone(shared), Cred::root(), pid).unwrap()
 }
 
-/// Lets two threads reap (clean up after) one dead task at once. Counts two outcomes: the spawned
-/// thread reaped the task, or the first thread did.
+/// Lets two threads reap (clean up after) one dead task at the same time. Counts two outcomes: the
+/// spawned thread reaped the task, or the first thread did.
 fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = shared();

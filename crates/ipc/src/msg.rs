@@ -18,7 +18,7 @@
 //!   the message to the queue.
 //! - A receiver takes the first message that fits its filter, and wakes the waiting senders whose
 //!   messages now fit.
-//! - A call checks the queue and starts to wait, so that it misses no change in between (trap I5).
+//! - A call checks the queue and starts to wait, so no change is missed (trap I5 in `traps.md`).
 //!
 //! # One truth word per message
 //! One word of a message, its truth word, contains its state: private, queued, or delivered to a

@@ -64,7 +64,8 @@ pub struct NamespaceOptions {
     /// within one process. Processes that share a namespace need files that all of them can open.
     pub backing: Option<Box<dyn Backing>>,
     /// The time for which a waiting semop(2) or msgrcv(2) of this process polls before it sleeps,
-    /// in nanoseconds. With 0 it sleeps at once. The default and the maximum are [`SPIN_NS_MAX`].
+    /// in nanoseconds. With 0 it sleeps immediately. The default and the maximum are
+    /// [`SPIN_NS_MAX`].
     ///
     /// Programs with `SCHED_DEADLINE` threads should set this field to 0: each poll calls
     /// sched_yield(2), by which such a thread gives up the processor until its next period.
@@ -260,7 +261,7 @@ impl Namespace {
     ///
     /// If tasks of the program before execve(2) have `SEM_UNDO` adjustments, these are applied when
     /// the new task ends. If threads of that program have left unfinished calls or held locks,
-    /// these are repaired at once.
+    /// these are repaired immediately.
     ///
     /// # Errors
     ///

@@ -392,8 +392,8 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // Damage the pool: each free list begins with the range `a`, which is in use, and no line
-        // counts as ever used.
+        // Damage the pool: each free list begins with the range `a`, which is in use, and all lines
+        // count as never used.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -21,7 +21,7 @@
 //!   record (`task`);
 //! - [`crate::Namespace::recover`].
 //!
-//! A semop(2) that can succeed at once does not look for dead tasks, although their undo
+//! A semop(2) that can succeed immediately does not look for dead tasks, although their undo
 //! adjustments might lower the semaphore. The search would take a system call for each task with
 //! undo adjustments, whereas semop(2) itself is one compare-exchange.
 //!

@@ -28,8 +28,8 @@
 //! # Locks
 //!
 //! One lock protects all segments and their attach records. A lookup takes no lock, so a call looks
-//! the segment up again under the lock (traps I2, I10, I18). Calls remove memory after they have
-//! released the lock. Recovery removes memory under the lock.
+//! the segment up again under the lock (traps I2, I10, I18 in `traps.md`). Calls remove memory
+//! after they have released the lock. Recovery removes memory under the lock.
 //!
 //! # Limits
 //!

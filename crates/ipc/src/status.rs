@@ -57,7 +57,7 @@ pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
 
 /// Returns true if the call can still be interrupted.
 pub(crate) fn is_interruptible(word: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. The returned value is only a hint, since the status word may change at
-    // once.
+    // ORDERING: Relaxed. The returned value is only a hint, since the status word may change
+    // immediately.
     word.load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0
 }

@@ -277,8 +277,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1 (`docs/developing/traps.md`): the security hook must get a consistent copy of an
-/// object's permissions. The copy must stay valid after the object is removed.
+/// The security hook must get a consistent copy of an object's permissions. The copy must stay
+/// valid after the object is removed. Trap I1.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let hook = Box::new(Refuse(|perm| perm.key == 6));
@@ -316,8 +316,8 @@ fn otime_is_set_by_all_operations() {
     }
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): `SEM_STAT` with each index from 0 to the maximum
-/// must find each set once, and no removed set.
+/// `SEM_STAT` with each index from 0 to the maximum must find each set once, and no removed set.
+/// Traps I12 and I17.
 #[test]
 fn walk_by_index_finds_every_set_once() {
     let (_namespace, task) = plain();
@@ -331,8 +331,7 @@ fn walk_by_index_finds_every_set_once() {
     assert_eq!(walk.map(|stat| stat.id).collect::<Vec<_>>(), ids);
 }
 
-/// Trap I18 (`docs/developing/traps.md`): every id must be below 2^31, also after the generations
-/// of a slot wrap around.
+/// Every id must be below 2^31, also after the generations of a slot wrap around. Trap I18.
 #[test]
 fn ids_stay_in_their_range() {
     let capacity = Capacity { sets: 1, sems: 1, ..Capacity::default() };

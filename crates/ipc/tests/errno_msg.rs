@@ -258,8 +258,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1 (`docs/developing/traps.md`): the security hook must get a consistent copy of an
-/// object's permissions. The copy must stay valid after the object is removed.
+/// The security hook must get a consistent copy of an object's permissions. The copy must stay
+/// valid after the object is removed. Trap I1.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let options = NamespaceOptions { hook: Some(Box::new(Refuse)), ..NamespaceOptions::default() };
@@ -279,8 +279,8 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     );
 }
 
-/// Trap I6 (`docs/developing/traps.md`): a message must update the times and pids of its queue,
-/// whether it goes straight to a waiting receiver or through the queue.
+/// A message must update the times and pids of its queue, whether it goes straight to a waiting
+/// receiver or through the queue. Trap I6.
 #[test]
 fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     let (namespace, one) = plain();
@@ -301,8 +301,7 @@ fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     assert_eq!((stat.lspid, stat.lrpid), (2, 1));
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index must find each queue once, and
-/// no removed queue.
+/// A walk by index must find each queue once, and no removed queue. Traps I12 and I17.
 #[test]
 fn walk_by_index_finds_every_queue_once() {
     let (_namespace, task) = plain();

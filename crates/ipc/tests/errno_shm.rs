@@ -205,8 +205,7 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     );
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index must find each segment once, and
-/// no removed segment.
+/// A walk by index must find each segment once, and no removed segment. Traps I12 and I17.
 #[test]
 fn walk_by_index_finds_every_segment_once() {
     let capacity = Capacity { segments: 128, ..Capacity::default() };

@@ -131,9 +131,8 @@ const CALLS: [(&str, Call); 6] = [
     ("SHM_UNLOCK", |task, id| task.shm_unlock(id)),
 ];
 
-/// Trap I2 (`docs/developing/traps.md`): a call has looked up a segment, and another task then
-/// removes the segment. The call must fail with `EIDRM`. It must change nothing of a new segment in
-/// the same slot.
+/// A call has looked up a segment, and another task then removes the segment. The call must fail
+/// with `EIDRM`. It must change nothing of a new segment in the same slot. Trap I2.
 #[test]
 fn removal_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in CALLS {
@@ -156,8 +155,8 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Traps I2 and I10: after the lookup of a call, the segment is removed, and a new one in the same
-/// slot gets the same id. The call must fail, and must not change the new segment.
+/// After the lookup of a call, the segment is removed, and a new one in the same slot gets the same
+/// id. The call must fail, and must not change the new segment. Traps I2 and I10.
 #[test]
 fn id_that_is_reused_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
@@ -182,8 +181,8 @@ fn id_that_is_reused_after_the_lookup_is_another_segment() {
     }
 }
 
-/// Trap I2: if `shm_nattch` already counts an attach, the removal must only mark the segment. The
-/// memory of the segment must stay until the detach.
+/// If `shm_nattch` already counts an attach, the removal must only mark the segment. The memory of
+/// the segment must stay until the detach. Trap I2.
 #[test]
 fn removal_after_the_count_leaves_the_attach_whole() {
     let scene = Scene::new(false);
@@ -205,9 +204,9 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
 }
 
-/// Trap I18 (`docs/developing/traps.md`): with `shm_rmid_forced`, a segment is removed when its
-/// maker ends, unless it has attaches. Another task may be in shmat(2), and `shm_nattch` does not
-/// count its attach yet. Then this shmat(2) must fail with `EIDRM`.
+/// With `shm_rmid_forced`, a segment is removed when its maker ends, unless it has attaches.
+/// Another task may be in shmat(2), and `shm_nattch` does not count its attach yet. Then this
+/// shmat(2) must fail with `EIDRM`. Trap I18.
 #[test]
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
@@ -220,9 +219,9 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
     assert_eq!(other.shm_totals().unwrap().pages, 0);
 }
 
-/// Trap I18: with `shm_rmid_forced`, a segment is removed when its maker ends, unless it has
-/// attaches. Another task may be in shmat(2), and `shm_nattch` already counts its attach. Then the
-/// segment must stay until shmdt(2). If this shmat(2) fails, the segment must be removed.
+/// With `shm_rmid_forced`, a segment is removed when its maker ends, unless it has attaches.
+/// Another task may be in shmat(2), and `shm_nattch` already counts its attach. Then the segment
+/// must stay until shmdt(2). If this shmat(2) fails, the segment must be removed. Trap I18.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {
@@ -246,8 +245,8 @@ fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     }
 }
 
-/// Trap I18: ids of queues and segments must be below 2^31, also after the generations of a slot
-/// wrap around.
+/// Ids of queues and segments must be below 2^31, also after the generations of a slot wrap around.
+/// Trap I18.
 #[test]
 fn ids_of_queues_and_segments_stay_in_their_range() {
     let capacity = Capacity { segments: 1, queues: 1, ..Capacity::LEAST };

@@ -1,5 +1,5 @@
-//! Several threads use semaphores at once. A semaphore used as a lock must let in one thread at a
-//! time. No unit of a semaphore may be lost, and undo must be exact.
+//! Several threads use semaphores at the same time. A semaphore used as a lock must let in one
+//! thread at a time. No unit of a semaphore may be lost, and undo must be exact.
 //!
 //! The seed determines the operations, but not the schedule of the threads; see
 //! `docs/developing/testing.md`.
@@ -192,8 +192,8 @@ fn until(is_reached: impl Fn() -> bool) {
     }
 }
 
-/// Traps I3 and I10 (`docs/developing/traps.md`): while one thread removes sets, calls of another
-/// thread on these sets must end with the right error.
+/// While one thread removes sets, calls of another thread on these sets must end with the right
+/// error. Traps I3 and I10.
 #[test]
 fn sets_that_are_removed_under_operations_end_them() {
     const SETS: usize = 600;

@@ -111,8 +111,7 @@ fn check(counts: Option<trace::Counts>) {
     assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
 }
 
-/// Trap X6 (`docs/developing/traps.md`): sending a message to a blocked receiver must take one
-/// system call.
+/// Sending a message to a blocked receiver must take one system call. Trap X6.
 #[test]
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(

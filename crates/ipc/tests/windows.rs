@@ -175,8 +175,8 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Trap I16 (`docs/developing/traps.md`): a call waits at a set that is removed. When it wakes up,
-/// a new set has the same slot and the same semaphore words. The call must take none of its units.
+/// A call waits at a set that is removed. When it wakes up, a new set has the same slot and the
+/// same semaphore words. The call must take none of its units. Trap I16.
 #[test]
 fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;

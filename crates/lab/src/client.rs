@@ -81,8 +81,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `program`, the lab itself, as a client with the arguments `args`. Adds `environment`
-    /// to the client's environment.
+    /// Starts the lab again, from the path `program` and with the arguments `args`, as a client
+    /// process. Adds `environment` to the client's environment.
     ///
     /// # Errors
     /// If the process does not start.

@@ -15,8 +15,8 @@
 //! A slice (a timed run of the workers) may have several phases, each with its own counts. The
 //! workers do the same work in each phase. Only the thread that disturbs them may act differently.
 //!
-//! Each of several workers is pinned to a processor of its own, if there are enough. Two threads on
-//! one processor never run at the same time, so they would not slow each other down.
+//! Each of several workers is pinned to a processor of its own, if there are enough. If two workers
+//! shared a processor, they would never run at the same time, so the run would show no contention.
 //!
 //! # Invariants
 //! - A worker that ends before it is ready counts as ready. Otherwise the others would wait for

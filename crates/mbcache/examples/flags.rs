@@ -1,5 +1,5 @@
 //! Two threads change two flags of one entry, a flag per thread, 100 million times. No change may
-//! be lost. Trap T33 is a change that a thread loses by changing another flag in the same word.
+//! be lost, although both flags are in one word (trap T33 in `traps.md`).
 //!
 //! Usage: `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. CHANGES is the
 //! number of changes, 100 million by default. The test `tests/flags.rs` runs the same workload for

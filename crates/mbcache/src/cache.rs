@@ -172,7 +172,7 @@ pub struct Mbcache {
 impl Mbcache {
     /// Returns an empty cache.
     ///
-    /// Reserves the address space of the whole index at once. The system allocates memory as
+    /// Reserves the address space of the whole index in one step. The system allocates memory as
     /// entries are created.
     ///
     /// # Errors
@@ -425,8 +425,8 @@ impl Mbcache {
     /// block. Returns true if `find_first` may now return the value.
     ///
     /// A value with [`users_max`](Mbcache::users_max) or more users is full. `note_users` removes
-    /// its pair, so that searches never examine full values (trap T39). If a thread has a handle of
-    /// the pair, the last handle removes it. Until then searches skip it.
+    /// its pair, so that searches never examine full values. If a thread has a handle of the pair,
+    /// the last handle removes it. Until then searches skip it.
     ///
     /// If the number falls below the maximum, `note_users` adds the pair again, if the cache has a
     /// free slot for it.

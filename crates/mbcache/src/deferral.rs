@@ -1,16 +1,16 @@
-//! Decides when a changed content is de-duplicated: at once, or later with others.
+//! Decides when a changed content is de-duplicated: immediately, or later with others.
 //!
 //! De-duplicating a content takes a hash, a search for an equal content, a comparison, and updates
 //! of two user counts. That work is wasted if the content is soon replaced.
 //!
 //! A store divides its time into *epochs*, such as transactions. The first change of an object
-//! (such as a file) in an epoch is de-duplicated at once. A second change in the same epoch is
+//! (such as a file) in an epoch is de-duplicated immediately. A second change in the same epoch is
 //! de-duplicated at the end of the epoch.
 //!
 //! Until the epoch ends, the content of an object whose de-duplication waits is private: the store
 //! changes it in place and does not share it. Private contents take memory, so the store sets a
-//! maximum number of waiting objects. While that many wait, other changes are de-duplicated at
-//! once.
+//! maximum number of waiting objects. While that many wait, other changes are de-duplicated
+//! immediately.
 //!
 //! # Guarantees
 //! - D.1: at most the given number of objects wait for de-duplication, plus one per thread that

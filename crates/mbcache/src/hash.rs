@@ -1,8 +1,8 @@
 //! The keyed hash that spreads keys over the cache lines of the index.
 //!
 //! A key is the hash of a content, which an attacker may choose. Without a secret, crafted keys
-//! could all select one line of the index (trap T54). So the key is mixed with a secret by a folded
-//! multiplication.
+//! could all select one line of the index (trap T54 in `traps.md`). So the key is mixed with a
+//! secret by a folded multiplication.
 
 use std::hash::BuildHasher;
 

@@ -269,9 +269,9 @@ impl Index {
     /// A search for the key reads the line `home` and some lines after it. Their number is the
     /// *reach*.
     ///
-    /// One pass over these lines finds out three facts: whether the pair exists, where the first
-    /// free slot is, and whether the last line still has an entry of the same home. If it has none,
-    /// the reach may be lowered.
+    /// One pass over the lines that a search reads finds out three facts: whether the pair exists,
+    /// where the first free slot is, and whether the last line has an entry of this home. If it has
+    /// none, the reach may be lowered.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -292,8 +292,8 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // The reach may be lowered only if the last line that a search from `home` reads
-                // has no entry of this home.
+                // The reach (the number of lines after `home` that a search reads) may be lowered
+                // only if the last line that a search from `home` reads has no entry of this home.
                 //
                 // `is_ours` never misses an entry of this home: only a thread with the lock of
                 // `home` can create one, and the caller has that lock. If another thread reuses the

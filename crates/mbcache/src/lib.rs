@@ -19,10 +19,9 @@
 //!   If no blob fits, store a new one and call `create`.
 //! - To release: lock the blob. If there are other users, subtract one and call `note_users`. The
 //!   last user calls `delete_or_get` *before* it frees the blob. If the result is [`Busy`], it
-//!   unlocks the blob, waits, and begins again, since another thread may have become a user (trap
-//!   T34).
+//!   unlocks the blob, waits, and begins again, since another thread may have become a user.
 //! - To change a blob in place, as its only user: delete its entry. Create an entry again only if a
-//!   search for the new content finds nothing (trap T38).
+//!   search for the new content finds nothing (traps T34 and T38 in `traps.md`).
 //!
 //! # Guarantees
 //! - G.1: a search finds each pair that exists during the whole search. While a thread waits to
@@ -31,7 +30,8 @@
 //!   has an `Entry` happens before the deletion of the pair.
 //! - G.3: a loop with `find_next` ends. It meets a pair twice only if the pair was created anew.
 //! - G.4: a cache with at most [`Mbcache::entries_max`] entries drops an entry only if many hashes
-//!   collide, or if one key has hundreds of values. Used entries stay longer (trap T37).
+//!   collide, or if one key has hundreds of values. Used entries stay longer (trap T37 in
+//!   `traps.md`).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a used pair stores nothing.
 //! - G.7: the hash of each key selects a cache line, its home line. Operations on keys with

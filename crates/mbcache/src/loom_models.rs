@@ -4,7 +4,7 @@
 //! known bug of loom skips schedules (see `tally` in the base crate).
 //!
 //! The index of a model has four lines. A search begins at the home line, which the key's hash
-//! selects. A slot whose entry was removed is used again at once.
+//! selects. A slot whose entry was removed is used again immediately.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -105,8 +105,8 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Trap T36: an entry must not be visible before it is complete. A deletion must find an entry that
-/// a search has found.
+/// An entry must not be visible before it is complete. A deletion must find an entry that a search
+/// has found. Trap T36.
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
@@ -114,8 +114,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control of trap T36: an entry becomes visible before its state word is complete. The later store
-/// of that word undoes what another thread has changed in between, so the model must fail.
+/// Control: an entry becomes visible before its state word is complete. The later store of that
+/// word undoes what another thread has changed in between, so the model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -146,8 +146,8 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// Invariant I.2: if two threads create the same pair at once, the cache contains it once. The lock
-/// of the line that the key's hash selects makes one of them wait.
+/// Invariant I.2: if two threads create the same pair at the same time, the cache contains it once.
+/// The lock of the line that the key's hash selects makes one of them wait.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
@@ -208,8 +208,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// Invariant S.1: two threads must not fill the same slot at once, even if the hashes of their keys
-/// select different lines.
+/// Invariant S.1: two threads must not fill the same slot at the same time, even if the hashes of
+/// their keys select different lines.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -333,10 +333,10 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim has
-/// removed the entry, and `create` has lowered the number of lines that a search reads. So the last
-/// user's search finds nothing. Before it frees the value, it must see the writes of the last
-/// thread that had a handle.
+/// The last user of a value deletes its entry, and then frees the value. Here reclaim has removed
+/// the entry, and `create` has lowered the number of lines that a search reads. So the last user's
+/// search finds nothing. Before it frees the value, it must see the writes of the last thread that
+/// had a handle. Trap T34.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -344,9 +344,8 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control of trap T34: the number of lines that a search reads is lowered by a Relaxed store. Then
-/// the deleting thread may not see writes of the last thread that had a handle. The model must
-/// fail.
+/// Control: the number of lines that a search reads is lowered by a Relaxed store. Then the
+/// deleting thread may not see writes of the last thread that had a handle. The model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -356,10 +355,10 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// Trap T34: the last user of a value deletes its entry, and then frees the value. Here reclaim has
-/// removed the entry, and `create` has stored another one in its slot. The last user's search finds
-/// only the other entry. Before it frees the value, it must see the writes of the last thread that
-/// had a handle of the removed entry.
+/// The last user of a value deletes its entry, and then frees the value. Here reclaim has removed
+/// the entry, and `create` has stored another one in its slot. The last user's search finds only
+/// the other entry. Before it frees the value, it must see the writes of the last thread that had a
+/// handle of the removed entry. Trap T34.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
@@ -369,9 +368,9 @@ fn entry_that_is_missed_by_later_words_is_over() {
     }));
 }
 
-/// Control of trap T34: a thread searches for an entry, to delete it and free its value. No Acquire
-/// fence follows its miss. So it may not see writes of the last thread that had a handle, and the
-/// model must fail.
+/// Control: a thread searches for an entry, to delete it and free its value. No Acquire fence
+/// follows its miss. So it may not see writes of the last thread that had a handle, and the model
+/// must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -422,8 +421,8 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     })
 }
 
-/// Trap T34: a value must not be freed while it is in use. After a successful deletion, no thread
-/// may have a handle.
+/// A value must not be freed while it is in use. After a successful deletion, no thread may have a
+/// handle. Trap T34.
 #[test]
 fn value_that_is_found_is_not_freed() {
     assert_all_reached(&find_against_delete(1, |shared| {
@@ -431,8 +430,8 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// Trap T34: a value must not be freed while it is in use. Here its entry is in a later line than
-/// the one that the key's hash selects.
+/// A value must not be freed while it is in use. Here its entry is in a later line than the one
+/// that the key's hash selects. Trap T34.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -440,8 +439,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control of trap T34: the deletion checks for handles in one step, and removes the entry in a
-/// second. The model must fail.
+/// Control: the deletion checks for handles in one step, and removes the entry in a second step.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -456,8 +455,8 @@ fn control_deletion_in_two_steps_is_caught() {
     });
 }
 
-/// Control of trap T34: the deletion removes the entry with a Relaxed ordering. Then the thread may
-/// not see writes of the last thread that had a handle, so the model must fail.
+/// Control: the deletion removes the entry with a Relaxed ordering. Then the thread may not see
+/// writes of the last thread that had a handle, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -487,15 +486,14 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion would not
-/// find it, and so would not wait for the handle.
+/// Reclaim must not remove an entry that has a handle. Otherwise a deletion would not find it, and
+/// so would not wait for the handle. Trap T35.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control of trap T35: reclaim removes an entry that has a handle, as in an old Linux. The model
-/// must fail.
+/// Control: reclaim removes an entry that has a handle, as in an old Linux. The model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
@@ -507,8 +505,8 @@ fn control_reclaim_of_a_held_entry_is_caught() {
     });
 }
 
-/// Three threads run at once: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims with
-/// `scan`. Counts two outcomes: the deletion removed (KEY, 3), or reclaim did.
+/// Three threads run at the same time: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims
+/// with `scan`. Counts two outcomes: the deletion removed (KEY, 3), or reclaim did.
 fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::with(3);
@@ -527,15 +525,15 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: if a deletion and reclaim reach one entry at the same time, only one of them ends it
-/// and lowers the counts.
+/// If a deletion and reclaim reach one entry at the same time, only one of them ends it and lowers
+/// the counts. Trap T35.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Control of trap T35: reclaim checks in one step that it may end the entry, and ends it in a
-/// second. Then a deletion may end it too, so the model must fail.
+/// Control: reclaim checks in one step that it may end the entry, and ends it in a second step.
+/// Then a deletion may end it too, so the model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -549,8 +547,8 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change different flags of one entry at once: the reusable flag by `clear_reusable`,
-/// and the referenced bit. Both changes must be kept.
+/// Two threads change different flags of one entry at the same time: the reusable flag by
+/// `clear_reusable`, and the referenced bit. Both changes must be kept.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -566,7 +564,7 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     })
 }
 
-/// Trap T33: if two flags of one word change at once, both changes must be kept.
+/// If two flags of one word change at the same time, both changes must be kept. Trap T33.
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
     assert_all_reached(&flags(|cache| {
@@ -576,8 +574,7 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Control of trap T33: a thread changes a flag by a load and a store of the whole word. The model
-/// must fail.
+/// Control: a thread changes a flag by a load and a store of the whole word. The model must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
@@ -673,17 +670,17 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// Trap T39: the drop of the last handle removes the entry of a value with the maximum number of
-/// users. If the number becomes lower at the same time, the cache must contain the entry
-/// afterwards.
+/// The drop of the last handle removes the entry of a value with the maximum number of users. If
+/// the number becomes lower at the same time, the cache must contain the entry afterwards. Trap
+/// T39.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control of trap T39: the drop of the last handle checks that the value has the maximum number of
-/// users, and removes the entry in a second step. If the number falls in between, the entry is
-/// lost. The model must fail.
+/// Control: the drop of the last handle checks that the value has the maximum number of users, and
+/// removes the entry in a second step. If the number falls in between, the entry is lost. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
@@ -727,16 +724,16 @@ fn iterate_against_reuse(
     })
 }
 
-/// Trap T40: a loop must not return a value twice if other threads delete entries. It continues
-/// from its current entry, which stays because the loop has a handle of it.
+/// A loop must not return a value twice if other threads delete entries. It continues from its
+/// current entry, which stays because the loop has a handle of it. Trap T40.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Control of trap T40: the loop over the values of a key only counts the returned entries. For the
-/// next value, it searches from the start, and skips that many. After a deletion, it may return a
-/// value twice. The model must fail.
+/// Control: the loop over the values of a key only counts the returned entries. For the next value,
+/// it searches from the start, and skips that many. After a deletion, it may return a value twice.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -766,8 +763,8 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// Trap T34: the last user of a value must wait for the threads that found it. A handle that is
-/// taken later must not prolong the wait (guarantee G.1).
+/// The last user of a value must wait for the threads that found it. A handle that is taken later
+/// must not prolong the wait (guarantee G.1). Trap T34.
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));

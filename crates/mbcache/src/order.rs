@@ -1,4 +1,4 @@
-//! A check of the order of locks, in builds with debug assertions (trap T42).
+//! A check of the order of locks, in builds with debug assertions (trap T42 in `traps.md`).
 //!
 //! Each line of the index has a lock. `create` waits only for the lock of its key's home line, the
 //! line that the hash of the key selects. While it holds that lock, it waits for no other.
@@ -56,7 +56,7 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// Trap T42: a thread may lock a line of the index, unlock it, and then lock another one.
+    /// A thread may lock a line of the index, unlock it, and then lock another one. Trap T42.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -64,8 +64,8 @@ mod tests {
         }
     }
 
-    /// Control of trap T42: the check must find a thread that locks two home lines (lines that the
-    /// hashes of keys select) at once, even without a deadlock.
+    /// Control: the check must find a thread that locks two home lines (lines that the hashes of
+    /// keys select) at the same time, even without a deadlock.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

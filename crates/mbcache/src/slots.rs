@@ -1,8 +1,8 @@
 //! One slot of the index: the key, the value and the state word of an entry.
 //!
 //! Every change of the state word is one atomic step on the whole word. So two changes of different
-//! flags cannot overwrite each other (trap T33). An entry with a handle cannot be removed (traps
-//! T34, T35). Any thread may read any slot at any time, without a lock, for these reasons:
+//! flags cannot overwrite each other (trap T33 in `traps.md`). An entry with a handle cannot be
+//! removed (traps T34 and T35). Any thread may read any slot at any time, without a lock.
 //!
 //! - *No torn pair.* Key and value are written only while the slot has no live entry, and each new
 //!   entry gets a new generation. A reader loads the state, then the key and the value. Then it
@@ -26,7 +26,8 @@
 //!   repeats a compare-exchange only if another thread has changed the same entry.
 //!
 //! The generation has 42 bits. A reader mistakes one entry for another only if the slot is used
-//! 2^42 times between two of its loads. At 50 ns each, that takes two days (trap T32).
+//! 2^42 times between two of its loads. At 50 ns each, that takes two days (trap T32 in
+//! `traps.md`).
 //!
 //! # Invariants
 //! - S.1: a slot without a live entry is changed only under the lock of the slot's line.
@@ -239,8 +240,8 @@ pub(crate) fn age(words: &Words, state: State) {
 }
 
 /// Sets or clears the reusable flag, which says that the value may get more users. Returns the new
-/// state. An entry without the flag ends at once if it has no handle, and otherwise with its last
-/// handle.
+/// state. An entry without the flag ends immediately if it has no handle, and otherwise with its
+/// last handle.
 ///
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
@@ -256,7 +257,7 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Op
 }
 
 /// Sets the flag *awaited*, so that the drop of the last handle wakes this thread. Returns `None`
-/// if the entry has no handle or has ended.
+/// if the entry has ended, or has no handle.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)

@@ -49,7 +49,7 @@ fn allocations_of(run: impl FnOnce()) -> u64 {
     thread_allocations() - before
 }
 
-/// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock.
+/// An allocation under a lock of the cache may call reclaim, which needs that lock. Trap T41.
 #[test]
 fn every_call_allocates_nothing() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();

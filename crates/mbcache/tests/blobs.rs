@@ -1,8 +1,8 @@
 //! Tests of a store that shares equal blobs through the cache, as a file system shares attribute
 //! blocks.
 //!
-//! The store follows the protocol in the crate's documentation. A freed block is used again at once
-//! for another content, so the test notices if a thread wrongly finds a freed block.
+//! The store follows the protocol in the crate's documentation. A freed block is used again
+//! immediately for another content, so the test notices if a thread wrongly finds a freed block.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -169,7 +169,7 @@ impl Store {
     }
 }
 
-/// Trap T34: a block must not be freed while another thread finds it and becomes its user.
+/// A block must not be freed while another thread finds it and becomes its user. Trap T34.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -194,8 +194,8 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
     println!("{:?}", store.cache.stats());
 }
 
-/// Control of trap T34: the store ignores the result of `delete_or_get`, and frees a block that is
-/// in use. The test must find that at its end.
+/// Control: the store ignores the result of `delete_or_get`, and frees a block that is in use. The
+/// test must find that at its end.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -209,8 +209,8 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// Trap T38: a block is changed in place, and another block already has its new content. The search
-/// for that content must find the other block.
+/// A block is changed in place, and another block already has its new content. The search for that
+/// content must find the other block. Trap T38.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
@@ -225,8 +225,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control of trap T38: the changed block is entered before the search for an equal block, which
-/// then wrongly finds it.
+/// Control: the changed block is entered before the search for an equal block, which then wrongly
+/// finds it.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -255,7 +255,7 @@ fn many_files(tell: Tell) -> Store {
     store
 }
 
-/// Trap T39: a search examines no full block, however many there are.
+/// A search examines no full block, however many there are. Trap T39.
 #[test]
 fn finds_among_full_blocks_meet_none_of_them() {
     let (looks, hits) = many_files(Tell::Users).looks_and_hits();
@@ -263,8 +263,8 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Control of trap T39: without `note_users`, the cache does not know which blocks are full (with
-/// the maximum number of users). So searches examine full blocks, too.
+/// Control: without `note_users`, the cache does not know which blocks are full (with the maximum
+/// number of users). So searches examine full blocks, too.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();

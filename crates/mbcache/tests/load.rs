@@ -55,8 +55,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     });
 }
 
-/// Trap T35: reclaim must not remove an entry with a handle, and the count of entries must be right
-/// at the end.
+/// Reclaim must not remove an entry with a handle, and the count of entries must be right at the
+/// end. Trap T35.
 #[test]
 fn shrinker_under_load_keeps_held_entries_and_counts() {
     const CREATORS: usize = 2;

@@ -41,8 +41,8 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
     assert!(cache.delete_or_get(1, 5).is_none());
 }
 
-/// Trap T34: a thread that frees a value must wait for the threads that found it, and no wait may
-/// last for ever. Some threads search for values, and one frees them.
+/// A thread that frees a value must wait for the threads that found it, and no wait may last for
+/// ever. Some threads search for values, and one frees them. Trap T34.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;

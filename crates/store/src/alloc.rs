@@ -48,8 +48,8 @@ pub(crate) struct Allocator {
     /// One window for each shard of threads: a run of free blocks for small requests of these
     /// threads. Each window is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The runs of free blocks that are in no window. Protected by its own mutex, which is locked
-    /// after the mutex of a window.
+    /// The runs of free blocks that are in no window of a shard of threads. Protected by its own
+    /// mutex, which is locked after the mutex of a window.
     tree: Mutex<Tree>,
 }
 

@@ -21,7 +21,7 @@
 //! - K.1: the users of a block are the inodes whose records contain its id.
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is not in the index. Otherwise an inode could
-//!   find the block there while its last user frees it (trap T34).
+//!   find the block there while its last user frees it (trap T34 in `traps.md`).
 //! - K.4: a change in place looks up the new content before the block has it. Otherwise the lookup
 //!   could find this block (trap T38). During the change, the block is out of the index.
 //! - K.5: a shared block is in memory at most once. It enters the table before other threads can
@@ -722,10 +722,12 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// Invariant K.7: few unused blocks stay in memory after many blocks were in use at once.
+    /// Invariant K.7: few unused blocks stay in memory after many blocks were in use at the same
+    /// time.
     ///
-    /// Each scan of a shard sets `bound` to twice the number of used blocks. After such a peak,
-    /// `bound` is too high to start a scan soon. So the number of new blocks must start one.
+    /// Each scan of a shard sets `bound` to twice the number of used blocks. After a peak of used
+    /// blocks, `bound` is too high to start a scan soon. So the number of new blocks must start
+    /// one.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();

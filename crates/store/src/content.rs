@@ -326,8 +326,8 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // `has_moved` tells the caller to save the inode's record. This file is being freed and has
-        // no record any more.
+        // Clear `has_moved`, which tells the caller to save the inode's record. This file is being
+        // freed and has no record any more.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())

@@ -453,7 +453,7 @@ mod tests {
 
     /// Checks that a panic of redb, in a call or in a destructor, becomes an error of the call.
     ///
-    /// Trap X3: a panic in a destructor during another panic would abort the process.
+    /// A panic in a destructor during another panic would abort the process. Trap X3.
     #[test]
     fn pages_that_are_damaged_while_the_database_is_open_abort_nothing() {
         let closed = closed();

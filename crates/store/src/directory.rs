@@ -5,7 +5,7 @@
 //!
 //! The cookie of an entry consists of the hash and the slot number, and a listing goes through the
 //! cookies in ascending order. So an entry that exists during the whole listing is reported exactly
-//! once, whatever else is added or removed (traps T48 and P13).
+//! once, whatever else is added or removed (traps T48 and P13 in `traps.md`).
 //!
 //! # Invariants
 //! - C.1: a cookie is never 0, and is below 2^62. So a server can add a small number to it within a
@@ -13,7 +13,7 @@
 //!
 //! # Limits
 //! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so an
-//! attacker cannot craft such names (trap T54).
+//! attacker cannot craft such names (trap T54 in `traps.md`).
 //!
 //! The caller holds the lock of the directory's inode.
 //!

@@ -366,7 +366,8 @@ impl FileSystem for Store {
         }
     }
 
-    /// Returns false: calls find most of their records in memory, and a wait for the disk is short.
+    /// Returns false, because calls do not wait long: they find most of their records in memory,
+    /// and a wait for the disk is short.
     fn waits(&self) -> bool {
         false
     }
@@ -384,7 +385,7 @@ impl FileSystem for Store {
         }
         self.journal.commit_up_to(tid)?;
         // If the last transaction that wrote data of the file is durable, its commit has also
-        // synced the data, and `sync_data` returns at once.
+        // synced the data, and `sync_data` returns immediately.
         self.journal.sync_data(inode.data_tid())
     }
 

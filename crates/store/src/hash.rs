@@ -4,7 +4,7 @@
 //! record of its block. So the algorithm is part of the format.
 //!
 //! The secret is derived from a seed in the superblock, drawn when the store is made. So an
-//! attacker cannot craft names that collide (trap T54).
+//! attacker cannot craft names that collide (trap T54 in `traps.md`).
 //!
 //! As in wyhash, a step mixes two words with two secret words, multiplies them to 128 bits, and
 //! folds the two halves together. Four chains of such steps run in parallel.

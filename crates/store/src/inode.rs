@@ -191,7 +191,7 @@ impl State {
             Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
             _ => record.size,
         };
-        // A store never uses an inode number again, so the generation is always 0 (trap P11).
+        // A store never reuses an inode number, so the generation is always 0.
         Attr::new(ino, record.mode)
             .with_nlink(record.nlink)
             .with_uid(record.uid)

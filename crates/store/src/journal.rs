@@ -7,7 +7,7 @@
 //! - Otherwise, and in a periodic commit, the file data is synced. Then both layers are written to
 //!   the database, in one transaction that makes the log void.
 //!
-//! A read looks in the running, frozen and logged layer, and last in a snapshot of the database.
+//! A read searches the three layers in memory, newest first, then a snapshot of the database.
 //!
 //! # Guarantees
 //! - J.1: all changes of an operation are in one transaction, because the operation holds a handle
@@ -467,8 +467,8 @@ impl Journal {
         }
     }
 
-    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it at
-    /// once if there is something to commit.
+    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it
+    /// immediately if there is something to commit.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If `poke` has swapped before this
         // swap, the [`View`] that is read below shows what there is to commit. If `poke` swaps

@@ -2,8 +2,8 @@
 //!
 //! De-duplicating an attribute set takes a hash, a lookup, a comparison, and updates of shared
 //! counters, which is wasted on a set that is soon replaced. So only an inode's first new set in a
-//! transaction is de-duplicated at once. The second set queues the inode ([`Deferral`]) and gets a
-//! private block (see `blocks`), which later sets change in place.
+//! transaction is de-duplicated immediately. The second set queues the inode ([`Deferral`]) and
+//! gets a private block (see `blocks`), which later sets change in place.
 //!
 //! Before a thread commits, it de-duplicates the queued sets in ascending order of block ids. If a
 //! shared block has the same content, the inode uses that block, and its private block is freed.
@@ -21,14 +21,16 @@
 //!   was queued before a crash. After a crash, the next change of its attributes de-duplicates
 //!   them.
 //! - L.3: at most [`QUEUED_MAX`] inodes are queued, plus one per thread that checks this limit at
-//!   the same time. While the queue is full, attribute sets are de-duplicated at once.
+//!   the same time. While the queue is full, attribute sets are de-duplicated immediately.
 //! - L.4: an inode whose attributes change once per transaction is not queued.
 //!
 //! # Concurrency
 //! - A private block is stored like a block with one user, in the transaction of its inode. So user
-//!   counts are right in every commit. No lookup of equal blocks finds it (K.8 of `blocks`).
+//!   counts are right in every commit. No lookup of equal blocks finds it (invariant K.8 of
+//!   `blocks`).
 //! - The de-duplication of a set holds a handle of the journal, so all its changes are in one
-//!   transaction (J.1 of `journal`). It also holds the inode's lock, so the set does not change.
+//!   transaction (guarantee J.1 of `journal`). It also holds the inode's lock, so the set does not
+//!   change.
 //! - `Deferral::share` runs in one thread at a time. Otherwise two threads could move two inodes to
 //!   each other's block.
 //!
@@ -78,8 +80,8 @@ impl Late {
         Late { is_on, journal, table, blocks, space, queued: Deferral::new(QUEUED_MAX) }
     }
 
-    /// Tells whether the new attribute set `set` of an inode is de-duplicated at once, or the inode
-    /// should be queued.
+    /// Tells whether the new attribute set `set` of an inode is de-duplicated immediately, or the
+    /// inode should be queued.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;

@@ -16,7 +16,8 @@
 //! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
 //!   transaction, which gets the next generation.
 //! - I.4: new file data over data that is in the log is logged too, or synced with the next commit
-//!   to the database (J.6 of `journal`). So a replay writes no older bytes over confirmed ones.
+//!   to the database (guarantee J.6 of `journal`). So a replay writes no older bytes over confirmed
+//!   ones.
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
 //! # End marks
@@ -27,8 +28,8 @@
 //! - If a block of the log is unreadable, a mark of the database's generation proves that no
 //!   confirmed entry is lost.
 //!
-//! Only closing the store syncs the marks ([`Log::end`]), since a sync would make each commit a
-//! third longer.
+//! A commit does not sync the end marks, since a sync would make the commit take a third longer.
+//! Only closing the store syncs them ([`Log::end`]).
 //!
 //! # Length
 //! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]). A
@@ -36,8 +37,7 @@
 //! the log with zeros, so that the host allocates all blocks. Then a sync of an entry costs the
 //! host one write, and cannot fail for lack of space.
 //!
-//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, whose revoke records also keep a replay
-//! from writing old bytes over newer ones (I.4).
+//! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c` (revoke records, for guarantee I.4).
 
 #[cfg(test)]
 mod mutations;
@@ -62,7 +62,8 @@ const HEADER_BYTES: usize = 32;
 /// Maximum number of bytes of an entry. A reader loads a whole entry into memory, so it refuses
 /// longer entries. Commits write entries of less than half this length.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The entry number of an end mark. The end marks are in the first two blocks of the log.
+/// The entry number of an end mark (a header that says that the log is empty). The end marks are in
+/// the first two blocks of the log.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
 /// The bytes of the log that contain generation and entry number of the second end mark. An end

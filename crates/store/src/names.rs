@@ -20,7 +20,7 @@
 //!
 //! A thread finds out which directories it has to lock by looking the names up. If a lock is
 //! missing, it releases all locks, takes them again together with the missing one, and repeats the
-//! lookup. So renames cannot deadlock with each other (trap P9).
+//! lookup. So renames cannot deadlock with each other (trap P9 in `traps.md`).
 //!
 //! The caller ensures that no directory is moved into one of its descendants. `names` itself
 //! refuses only the move of a directory into itself.

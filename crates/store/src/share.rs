@@ -30,7 +30,7 @@ pub enum Removal {
 /// - H.2: while `find` is inside `take` for a pair of key and block, `remove` of that pair returns
 ///   [`Removal::Busy`]. After `remove` has returned [`Removal::Done`], `take` is not called for the
 ///   pair until it is inserted again. Otherwise `find` could return a block that another thread is
-///   freeing (trap T34).
+///   freeing (trap T34 in `traps.md`).
 /// - H.3: an index may drop pairs. A dropped pair only costs a second block with the same content.
 /// - H.4: before a thread removes a user from a block, it announces this with `leave`, and then
 ///   locks the block. Until `remove` returns [`Removal::Done`] or the thread calls `left`, it calls
@@ -341,7 +341,7 @@ mod tests {
     }
 
     /// Returns an attribute value that differs from others only in bytes that the hash does not
-    /// sample. So all of them have the same hash (trap T54).
+    /// sample. So all of them have the same hash.
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());

@@ -88,7 +88,7 @@ pub struct StoreOptions {
     /// if the host's file system is read-only.
     pub is_read_only: bool,
     /// True if an inode whose attributes change often gets a private attribute block, which is
-    /// de-duplicated at the next commit. If false, every change is de-duplicated at once.
+    /// de-duplicated at the next commit. If false, every change is de-duplicated immediately.
     pub is_sharing_late: bool,
 }
 

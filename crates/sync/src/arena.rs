@@ -8,22 +8,22 @@
 //! not. So a reader that comes late always loads a valid word. A sequence count or generation in
 //! the slot tells the reader whether the words belong together.
 //!
-//! The arena reserves the address space of all slots at once. The kernel adds memory page by page,
-//! at the first access. A thread allocates from its shard (a list of free slots), and shards trade
-//! slots with a common depot in batches.
+//! The arena reserves the address space of all slots in one step. The kernel adds memory page by
+//! page, at the first access. A thread allocates from its shard (a list of free slots), and shards
+//! trade slots with a common depot in batches.
 //!
 //! Analogous to Linux's `SLAB_TYPESAFE_BY_RCU`.
 //!
 //! # Guarantees
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
-//!   of a slot: the links of a free list would overwrite the reference count of a freed object,
-//!   which a late reader may still access (trap T7).
+//!   of a slot: links of a free list would overwrite the reference count of a freed object, which a
+//!   late reader may still access (trap T7 in `traps.md`).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
 //! - A.4: the arena prefers freed slots to fresh (never used) ones. If a shard (the free slots of
 //!   some threads) has no slot of the requested [`Group`], it takes a batch of that group from the
-//!   depot (the free slots of no shard). Failing that, it takes a batch of the other group, if the
-//!   depot has [`SPARE`] slots of it. Only then does it take fresh slots. So the touched memory
+//!   depot (the free slots of no shard). If it has none, but [`SPARE`] slots of the other group,
+//!   the shard takes a batch of these. Only then does it take fresh slots. So the touched memory
 //!   exceeds the peak use by at most two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena uses small pages; `arena/memory` says when an arena uses huge ones.

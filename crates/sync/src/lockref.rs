@@ -12,8 +12,8 @@
 //! # Guarantees
 //!
 //! - A.1: while a `LockrefGuard` lives, no other thread changes the count or the dead bit.
-//! - A.2: after `mark_dead`, `get_not_dead` fails until `revive` (trap T18). The check and the
-//!   increment are one atomic step.
+//! - A.2: after `mark_dead`, `get_not_dead` fails until `revive` (trap T18 in `traps.md`). The
+//!   check and the increment are one atomic step.
 //! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
 //!   (trap T51). Each method says whether it fails or panics at an end.
 //! - A.4: a thread that finds the lock held waits until the lock is free, and then counts by
@@ -28,13 +28,13 @@
 //! - A slot of an arena may be reused, and its lockref then counts another object. So compare the
 //!   slot's generation after the get.
 //! - The word stays a lockref forever, because late readers must find a freed object dead. So no
-//!   field of a freed object may reuse the word (trap T7).
+//!   field of a freed object may reuse the word (trap T7 in `traps.md`).
 //! - A thread that calls `get` or `put_return` while it has a guard waits forever. It must use the
 //!   guard's `add` and `sub`.
 //!
 //! Source: Long, "dcache: make Oracle more scalable on large systems", February 2013; Linux
 //! `lib/lockref.c` and `include/linux/lockref.h`; Guzik, June 2024, on lockrefs that stay locked
-//! after one short lock holder (A.4).
+//! after one short lock holder (guarantee A.4).
 #![expect(unsafe_code, reason = "a view over a word is a reference cast")]
 
 use corewalk_base::{
@@ -396,7 +396,7 @@ impl Lockref {
     }
 
     /// Sleeps until the lock is free. `word` is the locked state word that the caller has read. If
-    /// it has changed since, the call returns at once.
+    /// it has changed since, the call returns immediately.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
         // other memory.

@@ -9,10 +9,10 @@
 //! The grace periods are those of `crossbeam-epoch`. This module uses the names of the kernel's RCU
 //! and ties every borrow to a guard.
 //!
-//! If a read section stays open, the process cannot free any garbage (trap T57), as in every epoch
-//! scheme. To keep sections short, a guard cannot leave its thread, so a future that holds it
-//! across an await is not `Send`. A thread that retires memory too fast has to help with the
-//! freeing.
+//! If a read section stays open, the process cannot free any garbage (trap T57 in `traps.md`), as
+//! in every epoch scheme. To keep sections short, a guard cannot leave its thread, so a future that
+//! holds it across an await is not `Send`. A thread that retires memory too fast has to help with
+//! the freeing.
 //!
 //! # Guarantees
 //!

@@ -7,7 +7,7 @@
 //! Callers therefore bound the retries and then take the writers' lock, as `SeqLock` does.
 //!
 //! The counter has 64 bits on every machine, and does not wrap in practice. A count of 32 bits
-//! could return to the value that a sleeping reader remembers (trap T32).
+//! could return to the value that a sleeping reader remembers (trap T32 in `traps.md`).
 //!
 //! The type is a transparent newtype of one word, so a word of a `SlotArena` slot can be a counter
 //! (`SeqCount::from_word`).
@@ -21,13 +21,13 @@
 //! - A.2: that section is the last one that had finished when the reader got `start`, not an older
 //!   one.
 //! - A.3: a panic inside a section opened by `write` makes the count even again, so readers do not
-//!   spin (trap T30). The stores that the section made before the panic stay.
+//!   spin (trap T30 in `traps.md`). The stores that the section made before the panic stay.
 //!
 //! # Rules
 //!
 //! - The caller excludes other writers with its own lock. This type has no lock and never blocks.
 //! - Words read inside a section are atomics read with `Relaxed`. Plain or volatile fields are a
-//!   data race, even if the value is thrown away (trap T31).
+//!   data race, even if the value is thrown away (trap T31 in `traps.md`).
 //! - Pointers read inside a section may be stale. Only RCU or type-stable memory makes it safe to
 //!   follow them.
 //!
@@ -221,7 +221,7 @@ impl SeqCount {
     }
 
     /// Returns the count, once it is even (no writer is inside a section). Reads it `SPIN_ROUNDS`
-    /// times at once, and then calls `pause` before each further read.
+    /// times without a pause, and then calls `pause` before each further read.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(reader.join().unwrap(), 2);
     }
 
-    /// Trap T30: a reader must not wait for ever after a panic in a write section.
+    /// A reader must not wait for ever after a panic in a write section. Trap T30.
     #[test]
     fn panic_in_a_section_makes_the_count_even() {
         let seq = SeqCount::new();
@@ -342,8 +342,8 @@ mod tests {
         assert_eq!(seq.read_begin(), 2);
     }
 
-    /// Trap T30, control (a variant with the bug): without a guard, a panic in a write section
-    /// leaves the count odd.
+    /// Control (a variant with the bug must fail): without a guard, a panic in a write section
+    /// leaves the count odd. Trap T30.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();
@@ -355,8 +355,8 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: a reader must retry if 2^31 write sections, each of which adds 2, have run since
-    /// it read the count. A 32-bit count would have its old value again.
+    /// A reader must retry if 2^31 write sections, each of which adds 2, have run since it read the
+    /// count. A 32-bit count would have its old value again. Trap T32.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -3,12 +3,13 @@
 //! A `SeqLock` is a `SeqCount` together with the lock of its writers. With this lock:
 //! - writers need no other lock;
 //! - a reader can sleep until a running writer has finished, so a preempted writer does not make
-//!   readers spin (trap T30);
+//!   readers spin (trap T30 in `traps.md`);
 //! - a reader that was disturbed too often can take the lock, which keeps writers out.
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
-//! second pass. Code that forgets this retries without ever taking the lock (trap T29).
+//! second pass. Code that forgets this retries without ever taking the lock (trap T29 in
+//! `traps.md`).
 //!
 //! Analogous to Linux's `seqlock_t`.
 //!
@@ -24,7 +25,7 @@
 //! # Rules
 //!
 //! - Words read in a section are atomics, read with `Relaxed`. Plain reads are a data race (trap
-//!   T31).
+//!   T31 in `traps.md`).
 //! - `read_or_lock` may run its closure several times. The closure must keep no state from a failed
 //!   run (trap T8).
 //! - No recursion: a thread inside `write` or `read_excl` must call neither of them again. Inside
@@ -214,8 +215,8 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: if a writer disturbs each attempt of a reader without the lock, the reader must
-    /// read under the lock.
+    /// If a writer disturbs each attempt of a reader without the lock, the reader must read under
+    /// the lock. Trap T29.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqLock::new();
@@ -233,7 +234,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// Trap T30: a reader must not wait for ever after a panic in a write section.
+    /// A reader must not wait for ever after a panic in a write section. Trap T30.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqLock::new());

@@ -31,7 +31,7 @@
 //!
 //! - The rules of `SeqLock` hold.
 //! - A thread that holds the shared lock must not take it again. If a writer waits, the second
-//!   request queues behind the writer (A.3), and both wait forever.
+//!   request queues behind the writer (guarantee A.3), and both wait forever.
 //!
 //! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
 //! `parking_lot` `src/rwlock.rs` for the policy.
@@ -188,8 +188,8 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Trap T29: checks that a reader uses the shared lock after writers have disturbed all its
-    /// runs without the lock.
+    /// Checks that a reader uses the shared lock after writers have disturbed all its runs without
+    /// the lock. Trap T29.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqRwLock::new();
@@ -207,7 +207,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// Trap T30: a reader must not wait for ever after a panic in a write section.
+    /// A reader must not wait for ever after a panic in a write section. Trap T30.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqRwLock::new());

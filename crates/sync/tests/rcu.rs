@@ -167,8 +167,8 @@ fn synchronize_inside_a_section_panics() {
     rcu::synchronize();
 }
 
-/// Trap T57: if readers keep leaving their sections, the garbage must stay bounded, however fast a
-/// writer is.
+/// If readers keep leaving their sections, the garbage must stay bounded, however fast a writer is.
+/// Trap T57.
 #[test]
 fn garbage_under_churn_is_bounded() {
     // `GARBAGE_MAX` is the limit for the values that are not freed yet. While a reader is preempted
@@ -208,8 +208,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Trap T57, control of `garbage_under_churn_is_bounded`: while one read section stays open, no
-/// replaced value is freed.
+/// Control of `garbage_under_churn_is_bounded`: while one read section stays open, no replaced
+/// value is freed. Trap T57.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

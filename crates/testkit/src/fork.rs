@@ -56,7 +56,8 @@ impl Forked {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 let has_returned = catch_unwind(AssertUnwindSafe(body)).is_ok();
-                // SAFETY: `_exit` ends this process at once, without exit handlers or destructors.
+                // SAFETY: `_exit` ends this process immediately, without exit handlers or
+                // destructors.
                 unsafe { libc::_exit(i32::from(!has_returned)) }
             }
             _ => Ok(Self { pid: Pid::from_raw(pid) }),

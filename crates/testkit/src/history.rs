@@ -46,7 +46,7 @@ impl Clock {
     pub fn tick(&self) -> u64 {
         // ORDERING: AcqRel. Calls of `tick` by different threads pair with each other. The actions
         // of a thread before its tick happen before those of another thread after a later tick
-        // (A.2).
+        // (guarantee A.2).
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 

@@ -104,8 +104,8 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase. From now on, [`Watched::record`] can record accesses to the memory that was
-    /// allocated in it.
+    /// Ends this [`Phase`]. From now on, [`Watched::record`] can record accesses to the memory that
+    /// was allocated during it.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }

@@ -259,7 +259,7 @@ impl Postgres {
     /// Kills the server and its processes (SIGKILL).
     pub fn kill(&mut self) {
         let Some(mut server) = self.server.take() else { return };
-        // The parent is stopped first, so that it starts no further process.
+        // Stop the parent process first, so that it starts no further process.
         let parent = Pid::from_child(&server);
         let _ = kill_process(parent, Signal::STOP);
         for child in children_of(server.id()) {
@@ -280,7 +280,7 @@ impl Postgres {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
-        // The current directory may be closed to the user of the server.
+        // The user of the server may lack access to the current directory.
         command.current_dir("/").stdin(Stdio::null());
         if let Some(tcp) = &self.tcp {
             command.env("PGPORT", tcp.port.to_string());
@@ -368,7 +368,8 @@ fn children_of(parent: u32) -> Vec<Pid> {
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name in parentheses may contain spaces. After it come the state and the parent.
+        // In `/proc/PID/stat`, the name in parentheses may contain spaces. After it come the state
+        // and the parent's pid.
         let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
         after.split_whitespace().nth(1) == Some(parent.to_string().as_str())
     })

@@ -7,7 +7,8 @@
 //! - Each tick of the clock in `history` would be one more step of every schedule of the model
 //!   checker.
 //!
-//! So `cargo xtask tidy` allows this file to name the standard library's atomics and threads.
+//! `cargo xtask tidy` allows only this file of the crate to name the standard library's atomics and
+//! threads.
 
 pub(crate) use std::sync::atomic;
 pub(crate) use std::thread;

@@ -3,9 +3,9 @@
 //! Some tests need their own process, for example to run on one processor or with few open files,
 //! or let the process die or hang.
 //!
-//! Such a test runs twice. In the parent, [`role`] is None, and the test starts itself again with
-//! [`Reexec`]. In the child, [`role`] is the word that the parent has set, and the test does its
-//! work.
+//! A test that needs its own process runs twice. In the parent, [`role`] is None, and the test
+//! starts itself again with [`Reexec`]. In the child, [`role`] is the word that the parent has set,
+//! and the test does its work.
 //!
 //! ```no_run
 //! use corewalk_testkit::reexec::{self, Reexec, Resource};

@@ -84,7 +84,8 @@ pub(super) fn enough_passed(report: &str) -> Result<(), Outcome> {
     }
 }
 
-/// Returns the command that runs one check of `corewalk-conformance`. The mount is missing.
+/// Returns the command that runs one check of `corewalk-conformance`. The caller appends the path
+/// of the mount.
 pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     let program = checks::target_folder(&site.root).join("release/corewalk-conformance");
     if !program.exists() {

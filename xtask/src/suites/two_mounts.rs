@@ -57,7 +57,8 @@ impl Pair {
     }
 }
 
-/// The library, and the file to which it writes the numbers of calls.
+/// The built library, which sends each second call to the other mount, and the file to which it
+/// writes the numbers of calls.
 struct Library {
     path: PathBuf,
     log: PathBuf,
@@ -69,7 +70,7 @@ impl Library {
         fs::write(&source, LIBRARY)
             .map_err(|error| Outcome::Failed(format!("{}: {error}", source.display())))?;
         let mut cc = Command::new("cc");
-        // The headers declare that paths are not null, but tests of EFAULT pass such paths.
+        // The headers declare that paths are not null, but tests of `EFAULT` pass null paths.
         cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-fno-delete-null-pointer-checks"]);
         site.run("cc", cc.arg("-o").arg(&path).arg(&source))?;
         Ok(Self { path, log: site.work().join("calls") })

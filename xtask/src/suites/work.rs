@@ -19,7 +19,8 @@ OTHER=$MNT ROUNDS=10 ORIGIN=$ROOT PARTS="crates xtask"
 TREE=/usr/share COPIED="/usr/share/doc/bash /usr/share/perl*"
 "#;
 
-/// The variables for a mount that is slower. The scripts work on parts of this repository.
+/// The variables of the scripts for a slow mount. They make the scripts work on parts of this
+/// repository only.
 pub(super) const SMALL: &str = r#"
 ROUNDS=2 ORIGIN= PARTS=xtask
 TREE=$ROOT/crates/cluster COPIED=$ROOT/xtask

@@ -113,8 +113,9 @@ impl Memory {
     /// While the returned reference lives, the kernel must have no command for this entry of the
     /// ring. Otherwise it could write to the head.
     pub(super) unsafe fn head_mut(&mut self, index: usize) -> &mut Head {
-        // SAFETY: `head_at` is inside the mapping and aligned (M.1). Any bits are a valid `Head`.
-        // `&mut self` excludes other references, and the function contract excludes the kernel.
+        // SAFETY: `head_at` is inside the mapping and aligned (invariant M.1). Any bits are a valid
+        // `Head`. `&mut self` excludes other references, and the function contract excludes the
+        // kernel.
         unsafe { &mut *self.head_at(index) }
     }
 
@@ -126,9 +127,9 @@ impl Memory {
     /// ring. Otherwise it could write to the head and the payload.
     pub(super) unsafe fn parts(&mut self, index: usize) -> (&Head, &mut [u8]) {
         let payload = self.payload_at(index);
-        // SAFETY: the entry's payload is inside the mapping (M.1) and overlaps no entry's `Head`.
-        // `&mut self` excludes other references. The contract of `parts` excludes writes of the
-        // kernel.
+        // SAFETY: the entry's payload is inside the mapping (invariant M.1) and overlaps no entry's
+        // `Head`. `&mut self` excludes other references. The contract of `parts` excludes writes of
+        // the kernel.
         let payload = unsafe { std::slice::from_raw_parts_mut(payload, self.payload_bytes) };
         // SAFETY: as in `head_mut`.
         let head = unsafe { &*self.head_at(index) };
@@ -136,13 +137,13 @@ impl Memory {
     }
 
     /// Frees the pages that hold the heads and payloads of all entries. Keeps the address range
-    /// reserved, because the kernel may still write to it (M.2).
+    /// reserved, because the kernel may still write to it (invariant M.2).
     pub(super) fn abandon(&mut self) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let base: *mut c_void = self.base.as_ptr().cast();
-        // SAFETY: the call replaces exactly the mapping of the entries' memory (M.1) by a mapping
-        // without access. `&mut self` proves that no reference into that memory is left. The ring
-        // calls `abandon` only in its `drop`, so no later method accesses the memory.
+        // SAFETY: the call replaces exactly the mapping of the entries' memory (invariant M.1) by a
+        // mapping without access. `&mut self` proves that no reference into that memory is left.
+        // The ring calls `abandon` only in its `drop`, so no later method accesses the memory.
         let _replaced = unsafe { mm::mmap_anonymous(base, self.len(), ProtFlags::empty(), flags) };
         // After an error the old mapping stays, which is as safe.
         self.is_abandoned = true;
@@ -175,9 +176,9 @@ impl Drop for Memory {
         if self.is_abandoned {
             return;
         }
-        // SAFETY: the range is the mapping that `map` made (M.1). No reference into it is left. The
-        // kernel has no command for an entry: otherwise the ring would have called `abandon`, and
-        // this function would have returned above.
+        // SAFETY: the range is the mapping that `map` made (invariant M.1). No reference into it is
+        // left. The kernel has no command for an entry: otherwise the ring would have called
+        // `abandon`, and this function would have returned above.
         let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len()) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
     }

@@ -16,8 +16,8 @@
 //! the outer folder is that of the namespace's file with `.shm` at the end. A namespace without a
 //! name has an outer folder in `/dev/shm`, which is removed after the command.
 //!
-//! The outer folder has the permissions of the namespace's file, so a user who may read the file
-//! may enter it.
+//! The outer folder of a namespace has the permissions of the namespace's file, so a user who may
+//! read the file may enter it.
 //!
 //! All users may write in the folder `segments`, but only those who may enter the outer folder
 //! reach it by its path. The program that `exec` runs inherits a descriptor of `segments`. So it
@@ -27,7 +27,7 @@
 //! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the user removes
 //! it, unless a process has attached a segment in it.
 //!
-//! The lock on the outer folder shows whether `exec` was killed. Its pid would not, because pid
+//! The lock on an outer folder shows whether `exec` was killed. Its pid would not, because pid
 //! namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
@@ -72,7 +72,7 @@ const SHM_FOLDER: &str = "/dev/shm";
 const SEGMENTS: &str = "segments";
 
 /// Permissions of the folder of segments. All users may write in it, because the permissions of the
-/// outer folder decide which users can reach it.
+/// folder above decide which users can reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
 /// Maximum number of names that are tried for a folder.
@@ -171,7 +171,8 @@ pub(super) struct Place {
     pub(super) shm: PathBuf,
     /// The open file of the namespace.
     file: OwnedFd,
-    /// The outer folder of a namespace without a name. Dropping this value removes the folder.
+    /// The folder for the segments of a namespace without a name. Dropping this value removes the
+    /// folder.
     folder: Option<Folder>,
 }
 
@@ -185,8 +186,8 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Creates the outer folder of a namespace without a name. Also removes the folders that killed
-    /// `exec` processes have left in `/dev/shm`.
+    /// Creates the folder for the segments of a namespace without a name. Also removes the folders
+    /// that killed `exec` processes have left in `/dev/shm`.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -317,8 +318,8 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the outer folder, and in it the folder `segments`, unless they exist. The permissions
-    /// of the outer folder decide which users may enter it.
+    /// Makes the outer folder `PATH.shm`, and in it the folder `segments`, unless they exist. The
+    /// permissions of the outer folder decide which users may enter it.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -374,8 +375,8 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that the outer folder `outer` belongs to the owner of the namespace. Also checks that
-/// only users who may read the namespace's file may enter `outer`, because they can reach all
+/// Checks that the folder `outer` for segments belongs to the owner of the namespace. Also checks
+/// that only users who may read the namespace's file may enter `outer`, because they can reach all
 /// segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
@@ -429,8 +430,8 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns the name of the outer folder of a namespace without a name. `pid` is the pid of `exec`,
-/// and `number` distinguishes folders for the same pid in several pid namespaces.
+/// Returns the name of the folder for the segments of a namespace without a name. `pid` is the pid
+/// of `exec`, and `number` distinguishes folders for the same pid in several pid namespaces.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -449,8 +450,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the outer folders that killed `exec` processes of this user have left in `/dev/shm`:
-/// those that are not locked, and in which no process has attached a segment.
+/// Removes the folders for segments that killed `exec` processes of this user have left in
+/// `/dev/shm`: those that are not locked, and in which no process has attached a segment.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -474,7 +475,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has attached a segment in the outer folder `outer`.
+/// Returns true if a process has attached a segment whose file is below the folder `outer`.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);

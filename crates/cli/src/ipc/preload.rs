@@ -1,7 +1,7 @@
 //! Finds the preload library.
 //!
-//! cargo builds the library into the directory of the program, or into `deps` in it. A package
-//! installs it into `../lib/corewalk`. `--preload` names another build.
+//! cargo builds the preload library into the directory of the program, or into `deps` in it. A
+//! package installs it into `../lib/corewalk`. `--preload` names another build.
 //!
 //! Source: ld.so(8), `LD_PRELOAD`.
 

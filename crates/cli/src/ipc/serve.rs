@@ -66,8 +66,8 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) has failed for another reason, for example because of a missing permission. The file
-    /// may still exist, so continue.
+    /// stat(2) has failed, but not because the file is missing. For example, this user lacks a
+    /// permission. The file may still exist, so continue.
     Unknown,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! - The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments.
 //! - The watch has a pidfd of each registered process, which becomes readable when the process
-//!   ends. So the cleanup begins at once.
+//!   ends. So the cleanup begins immediately.
 //! - Every [`LOOK_MS`] milliseconds, the watch looks for new processes.
 //!
 //! Without a watch, the calls that wait in the namespace look for dead processes ten times a second

@@ -48,7 +48,7 @@ fn needed(mount: &MountOptions) -> u64 {
 /// Raises the soft limit to the hard limit.
 ///
 /// # Errors
-/// A usage error if even the hard limit is too low for the threads of the mount.
+/// A usage error if the hard limit is too low for the threads of the mount.
 pub(super) fn raise_limit(mount: &MountOptions) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
 
-/// Returns the number of statements that the mount at `path` has sent.
+/// Returns the number of SQL statements that the mount at `path` has sent.
 fn statements(path: &Path) -> u64 {
     let mut command = corewalk(&["stat", "--json"]);
     command.arg(path);
@@ -62,7 +62,7 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     server.wait();
     let _ = std::process::Command::new("umount").arg("-l").arg(&path).status();
 
-    // The dead mount keeps its leases until its time is over. Reads do not wait for that.
+    // The killed mount keeps its leases until its session expires. Reads do not wait for that.
     let mut server = Server::of(&address, &[], &path);
     assert!(fs::read(path.join("large")).expect("the file exists") == large);
     assert_eq!(fs::read(path.join("dir/3")).expect("the file exists"), small);
@@ -80,8 +80,8 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     assert!(printed.contains("1 links are stored, 0 were counted"), "{printed}");
 }
 
-/// A change of one mount is seen by a process on the other mount at once, although the process has
-/// looked before, so that the kernel might have kept the answer.
+/// A change of one mount must be seen by a process on the other mount immediately. This holds even
+/// if that process has looked at the file before, so that its kernel may have cached the answer.
 #[test]
 fn two_mounts_of_a_cluster_file_system_are_coherent() {
     if !can_mount() {

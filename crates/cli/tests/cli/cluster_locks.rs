@@ -70,7 +70,8 @@ fn lock_range(file: &File, at: u64, is_taken: bool) {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
 }
 
-/// Drops nothing, so that what was written must be flushed by fsync(2).
+/// Takes and drops no lock. So only fsync(2) writes the cached pages back, before the test would
+/// drop the lock.
 fn no_lock(file: &File, _: u64, is_taken: bool) {
     if !is_taken {
         file.sync_all().expect("the file is synced");
@@ -160,7 +161,8 @@ fn control_additions_without_locks_are_lost() {
     assert!(race(&site, 300, no_lock) < 300);
 }
 
-/// A program waits for a lock of another mount, which hears of the unlock when it asks again.
+/// A program waits for a lock of another mount, and the server of the waiting mount learns of the
+/// unlock when it asks again.
 #[test]
 fn waiting_program_gets_the_lock_of_another_mount_soon() {
     let Some(site) = Site::new(&[]) else { return };
@@ -183,7 +185,7 @@ fn waiting_program_gets_the_lock_of_another_mount_soon() {
     }
     waits.sort();
     eprintln!("waits: median {:.1?}, at most {:.1?}", waits[waits.len() / 2], waits.last());
-    // The pause of the server is 100 ms. A busy machine may take longer.
+    // The waiting server asks again every 100 ms. A busy machine may take longer.
     assert!(waits[waits.len() / 2] < Duration::from_secs(1), "{waits:?}");
 }
 

@@ -17,8 +17,8 @@ use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 const REQUESTS: u64 = 60_000;
 /// The number of times that the tree is changed and removed.
 const ROUNDS: u64 = 10;
-/// The rounds after which the sizes are the measure for those at the end. By then the server has
-/// touched its memory and has filled its caches.
+/// The test compares the sizes after this number of rounds with those at the end. By then the
+/// server has touched its memory and has filled its caches.
 const WARM_UP: u64 = 4;
 /// Calls between two looks at the number of requests.
 const CALLS: u32 = 500;

@@ -41,8 +41,8 @@ enum Forgotten {
 /// drop those of all file systems.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // The first pass evicts the entries in directories. Only then can the second pass evict the
-        // directories.
+        // The first of two passes evicts the entries in directories. Only then can the second pass
+        // evict the directories.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -138,8 +138,8 @@ impl Site {
     }
 }
 
-/// Takes file handles of all files, and opens each handle three times: at once, after some files
-/// were moved, and after some were replaced. Drops the caches before each open. Returns all
+/// Takes file handles of all files, and opens each handle three times: immediately, after some
+/// files were moved, and after some were replaced. Drops the caches before each open. Returns all
 /// results.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
@@ -150,7 +150,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Otherwise the server could find the file in cache entries from an earlier open.
+            // Drop the caches before each open. Otherwise the server could find the file by an
+            // entry from an earlier open.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -204,8 +205,9 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// Trap P11: a stale handle of a removed file must not reach a new file. The host reuses the inode
-/// number at once, and the times of both files may be equal, because file clocks tick slowly.
+/// A stale handle of a removed file must not reach a new file. The host reuses the inode number
+/// immediately, and the times of both files may be equal, because file clocks tick slowly. Trap
+/// P11.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {

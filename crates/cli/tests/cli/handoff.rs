@@ -54,8 +54,8 @@ fn rows(shown: &str) -> Vec<String> {
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Trap X4: after su(1) and setpriv(1) have changed the user of a program, it must still reach the
-/// namespace.
+/// After su(1) and setpriv(1) have changed the user of a program, it must still reach the
+/// namespace. Trap X4.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
@@ -74,8 +74,8 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
 }
 
 /// A program that has changed its user must be able to make and attach segments. The new user may
-/// not enter the outer folder, but the program has inherited a descriptor of the folder of
-/// segments.
+/// not enter the folder above that of segments, but the program has inherited a descriptor of the
+/// folder of segments.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };

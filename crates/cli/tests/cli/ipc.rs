@@ -259,8 +259,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // `exec` must not use an outer folder that all users may enter, because they could then read
-    // all segments.
+    // `exec` must not use a folder for segments that all users may enter, because they could then
+    // read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");

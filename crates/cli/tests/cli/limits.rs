@@ -25,8 +25,8 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
     command
 }
 
-/// Trap X10: a write over the file size limit of the server must fail with `EFBIG` for the client,
-/// and the server must continue.
+/// A write over the file size limit of the server must fail with `EFBIG` for the client, and the
+/// server must continue. Trap X10.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -40,8 +40,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
             "store" => format!("store:{}", dir.display()),
             _ => dir.display().to_string(),
         };
-        // With passthrough, the kernel would write the file for the client, under the client's
-        // limit.
+        // Mount without passthrough: with it, the kernel would write the file for the client, under
+        // the limit of the client.
         let options = ["-o".as_ref(), "no_passthrough".as_ref()];
         let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
         let mut server = Server::run(limited(FILE_LIMIT, arguments.into_iter().chain(options)));
@@ -68,8 +68,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     }
 }
 
-/// Trap X10: `ipc exec` and `ipc serve` must report an error if the file of a new namespace would
-/// exceed the file size limit. The limit must not kill them by SIGXFSZ.
+/// `ipc exec` and `ipc serve` must report an error if the file of a new namespace would exceed the
+/// file size limit. The limit must not kill them by SIGXFSZ. Trap X10.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -81,8 +81,8 @@ fn namespace_over_the_file_limit_is_reported() {
     }
 }
 
-/// Trap X10: if a new segment would exceed the file size limit of the program that makes it, the
-/// call must fail. The limit must not kill the program by SIGXFSZ.
+/// If a new segment would exceed the file size limit of the program that makes it, the call must
+/// fail. The limit must not kill the program by SIGXFSZ. Trap X10.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {
@@ -110,7 +110,7 @@ fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
 }
 
-/// Trap X10: the program must work with a stack limit of 64 KiB.
+/// The program must work with a stack limit of 64 KiB. Trap X10.
 #[test]
 fn small_stack_is_enough() {
     const STACK_LIMIT: &str = "ulimit -s 64";

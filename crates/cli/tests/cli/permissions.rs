@@ -121,8 +121,8 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// A file that the host has made executable must run at once, although the kernel has cached its
-/// name and sends no lookup.
+/// A file that the host has made executable must run immediately, although the kernel has cached
+/// its name and sends no lookup.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };

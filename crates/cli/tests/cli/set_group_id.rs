@@ -153,8 +153,8 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// Trap X9: the set-group-ID bit must be cleared as on the host, depending on the caller's
-/// capabilities.
+/// The set-group-ID bit must be cleared as on the host, depending on the caller's capabilities.
+/// Trap X9.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -162,8 +162,8 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// Trap X9: even if the server checks permissions, the set-group-ID bit must be cleared as on the
-/// host, depending on the caller's capabilities.
+/// Even if the server checks permissions, the set-group-ID bit must be cleared as on the host,
+/// depending on the caller's capabilities. Trap X9.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

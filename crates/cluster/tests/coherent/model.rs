@@ -1,8 +1,8 @@
 //! The sequential model of a small namespace, and the calls that the racing threads make.
 //!
 //! There are four names in two directories. Each new inode gets an owner (user ID) that no other
-//! inode has. The owner identifies the inode in the model, because a call knows it before the inode
-//! number.
+//! inode has. The model identifies the inode by its owner: a call chooses the owner, but learns the
+//! inode number only from the answer.
 
 use std::collections::BTreeMap;
 

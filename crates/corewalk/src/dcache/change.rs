@@ -56,8 +56,8 @@ impl Dcache {
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
-    /// the parent key of the directory's children. Then the cache does not change (trap T25).
-    /// `ENOMEM` if no slot is left.
+    /// the parent key of the directory's children. Then the cache does not change. `ENOMEM` if no
+    /// slot is left.
     pub(crate) fn publish(
         &self,
         key: ParentKey,
@@ -93,7 +93,8 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The back end has just reported another inode. So make the cached dentry stale.
+                // The back end has just reported another inode for the name. So make the cached
+                // dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -164,7 +165,8 @@ impl Dcache {
         // entry under the same stripe lock.
         //
         // A later invalidation looks the name up under the stripe's lock. So it waits for the
-        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache (C.1).
+        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache
+        // (guarantee C.1 of `dcache`).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -184,7 +186,7 @@ impl Dcache {
     }
 
     /// Returns the superblock of an inode, and the words for a directory's dentry: inode number and
-    /// first child generation. All are zero if `inode` is none.
+    /// first child generation (count of invalidations). All are zero if `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -194,11 +196,11 @@ impl Dcache {
     }
 
     /// Reuses a stale dentry of the name, from before an invalidation. If one refers to the inode
-    /// in `node`, gives it the current parent key, and returns it with a reference for the caller.
-    /// Evicts the unused stale dentries of other inodes.
+    /// in `node`, gives it the current parent key, so that lookups find it, and returns it with a
+    /// reference for the caller. Evicts the unused stale dentries of other inodes.
     ///
-    /// So a name has at most one dentry per inode in use, however often it is invalidated. The
-    /// caller holds the in-lookup lock of the name.
+    /// Because stale dentries are reused, a name has at most one dentry per inode in use, however
+    /// often it is invalidated. The caller holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -300,7 +302,7 @@ impl Dcache {
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
         // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since the
-        // lookup. The slot may then hold the dentry of another name (trap T55).
+        // lookup. The slot may then hold the dentry of another name.
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
@@ -679,8 +681,8 @@ impl Dcache {
     }
 
     /// Makes a dentry unhashed. The caller is inside the dentry's write section. A directory's
-    /// child generation is incremented too, so no lookup finds the negative dentries below the
-    /// removed directory.
+    /// child generation (count of invalidations) is incremented too, so no lookup finds the
+    /// negative dentries below the removed directory.
     fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
@@ -699,7 +701,7 @@ impl Dcache {
         });
     }
 
-    /// Locks one or two dentries, in the order of their slots (trap P9).
+    /// Locks one or two dentries, in the order of their slots, so that two threads cannot deadlock.
     fn lock_two(
         &self,
         a: DentrySlot,
@@ -717,7 +719,7 @@ impl Dcache {
     }
 
     /// Runs `change` inside the seqlock write section of a dentry, which the caller has locked
-    /// (`_guard`). The section ends even if `change` panics (trap T30).
+    /// (`_guard`). The section ends even if `change` panics, so that no reader waits for ever.
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

@@ -6,7 +6,8 @@ use crate::slot::{DentrySlot, InodeSlot};
 
 impl Dcache {
     /// Invalidates every cached name in a directory with one step: increments the directory's child
-    /// generation, which is a part of its children's keys (trap T45).
+    /// generation, which is a part of its children's keys. So several threads that invalidate a
+    /// large directory do not repeat each other's work.
     pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
         let mut are_retired = false;
         loop {
@@ -32,7 +33,7 @@ impl Dcache {
 
     /// Gives all children of a directory a stale parent key, before the low 32 bits of the
     /// directory's child generation wrap around. Parent keys contain only these bits, so lookups
-    /// would otherwise find children with an old key again (trap T32).
+    /// would otherwise find children with an old key again.
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {

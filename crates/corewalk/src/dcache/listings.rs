@@ -5,7 +5,7 @@
 //! known beforehand, so no in-lookup lock is held while the back end reads the entries.
 //!
 //! A rename or removal may change a name during a listing. The entry that the listing has read is
-//! then out of date, and must not enter the cache (trap T25).
+//! then out of date, and must not enter the cache (trap T25 in `traps.md`).
 //!
 //! # How it works
 //! Each directory has an atomic word, which other directories may share. It counts listings in
@@ -22,20 +22,20 @@
 //! - L.2: an invalidation of a name first increments the directory's count of changes. Then it
 //!   cancels the fill: the holder of the name's in-lookup lock may not cache the back end's answer.
 //!
-//! If a name changes during a listing, the listing must not cache its old entry for the name. There
-//! are two cases:
+//! If a name changes during a listing, the listing must not cache its old entry for the name.
 //!
-//! - The listing reads the entry after the change in the back end. Then the entry is not old.
-//! - The listing reads it before. Then the changing thread sees a listing in progress, and
-//!   increments the count of changes. Under the name's in-lookup lock, the listing sees the new
-//!   count (L.1), and skips the entry.
+//! - If the listing reads the entry after the change in the back end, the entry is up to date.
+//! - If the listing reads the entry before the change, the changing thread sees a listing in
+//!   progress, and increments the count of changes. Under the name's in-lookup lock, the listing
+//!   sees the new count (invariant L.1), and skips the entry.
 //!
 //! A back end without locks does not order its calls and the accesses to the atomic word. So the
 //! listing and the changing thread have a fence each.
 //!
-//! An invalidation increments the count, and then cancels the fill (L.2). If a listing compares the
-//! count before the increment, the cancellation is still to come. Either the listing sees it and
-//! does not add its entry, or the invalidation finds that entry in the cache (K.2 of `key_lock`).
+//! An invalidation increments the count, and then cancels the fill (invariant L.2). If a listing
+//! compares the count before the increment, the cancellation is still to come. Either the listing
+//! sees it and does not add its entry, or the invalidation finds that entry in the cache (invariant
+//! K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -107,7 +107,7 @@ impl ListingMark<'_> {
     /// The caller holds the in-lookup lock of the name that it is about to add.
     pub(crate) fn is_unchanged(&self) -> bool {
         // ORDERING: Relaxed. Changes of this name increment the count under the name's in-lookup
-        // lock, which the caller holds (L.1).
+        // lock, which the caller holds (invariant L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }
@@ -139,9 +139,9 @@ impl Dcache {
     /// call. An answer that is already cached when this call returns is found by the caller's next
     /// lookup, and the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // The order matters (L.2): increment the count of changes, then cancel the fill. A listing
-        // that compares the count after the increment does not cache its old entry. A listing that
-        // has compared it before meets the cancellation.
+        // The order matters (invariant L.2): increment the count of changes, then cancel the fill.
+        // A listing that compares the count after the increment does not cache its old entry. A
+        // listing that has compared it before meets the cancellation.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

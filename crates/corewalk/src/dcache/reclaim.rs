@@ -4,10 +4,10 @@
 //! hand last passed it gets a second chance; otherwise it is evicted.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
-//! clock hand evicts a deep tree (trap T44).
+//! clock hand evicts a deep tree (trap T44 in `traps.md`).
 //!
 //! All threads share one clock hand, so each slot is scanned by one thread per round. With a hand
-//! per thread, all threads would scan the same slots (trap T45).
+//! per thread, all threads would scan the same slots (trap T45 in `traps.md`).
 //!
 //! A dentry is not evicted while it has references or children. It also stays while it is the only
 //! name of an inode in use, because some back ends find their files by name. Such a dentry is
@@ -25,8 +25,8 @@
 //! lookup finds them any more.
 //!
 //! The cache has no list of a directory's children. So each removal of a directory scans slots for
-//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. A small cache loses its orphans at once; in
-//! any cache they take a small share.
+//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. In a small cache, one scan evicts all
+//! orphans. In any cache, orphans take only a small share.
 //!
 //! A path walk without locks writes nothing, so it does not mark dentries as used. Only a thread
 //! that takes a reference or adds an entry does. So a dentry that only such walks use may be
@@ -237,7 +237,7 @@ impl Dcache {
     }
 
     /// Moves the clock hand over `scan` slots, and evicts unused entries. Calls `pinned` with the
-    /// slot of each pinned entry. Returns the number of evictions.
+    /// slot of each pinned entry (whose inode is in use). Returns the number of evictions.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
@@ -354,8 +354,8 @@ impl Dcache {
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // The inode is in use, so make the hidden dentry visible again. If the name was
-                // invalidated meanwhile, the invalidation has cancelled the fill of the name. Then
-                // store a stale parent key, for which no lookup searches.
+                // invalidated meanwhile, the invalidation has cancelled the fill (no answer for the
+                // name may be cached). Then store a stale parent key, for which no lookup searches.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

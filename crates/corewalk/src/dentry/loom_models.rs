@@ -61,8 +61,8 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T7, T59: a slot whose two halves are freed by two threads at the same time must be freed
-/// exactly once. Its next owner must see the stores of both.
+/// A slot whose two halves are freed by two threads at the same time must be freed exactly once.
+/// Its next owner must see the stores of both. Traps T7 and T59.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -73,9 +73,9 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33, control (a variant with the bug must fail): one half of a slot is freed with a load
-/// and a store of the word that has a bit for each half. A concurrent change of the other half's
-/// bit is lost.
+/// Control (a variant with the bug must fail): one half of a slot is freed with a load and a store
+/// of the word that has a bit for each half. A concurrent change of the other half's bit is lost.
+/// Trap T33.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -93,9 +93,9 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33, control (a variant with the bug must fail): a load and a store increment the
-/// generation in a slot's cold word. If another thread clears the bit of the inode half in between,
-/// the store sets that bit again.
+/// Control (a variant with the bug must fail): a load and a store increment the generation in a
+/// slot's cold word. If another thread clears the bit of the inode half in between, the store sets
+/// that bit again. Trap T33.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
@@ -113,9 +113,9 @@ fn control_generation_that_is_stored_is_caught() {
     });
 }
 
-/// Trap T7, control (a variant with the bug must fail): a half of a slot (for a dentry or for an
-/// inode) is freed with Relaxed instead of AcqRel. So the next owner may not see the last stores of
-/// the earlier one.
+/// Control (a variant with the bug must fail): a half of a slot (for a dentry or for an inode) is
+/// freed with Relaxed instead of AcqRel. So the next owner may not see the last stores of the
+/// earlier one. Trap T7.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -161,8 +161,8 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: one thread frees the dentry half of a slot, whose inode half stays in use. Another
-/// thread allocates the dentry half. It must see the last stores of the old owner.
+/// One thread frees the dentry half of a slot, whose inode half stays in use. Another thread
+/// allocates the dentry half. It must see the last stores of the old owner. Trap T7.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -170,8 +170,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Trap T7, control (a variant with the bug must fail): the variant allocates one half of a slot
-/// with a relaxed operation. So the new owner may not see the last stores of the earlier owner.
+/// Control (a variant with the bug must fail): the variant allocates one half of a slot with a
+/// relaxed operation. So the new owner may not see the last stores of the earlier owner. Trap T7.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -233,8 +233,8 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     })
 }
 
-/// Traps T2, T5, T6: a reader of a long name whose slot is reused must not take words of the next
-/// name for words of the old one.
+/// A reader of a long name whose slot is reused must not take words of the next name for words of
+/// the old one. Traps T2, T5 and T6.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
@@ -243,9 +243,9 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Trap T5, control (a variant with the bug must fail): the slot of an old long name is reused, but
-/// no fence precedes the stores to it. A reader of the old name may read new words without seeing
-/// the dentry's new sequence, and accept the mixed name.
+/// Control (a variant with the bug must fail): the slot of an old long name is reused, but no fence
+/// precedes the stores to it. A reader of the old name may read new words without seeing the
+/// dentry's new sequence, and accept the mixed name. Trap T5.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

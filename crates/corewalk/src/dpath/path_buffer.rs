@@ -80,7 +80,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     /// Resets the path buffer before a new attempt to collect the path. Otherwise the attempt would
-    /// use state of the last one, such as the [`PathKind`] (trap T8).
+    /// use state of the last one, such as the [`PathKind`].
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();

@@ -1,8 +1,8 @@
 //! Tests of path translations while one name of the path after another is renamed. A translation
 //! then collects the names of the path again.
 //!
-//! An attempt to collect the names must use no state of an earlier attempt (trap T8), and a
-//! translation must not retry for ever (trap T9).
+//! An attempt to collect the names must use no state of an earlier attempt (trap T8 in `traps.md`),
+//! and a translation must not retry for ever (trap T9).
 
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// Trap T8: a translation may read the dentries of a path several times (in passes). A pass must
-/// not use state of an earlier pass.
+/// A translation may read the dentries of a path several times (in passes). A pass must not use
+/// state of an earlier pass. Trap T8.
 ///
 /// The test renames one name of the path after another. Each time the attempt must fail, and the
 /// next attempt must give the same result as a fresh buffer. A rename of another name must not make
@@ -114,15 +114,16 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: an attempt of a translation must not use state of an earlier one. `PathBuffer::clear`
-/// resets all state of a path buffer.
+/// An attempt of a translation must not use state of an earlier one. `PathBuffer::clear` resets all
+/// state of a path buffer. Trap T8.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Trap T8, control (a variant with the bug must fail): the variant of `PathBuffer::clear` keeps
-/// the `PathKind` of the last path. So the next pass over a path's dentries returns a wrong kind.
+/// Control (a variant with the bug must fail): the variant of `PathBuffer::clear` keeps the
+/// `PathKind` of the last path. So the next pass over a path's dentries returns a wrong kind. Trap
+/// T8.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -133,8 +134,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: an attempt of a translation must not use state of an earlier one. `clear` also resets
-/// the error of a path that was too long for the buffer.
+/// An attempt of a translation must not use state of an earlier one. `clear` also resets the error
+/// of a path that was too long for the buffer. Trap T8.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -174,8 +175,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: after several failed attempts, a path translation takes locks. They must exclude moves
-/// of directories and changes of the last dentry, but no other translations.
+/// After several failed attempts, a path translation takes locks. They must exclude moves of
+/// directories and changes of the last dentry, but no other translations. Trap T9.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -192,9 +193,9 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     assert!(!waits_for(&leaf, dcache.topology.read_shared()));
 }
 
-/// Trap T9: a path translation must end even if other threads rename directories all the time. Each
-/// attempt without locks fails, because the test renames an ancestor during it. An attempt with
-/// locks then succeeds.
+/// A path translation must end even if other threads rename directories all the time. Each attempt
+/// without locks fails, because the test renames an ancestor during it. An attempt with locks then
+/// succeeds. Trap T9.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();

@@ -20,7 +20,8 @@ use crate::name::Name;
 /// - A back end that takes an answer back must know that it has given it.
 pub trait Leases: Send + Sync {
     /// Gives the back end the way to the cache of its client. A server calls this once, and only if
-    /// it delivers each answer at once. Without this call, the client cannot be told anything.
+    /// it passes each answer to the client without delay. Without this call, the client cannot be
+    /// told anything.
     fn attach(&self, client: Arc<dyn ClientCache>);
 
     /// Returns how long the client may remember that the directory with the inode number `dir` has
@@ -39,8 +40,8 @@ pub trait ClientCache: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `EBUSY` while [`ClientCache::can_expire_names`] returns false. Then the client uses the
-    /// names until their times are over. `EINVAL` if the client can never do it; `ENODEV` if there
-    /// is no client any more.
+    /// names until their timeouts end. `EINVAL` if the client can never do it; `ENODEV` if there is
+    /// no client any more.
     fn expire_names(&self) -> Result<(), Errno>;
 
     /// Returns false while the client cannot drop names. Then a back end should give no times to

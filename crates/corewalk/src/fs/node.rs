@@ -79,9 +79,9 @@ impl<'a> Node<'a> {
     }
 
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
-    /// below it. The path stays valid until the back end's call returns (F.6). Until then, renames
-    /// of this file and of the directories above it wait. This method waits for such a rename that
-    /// is already in progress.
+    /// below it. The path stays valid until the back end's call returns (rule F.6 of
+    /// [`FileSystem`](crate::FileSystem)). Until then, renames of this file and of the directories
+    /// above it wait. This method waits for such a rename that is already in progress.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].

@@ -44,7 +44,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: a reader must not combine the mode and the owner of different states.
+/// A reader must not combine the mode and the owner of different states. Trap T16.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -53,8 +53,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16, control (a variant with the bug must fail): the permissions are not marked as unknown
-/// during a change. So a reader may combine the old mode with the new owner.
+/// Control (a variant with the bug must fail): the permissions are not marked as unknown during a
+/// change. So a reader may combine the old mode with the new owner. Trap T16.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -95,8 +95,8 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: an answer that the back end gave before a change must not be stored in the permission
-/// record after the change.
+/// An answer that the back end gave before a change must not be stored in the permission record
+/// after the change. Trap T25.
 #[test]
 fn late_answer_beside_a_change_is_refused() {
     assert_all_reached(&install_against_change(|inodes, ticket, perm| {
@@ -104,8 +104,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the back end's answer is stored even if a
-/// change of permissions has begun since the question. So old permissions may stay in the cache.
+/// Control (a variant with the bug must fail): the back end's answer is stored even if a change of
+/// permissions has begun since the question. So old permissions may stay in the cache. Trap T25.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -115,9 +115,9 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two threads change the permissions at the same time, one after the other in the back end. Each
-/// then calls `end` to update the permission record. Returns how often the permissions are unknown
-/// afterwards, and how often known.
+/// Two threads change the permissions at the same time. The back end makes the two changes one
+/// after the other. Each then calls `end` to update the permission record. Returns how often the
+/// permissions are unknown afterwards, and how often known.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -141,8 +141,8 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: after two changes that overlap, the cached permissions must be those of the back end's
-/// last change, or unknown.
+/// After two changes that overlap, the cached permissions must be those of the back end's last
+/// change, or unknown. Trap T25.
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {
@@ -150,9 +150,9 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): two threads change the permissions, and
-/// then store them in the permission record without a check. The thread that stores last may have
-/// reached the back end first.
+/// Control (a variant with the bug must fail): two threads change the permissions, and then store
+/// them in the permission record without a check. The thread that stores last may have reached the
+/// back end first. Trap T25.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -223,8 +223,8 @@ fn put(inodes: &Inodes, dentries: &Dentries, slot: InodeSlot) {
     }
 }
 
-/// Trap T55: a slot may be reused between the lookup of an inode and the reference on it. The test
-/// checks that a lookup by number returns the wanted inode or none.
+/// A slot may be reused between the lookup of an inode and the reference on it. The test checks
+/// that a lookup by number returns the wanted inode or none. Trap T55.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -232,8 +232,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the inode number is checked only before
-/// the reference is taken. By then, the slot may hold another inode.
+/// Control (a variant with the bug must fail): the inode number is checked only before the
+/// reference is taken. By then, the slot may hold another inode. Trap T55.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

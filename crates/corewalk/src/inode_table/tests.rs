@@ -11,7 +11,7 @@ fn new() -> InodeTable<u32> {
     InodeTable::new(0, options).expect("a table")
 }
 
-/// A name that is entered twice must be one node, with the first data.
+/// A name that is entered twice must be one node, which keeps the first user data.
 #[test]
 fn name_entered_twice_is_one_node() {
     let table = new();

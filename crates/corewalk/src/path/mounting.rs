@@ -62,7 +62,8 @@ impl Vfs {
     }
 
     /// Takes the in-lookup lock of the mount point's name. While it is held, the name is neither
-    /// removed nor renamed (M.2). Returns None if the mount point is a root, which has no name.
+    /// removed nor renamed (invariant M.2 of `mount`). Returns None if the mount point is a root,
+    /// which has no name.
     ///
     /// # Errors
     /// `ENOENT` if the mount point has been removed.
@@ -91,9 +92,9 @@ impl Vfs {
     /// Unmounts the file system that has `at` as its root.
     ///
     /// # Errors
-    /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
-    /// something is mounted in this mount, or if another [`PathRef`] into the mount exists. Walks
-    /// in progress, and inodes without a path, do not keep it mounted.
+    /// `EINVAL` if `at` is the root of the namespace, or if it is not the root of a mount. `EBUSY`
+    /// if something is mounted in this mount, or if another [`PathRef`] into the mount exists.
+    /// Walks in progress, and inodes without a path, do not keep it mounted.
     ///
     /// # Examples
     /// ```

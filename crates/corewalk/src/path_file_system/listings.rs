@@ -5,7 +5,7 @@
 //! stays valid however the directory changes.
 //!
 //! An entry that exists during a whole listing, from the first page to the last, is listed exactly
-//! once (traps T48, P13).
+//! once (traps T48, P13 in `traps.md`).
 //!
 //! A back end by path lists a directory only as a whole. To list it again for each page would take
 //! quadratic time. So this module keeps a few large listings for the next pages of clients. A

@@ -6,26 +6,28 @@
 //!
 //! A position in a growing hash table cannot serve as a cookie, because entries move when the table
 //! grows. A cursor inside the directory would have to move when entries are removed. A wrong move
-//! skips entries (trap T48).
+//! skips entries (trap T48 in `traps.md`).
 //!
 //! In this module each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
 //! never changes its meaning.
 //!
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
-//! maps the hash of a name to a handle: the chunk's position in a list, and the cookie within the
-//! chunk. So only `readdir` searches by cookie, in `order`, a tree from n to the chunk.
+//! maps the hash of a name to a handle: the index of the entry's chunk in `chunks`, and the cookie
+//! within that chunk. Only `readdir` searches by cookie. It uses `order`, a tree that maps n to
+//! chunk n.
 //!
 //! A removed entry leaves a tombstone until a chunk has many; then the chunk is compacted. The
 //! directory is never rehashed or compacted as a whole, so operations on millions of entries take
-//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide (trap T54).
+//! about as long as on hundreds. The hash is keyed, so crafted names cannot collide (trap T54 in
+//! `traps.md`).
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
 //! - E.2: replacing the inode of a name keeps the cookie. So a listing reports a name that exists
-//!   throughout exactly once, even if files are renamed onto it (trap P13).
-//! - E.3: a batch (the entries that `readdir` copies at once) visits a bounded number of positions,
-//!   however many entries were removed.
+//!   throughout exactly once, even if files are renamed onto it (trap P13 in `traps.md`).
+//! - E.3: a batch (the entries that `readdir` copies together) visits a bounded number of
+//!   positions, however many entries were removed.
 //! - E.4: renaming an entry within the directory keeps the cookie. So a listing reports a renamed
 //!   file once, and ends even if each reported file is renamed.
 //!

@@ -1,6 +1,6 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A hash table that doubles its size moves every entry at once, and blocks its directory
+//! A hash table that doubles its size moves every entry in one step, and blocks its directory
 //! meanwhile. A tree of hashes has a cache miss per level.
 //!
 //! Linear hashing adds one bucket at a time, and moves some entries of one existing bucket to the
@@ -23,7 +23,8 @@
 //!
 //! # Limits
 //! A search for a hash visits all values under this hash, because the index compares no names. So
-//! the hash must be keyed (trap T54). The lock of the directory's inode protects the index.
+//! the hash must be keyed (trap T54 in `traps.md`). The lock of the directory's inode protects the
+//! index.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 

@@ -225,7 +225,7 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Inode numbers are never reused (trap P11), so generation 0 is enough.
+            // Inode numbers are never reused, so generation 0 is enough.
             generation: 0,
             mode: attributes.mode,
             nlink: attributes.nlink,

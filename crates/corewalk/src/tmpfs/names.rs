@@ -6,14 +6,14 @@
 //!
 //! # Lock order
 //! 1. The content of one file. A thread that takes this lock holds no other one.
-//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]): those
+//! 2. Directories, exclusive, in ascending order of their slots, all in one step ([`Locks`]): those
 //!    that contain the names, and each directory that is moved, removed or replaced.
-//! 3. One inode that is not a directory. Its holder waits only for a lock of rule 4.
+//! 3. One inode that is not a directory. Its holder waits only for a lock of kind 4.
 //! 4. A free list of slots.
 //!
 //! The lock of a removed or replaced directory keeps it empty after the check that it is empty. The
-//! order by slot prevents deadlocks of renames (trap P9). An order by inode number would not: after
-//! the reuse of a slot, an old and a new number lead to one lock.
+//! order by slot prevents deadlocks of renames (trap P9 in `traps.md`). An order by inode number
+//! would not: after the reuse of a slot, an old and a new number lead to one lock.
 //!
 //! The entry of a moved, removed or replaced inode tells, under the lock of its directory, whether
 //! the inode is a directory. If it is one and not locked yet, the operation releases all locks. It
@@ -25,7 +25,7 @@
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So while
-//!   that lock is held, link counts agree with the entries (N.2 of `inode`).
+//!   that lock is held, link counts agree with the entries (invariant N.2 of `inode`).
 //! - M.2: the kind of file that an entry stores is that of its inode. So the entry tells whether
 //!   the inode is locked as a directory (step 2 of the lock order) or as another file (step 3).
 //!
@@ -236,8 +236,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its directory entry `link` was removed: that of a
-    /// directory, which has only one name, to 0.
+    /// Lowers the link count of an inode after its directory entry `link` was removed: by 1 for a
+    /// file, and to 0 for a directory, which has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -425,7 +425,7 @@ fn change(
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
         // The inode exists, because its entry exists (invariant I.1 of `table`). The entry is not
-        // that of a directory, so neither is the inode (M.2).
+        // that of a directory, so neither is the inode (invariant M.2).
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

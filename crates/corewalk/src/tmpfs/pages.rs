@@ -200,7 +200,8 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns the index in `pages` of the page in `slot`, or that at which it would be inserted.
+    /// Returns the index in `pages` of the page in `slot`, or the index at which it would be
+    /// inserted.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }

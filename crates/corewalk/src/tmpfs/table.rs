@@ -7,8 +7,9 @@
 //! # Mechanism
 //! The lower half of an inode number is its slot. The upper half counts the earlier uses of the
 //! slot. So slots are reused and inode numbers are not, and no stale handle reaches a new file
-//! (trap P11). A slot whose count is at its maximum is retired. A caller locks the slot, and
-//! compares the inode number in it with its own. If they differ, the inode is gone (`ESTALE`).
+//! (trap P11 in `traps.md`). A slot whose count is at its maximum is retired. A caller locks the
+//! slot, and compares the inode number in it with its own. If they differ, the inode is gone
+//! (`ESTALE`).
 //!
 //! A segment is 64 slots. The segments are in arrays (levels), each twice as long as the one
 //! before, so none is ever copied. A thread takes free slots from the list of its shard. The list
@@ -36,7 +37,7 @@
 //!   moved between two. Retired slots (whose use count is at its maximum) and slot 0 are in none.
 //! - I.3: `Segment::uses` is at least the use count of each vacant slot of the segment.
 //!
-//! Source: traps P1, P2, P11; Bonwick and Adams, "Magazines and Vmem", USENIX 2001.
+//! Source: traps P1, P2 and P11 in `traps.md`; Bonwick, Adams, "Magazines and Vmem", USENIX 2001.
 
 mod depot;
 
@@ -77,7 +78,7 @@ struct Segment {
     /// all of them: after it has made them, or has taken them from the depot (the pool of free
     /// slots).
     slots: RcuOption<Slots>,
-    /// An upper bound of the use counts of the segment's slots (I.3).
+    /// An upper bound of the use counts of the segment's slots (invariant I.3).
     uses: AtomicU32,
 }
 
@@ -215,8 +216,7 @@ impl InodeTable {
 }
 
 impl Drop for InodeTable {
-    /// Drops the content of all inodes at once. The memory of the segments is freed after a grace
-    /// period.
+    /// Drops the content of all inodes. The memory of the segments is freed after a grace period.
     fn drop(&mut self) {
         let section = rcu::read_lock();
         let segments = self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
@@ -302,7 +302,7 @@ mod tests {
 
     use super::*;
 
-    /// Trap P11: a reused number would lead an old handle to a new file.
+    /// A reused number would lead an old handle to a new file. Trap P11.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
@@ -371,8 +371,8 @@ mod tests {
         numbers
     }
 
-    /// Trap P11: an inode number (a slot and its use count) must never be reused. So slots whose
-    /// memory is freed and allocated again must continue their counts.
+    /// An inode number (a slot and its use count) must never be reused. So slots whose memory is
+    /// freed and allocated again must continue their counts. Trap P11.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;

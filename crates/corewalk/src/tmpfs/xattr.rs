@@ -7,8 +7,8 @@
 //! An inode has one set of extended attributes and ACLs (`set`), behind a pointer. Up to 1024
 //! inodes share one set (`blocks`), so a million files with one security label need a thousand
 //! copies.
-//! - The first change in an epoch: the new set is de-duplicated at once, that is, replaced by an
-//!   equal shared set. An epoch ends when space runs out, and at `FileSystem::maintain` (called
+//! - The first change in an epoch: the new set is de-duplicated immediately, that is, replaced by
+//!   an equal shared set. An epoch ends when space runs out, and at `FileSystem::maintain` (called
 //!   once per second) and `Tmpfs::share_xattrs`.
 //! - Further changes in the epoch: the inode gets a private set, a copy if others use the old one.
 //!   That set is changed in place, and de-duplicated when the epoch ends. At most [`QUEUED_MAX`]
@@ -33,7 +33,7 @@
 //! - X.3: an inode without attributes has no set.
 //!
 //! # Limits
-//! Attribute names of an unknown class, and without a suffix, are refused. So are `user` attributes
+//! Attribute names of an unknown class, or without a suffix, are refused. So are `user` attributes
 //! of anything but a regular file or a directory (xattr(7)).
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); Linux `fs/ext4/xattr.c`.

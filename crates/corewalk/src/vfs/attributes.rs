@@ -230,8 +230,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (P.1). The caller holds no other locks than in-lookup
-    /// locks.
+    /// Takes the attribute lock of an inode (invariant P.1). The caller holds no other locks than
+    /// in-lookup locks.
     pub(super) fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -423,8 +423,8 @@ impl Vfs {
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
-    /// Checks a permission without blocking and without writing (trap T58: a check that blocks
-    /// inside rcu-walk).
+    /// Checks a permission without blocking and without writing (trap T58 in `traps.md`: a check
+    /// that blocks inside rcu-walk).
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows every access to a directory, whatever its mode.

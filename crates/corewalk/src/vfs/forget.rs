@@ -7,8 +7,7 @@ impl Vfs {
     /// [`InodeRef::into_lookups`] has given to a client.
     ///
     /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
-    /// one client must not free an inode that others use (trap P5). At 2^32 lookups no forget drops
-    /// any.
+    /// one client must not free an inode that others use. At 2^32 lookups no forget drops any.
     ///
     /// The back end may have given a deleted file's inode number to a new file, with another
     /// generation. The `forget` calls for both have the same number. The lookups of the older file

@@ -199,7 +199,7 @@ impl Superblock {
 }
 
 /// Runs a call of the back end from a destructor. During unwinding, catches a panic of the call,
-/// because a second panic would abort the process (trap X3).
+/// because a second panic would abort the process.
 pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));

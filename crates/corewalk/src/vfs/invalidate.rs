@@ -86,8 +86,8 @@ impl Vfs {
     /// ```
     pub fn invalidate_all(&self, before: &mut dyn FnMut(u64, FileKind)) {
         let dcache = &self.dcache;
-        // A directory that gets a later slot has no names yet. So all its names are from answers
-        // of the back end after the begin of this call.
+        // A directory that gets a slot behind the scanned ones has no names yet. The back end
+        // reports its names only after the start of this call.
         for slot in (1..dcache.dentries.slots_touched()).map(DentrySlot::new) {
             let Some(inode) = self.inode_of(slot) else { continue };
             let is_of_root = dcache.inodes.superblock(inode.slot) == 0;
@@ -113,7 +113,8 @@ impl Vfs {
             let seen = dcache.dentries.snapshot(slot);
             let inode = seen.body.inode();
             if inode.is_none() {
-                // An eviction that fails hides the inode for a moment, under this lock.
+                // A failing eviction hides the inode for a moment, under the dentry's lock. So
+                // check again under that lock.
                 let guard = dcache.dentries.lockref(slot).lock();
                 if dcache.dentries.image(slot).body.inode().is_none() {
                     return None;

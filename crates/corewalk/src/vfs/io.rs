@@ -367,8 +367,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // If `dir` was moved after the read, `parent` may be a wrong directory (trap T19).
-            // Repeat the read.
+            // If `dir` was moved after the read, `parent` may be a wrong directory. Repeat the
+            // read.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }

@@ -214,8 +214,8 @@ impl Vfs {
     }
 
     /// Looks a name up in the back end and caches the answer. An answer that an invalidation during
-    /// the call may have made stale is not cached (traps T25, P12). Returns the attributes too,
-    /// unless [`Vfs::looked_up`] leaves them out.
+    /// the call may have made stale is not cached. Returns the attributes too, unless
+    /// [`Vfs::looked_up`] leaves them out.
     pub(super) fn fill(
         &self,
         dir: &Dir<'_>,
@@ -386,7 +386,7 @@ impl Vfs {
     /// Returns a reference on the old parent, which the caller drops.
     ///
     /// The move needs the in-lookup lock of the dentry's old name. If another operation holds it,
-    /// the dentry stays, and the back end's answer is not cached. This is no error (trap T28).
+    /// the dentry stays, and the back end's answer is not cached. This is no error.
     fn splice(
         &self,
         dir: &Dir<'_>,
@@ -410,7 +410,7 @@ impl Vfs {
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
             // Another thread has moved the dentry, so the in-lookup lock does not cover its current
-            // name (trap T21).
+            // name.
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -444,7 +444,7 @@ impl Vfs {
     }
 
     /// Waits until no other thread holds the in-lookup lock of an inode's cached name. Only the
-    /// holder moves a directory's dentry to another name (trap T28).
+    /// holder of that lock may move a directory's dentry to another name.
     pub(crate) fn wait_for_name_of(&self, inode: InodeSlot) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };

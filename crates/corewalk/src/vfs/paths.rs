@@ -2,8 +2,8 @@
 //! path.
 //!
 //! A back end by path acts on whatever its path leads to. If a directory on the path is renamed
-//! during the call, the path leads nowhere, or to another file (trap X1). So calls and renames
-//! exclude each other:
+//! during the call, the path leads nowhere, or to another file (trap X1 in `traps.md`). So calls
+//! and renames exclude each other:
 //! - A call that asks for a path takes a shared lock on the inode and on every directory above it,
 //!   until the back end has answered.
 //! - A rename or removal takes an exclusive lock on the inodes that lose or change a name, until
@@ -362,11 +362,12 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if the rename or removal with this `ticket` can get its path locks. It moves
-    /// the inodes `moved`; the inodes `above` are on the paths of its directories.
+    /// Returns true if the rename or removal with this `ticket` (its number in the order of
+    /// arrival) can get its path locks. It moves the inodes `moved`; the inodes `above` are on the
+    /// paths of its directories.
     ///
-    /// Other operations prevent it only if they have path locks or a lower ticket, and are one of
-    /// these:
+    /// Another operation keeps this rename or removal from its path locks only if that operation
+    /// has path locks or a lower ticket, and is one of these:
     /// - a call with one of `moved` on its path;
     /// - a rename or removal that moves one of `moved` or `above`;
     /// - a rename or removal with one of `moved` on the paths of its directories.

@@ -13,7 +13,7 @@
 //! it.
 //!
 //! No reader takes the lock of the announced moves, and it is not held while the back end runs
-//! (traps T26, T27, P9).
+//! (traps T26, T27, P9 in `traps.md`).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
@@ -342,7 +342,7 @@ impl<'v> Rename<'v, '_> {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
         // Dropping the last reference calls the back end. So hold the replaced file's inode until
-        // `topology` and the dentry locks are released.
+        // the lock `topology` (of the tree's directories) and the dentry locks are released.
         let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {

@@ -173,7 +173,7 @@ impl<'v> Walk<'v, '_> {
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
             // A dead mount does not keep its mount point, so the slot of `point` may hold another
-            // dentry by now. Check that `left` is alive (M.1).
+            // dentry by now. Check that `left` is alive (invariant M.1 of `mount`).
             self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());
@@ -184,7 +184,7 @@ impl<'v> Walk<'v, '_> {
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since its snapshot, and its old parent's slot may have been
             // reused. So take a reference on `parent`, and check again that it is the child's
-            // parent (trap T19).
+            // parent.
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;

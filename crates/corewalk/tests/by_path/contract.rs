@@ -96,8 +96,8 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
 /// Time after which a test concludes that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
-/// Trap X1: a file that is made while a directory above it is renamed must be below the new name
-/// afterwards.
+/// A file that is made while a directory above it is renamed must be below the new name afterwards.
+/// Trap X1.
 #[test]
 fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
     let _watchdog = Watchdog::start("a make beside a rename", Duration::from_secs(60));
@@ -144,8 +144,8 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
     assert_eq!(files[0].path().unwrap(), b"/d/f");
 }
 
-/// Trap P7: lookups of cached names and calls in other directories must not wait for a rename that
-/// hangs in the back end.
+/// Lookups of cached names and calls in other directories must not wait for a rename that hangs in
+/// the back end. Trap P7.
 #[test]
 fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
     let _watchdog = Watchdog::start("lookups beside a rename", Duration::from_secs(60));

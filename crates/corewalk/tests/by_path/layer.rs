@@ -179,7 +179,7 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     vfs.release(&b, writer.handle);
 }
 
-/// Traps T48, P13: an entry that exists during a whole listing must be reported exactly once.
+/// An entry that exists during a whole listing must be reported exactly once. Traps T48 and P13.
 #[test]
 fn large_directory_is_listed_once_beside_changes() {
     let (fs, vfs) = new();
@@ -335,8 +335,8 @@ fn later_pages_of_a_listing_have_no_attributes() {
     }
 }
 
-/// Several clients list a directory at once. A listing that began after a file was made must report
-/// it, even if `ByPath` keeps older listings.
+/// Several clients list a directory at the same time. A listing that began after a file was made
+/// must report it, even if `ByPath` keeps older listings.
 #[test]
 fn pass_shows_every_file_that_was_made_before_it() {
     let (_, vfs) = new();

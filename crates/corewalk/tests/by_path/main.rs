@@ -1,5 +1,6 @@
 //! Tests of back ends that find files by path alone. A path must stay valid during the call that
-//! gets it (F.6), and an unlinked open file must stay usable (`Addressing::PathOnly`).
+//! gets it (rule F.6 of `FileSystem`), and an unlinked open file must stay usable
+//! (`Addressing::PathOnly`).
 
 mod contract;
 mod layer;

@@ -215,8 +215,9 @@ fn change_after_a_panic_of_the_back_end_succeeds() {
     assert_eq!(mode_of(&vfs, &f), 0o600);
 }
 
-/// Trap X3: a second panic during unwinding must not abort the process. A back end with a poisoned
-/// lock panics in each call, also in the `forget` of a reference that is dropped during unwinding.
+/// A second panic during unwinding must not abort the process. A back end with a poisoned lock
+/// panics in each call, also in the `forget` of a reference that is dropped during unwinding. Trap
+/// X3.
 #[test]
 fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));

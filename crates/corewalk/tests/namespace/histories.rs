@@ -69,8 +69,8 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: a sequential order of random concurrent operations must explain
-/// all answers.
+/// A sequential order of random concurrent operations must explain all answers. Traps T12, T13,
+/// T15, T26 and P8.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -86,8 +86,7 @@ fn histories_over_tmpfs_are_linearizable() {
 }
 
 /// The answers of concurrent operations must fit one sequential order, even with a slow back end,
-/// eviction and invalidation. The cache must not keep an answer that is stale when it arrives
-/// (traps T25, P12).
+/// eviction and invalidation. The cache must not keep an answer that is stale when it arrives.
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));

@@ -93,8 +93,8 @@ fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }
 
-/// Traps T19, P6: the number of a directory is reused with another generation. A lookup by that
-/// number must not find names that were cached below the old directory.
+/// The number of a directory is reused with another generation. A lookup by that number must not
+/// find names that were cached below the old directory. Traps T19 and P6.
 #[test]
 fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     let reused = Reused::new();
@@ -112,8 +112,9 @@ fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     assert_eq!(look_by_ino(vfs, d.ino, b"x"), Ok(new), "by number");
 }
 
-/// Traps P5, P6: two directories have the same reused inode number, and a client holds lookups of
-/// both. Its forgets name only the number. They must drop the lookups of the older directory first.
+/// Two directories have the same reused inode number, and a client holds lookups of both. Its
+/// forgets name only the number. They must drop the lookups of the older directory first. Traps P5
+/// and P6.
 #[test]
 fn forget_drops_lookups_of_the_older_inode_first() {
     let reused = Reused::new();

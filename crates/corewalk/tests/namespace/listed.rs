@@ -1,4 +1,5 @@
-//! Tests of listings whose entries have attributes, and are entered in the cache (traps T25, P12).
+//! Tests of listings whose entries have attributes, and are entered in the cache (traps T25, P12 in
+//! `traps.md`).
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -91,8 +92,8 @@ const CHANGES_OF_F: [fn(&Vfs); 8] = [
     |vfs| vfs.invalidate_all(&mut |_, _| ()),
 ];
 
-/// Trap T25: a listing's entry must not enter the cache if its name has changed since the listing
-/// read it.
+/// A listing's entry must not enter the cache if its name has changed since the listing read it.
+/// Trap T25.
 #[test]
 fn entry_from_before_a_change_is_refused() {
     for change in CHANGES_OF_F {
@@ -143,8 +144,8 @@ const TOLD_OF_F: [fn(&Vfs); 3] = [
     },
 ];
 
-/// Trap P12: a listing has read a file that another program then removes. Once the namespace is
-/// told, the listing must not bring the name back, whether or not it was cached.
+/// A listing has read a file that another program then removes. Once the namespace is told, the
+/// listing must not bring the name back, whether or not it was cached. Trap P12.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {
@@ -170,8 +171,8 @@ fn entry_from_before_an_invalidation_is_refused() {
     }
 }
 
-/// Trap P12: after a listing has read a directory's entry, another program moves the directory, and
-/// a lookup finds it in its new parent. The listing must not move it back.
+/// After a listing has read a directory's entry, another program moves the directory, and a lookup
+/// finds it in its new parent. The listing must not move it back. Trap P12.
 #[test]
 fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     let vfs = over_changing(|fs| {
@@ -193,7 +194,7 @@ fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     assert_eq!(d.path().unwrap(), b"/b/d");
 }
 
-/// Trap T25: after a chmod, the old mode of an entry that was listed before must not be cached.
+/// After a chmod, the old mode of an entry that was listed before must not be cached. Trap T25.
 #[test]
 fn mode_from_before_a_chmod_is_not_used() {
     for is_cached in [true, false] {
@@ -217,8 +218,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control for trap T25: a listing begins after a removal, but gets entries from before it, and
-/// brings the removed name back.
+/// Control: a listing begins after a removal, but gets entries from before it, and brings the
+/// removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -290,9 +291,9 @@ impl Owned<'_> {
     }
 }
 
-/// Traps T25, T12, T13: each of several threads makes, moves and removes its own names in two
-/// directories, and must always find exactly these. Meanwhile other threads list the directories,
-/// enter the listed entries in the cache, and evict unused entries.
+/// Each of several threads makes, moves and removes its own names in two directories, and must
+/// always find exactly these. Meanwhile other threads list the directories, enter the listed
+/// entries in the cache, and evict unused entries. Traps T25, T12 and T13.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

@@ -45,8 +45,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. Stands for a change of the back end, which every thread sees at
-            // once.
+            // ORDERING: SeqCst. Stands for a change of the back end, which every thread sees
+            // immediately.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }

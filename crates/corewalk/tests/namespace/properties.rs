@@ -42,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     /// The namespace must answer like the reference model, whatever is evicted or invalidated
-    /// between the operations (trap T15).
+    /// between the operations.
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(

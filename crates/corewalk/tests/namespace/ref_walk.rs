@@ -114,8 +114,8 @@ fn fallback_to_ref_walk_is_counted_once() {
     assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
-/// Traps T17, T19: a ref-walk from `p/d` by `..` holds `p/d` but not `p`. So `p` may have been
-/// removed, and its slot reused for another directory. The walk must not go there.
+/// A ref-walk from `p/d` by `..` holds `p/d` but not `p`. So `p` may have been removed, and its
+/// slot reused for another directory. The walk must not go there. Traps T17 and T19.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {

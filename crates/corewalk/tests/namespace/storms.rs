@@ -56,8 +56,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Traps T12, T13, T15: two directories, each with a file, are exchanged repeatedly. Each path must
-/// always lead to one of the two files.
+/// Two directories, each with a file, are exchanged repeatedly. Each path must always lead to one
+/// of the two files. Traps T12, T13 and T15.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -82,8 +82,8 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     assert!(storms > 1000, "too few renames: {storms}");
 }
 
-/// Trap T13: a file is moved between two directories. A lookup in the first directory, or a later
-/// one in the second, must find the file, unless two renames overlap the lookups.
+/// A file is moved between two directories. A lookup in the first directory, or a later one in the
+/// second, must find the file, unless two renames overlap the lookups. Trap T13.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -127,8 +127,8 @@ fn renamed_file_is_never_without_a_name() {
     assert!(judged.load(Ordering::Relaxed) > 1000, "too few lookups were judged");
 }
 
-/// Traps T1, T2, P8: a file and its directories are renamed between names of 1 and of 255 bytes.
-/// Each translated path must have existed at one instant.
+/// A file and its directories are renamed between names of 1 and of 255 bytes. Each translated path
+/// must have existed at one instant. Traps T1, T2 and P8.
 #[test]
 fn translated_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("paths under renames", Duration::from_secs(300));
@@ -160,8 +160,8 @@ fn translated_paths_existed_at_one_instant() {
     );
 }
 
-/// Trap T20: a directory on the path of a confined walk is moved out of the walk's root and back. A
-/// confined walk must never end outside of its root.
+/// A directory on the path of a confined walk is moved out of the walk's root and back. A confined
+/// walk must never end outside of its root. Trap T20.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
@@ -197,8 +197,8 @@ fn confined_walk_never_leaves_its_root() {
     assert!(found.load(Ordering::Relaxed) > 0, "no walk succeeded");
 }
 
-/// Trap P9: concurrent renames between all pairs of directories, including parents and children,
-/// must end.
+/// Concurrent renames between all pairs of directories, including parents and children, must end.
+/// Trap P9.
 #[test]
 fn renames_between_all_pairs_end() {
     let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
@@ -236,9 +236,9 @@ fn renames_between_all_pairs_end() {
     }
 }
 
-/// Traps T19, T49: a directory is moved back and forth between two parents, while all unused
-/// entries are evicted. Each call that returns the directory's parent or path must show one of the
-/// two parents.
+/// A directory is moved back and forth between two parents, while all unused entries are evicted.
+/// Each call that returns the directory's parent or path must show one of the two parents. Traps
+/// T19 and T49.
 #[test]
 fn parent_is_one_that_the_directory_had() {
     let _watchdog = Watchdog::start("parent under moves", Duration::from_secs(120));
@@ -319,15 +319,15 @@ fn translate_across_mounts(
     );
 }
 
-/// Traps T8, P8: a path that crosses a mount point must have existed as a whole at one instant.
+/// A path that crosses a mount point must have existed as a whole at one instant. Traps T8 and P8.
 #[test]
 fn path_across_mounts_is_valid_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Control for traps T8 and P8: a path is joined from two translations, one on each side of the
-/// mount point. (On one CPU, a rename seldom comes between the two.)
+/// Control: a path is joined from two translations, one on each side of the mount point. On one
+/// CPU, a rename seldom comes between the two.
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

@@ -1,4 +1,5 @@
-//! Traps T4 to T32: bugs of other name caches in lookup, fill, rename and path translation.
+//! Tests of bugs of other name caches in lookup, fill, rename and path translation (traps T4 to T32
+//! in `traps.md`).
 //!
 //! Each group of tests has a control: with deliberately wrong steps, the same check must fail.
 //! Other traps are tested in the modules `storms` and `histories`, or cannot occur

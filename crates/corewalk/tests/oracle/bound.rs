@@ -28,15 +28,16 @@ const RENAMES: u64 = 10_000;
 /// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
-/// Trap T9: however often directories on the path are renamed, each translation must end after a
-/// fixed number of attempts. The last one is under the lock that blocks moves of directories. The
-/// renaming thread must make progress meanwhile.
+/// However often directories on the path are renamed, each translation must end after a fixed
+/// number of attempts. The last one is under the lock that blocks moves of directories. The
+/// renaming thread must make progress meanwhile. Trap T9.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
     // A translation of a directory to its path falls back to the lock that blocks moves of
-    // directories. Some must, except on one CPU, where few renames happen during a translation.
+    // directories. Some translations must do so, except on one CPU, where few renames happen during
+    // a translation.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {

@@ -17,7 +17,7 @@
 //!
 //! # Why variables are judged separately
 //! An answer claims values of several variables. Suppose that in instant `k` each variable, judged
-//! alone, can have its claimed value. Then all can have had these values at once.
+//! alone, can have its claimed value. Then all can have had these values at the same time.
 //!
 //! Proof: choose a moment inside `k`. Let the rename that gives a variable its value take place
 //! before this moment, and the next rename of this variable after it. The recorded ticks allow

@@ -20,7 +20,7 @@
 //! | `bound` | the number of passes of a single translation |
 //! | `stuck` | readers during a rename that hangs in its back end |
 //!
-//! Source: Herlihy and Wing, 1990; traps T1, T8, T9, T12, T13, P7, P8.
+//! Source: Herlihy and Wing, 1990; traps T1, T8, T9, T12, T13, P7 and P8 in `traps.md`.
 
 #[path = "../namespace/backends.rs"]
 mod backends;
@@ -53,9 +53,9 @@ const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000
 const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500 };
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
-/// Traps T1, T8, T9, P8: ten million paths are translated, through every interface, while names
-/// change on all levels of the tree. Each path must have existed at one instant. In each window
-/// (period) all renamers and translators must make progress.
+/// Ten million paths are translated, through every interface, while names change on all levels of
+/// the tree. Each path must have existed at one instant. In each window (period) all renamers and
+/// translators must make progress. Traps T1, T8, T9 and P8.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -69,9 +69,9 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: a path that was translated under the lock against moves of directories must have
-/// existed at one instant. The paths here have so many names that each translation into a buffer
-/// takes this lock.
+/// A path that was translated under the lock against moves of directories must have existed at one
+/// instant. The paths here have so many names that each translation into a buffer takes this lock.
+/// Traps T9 and P8.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
@@ -83,7 +83,8 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");
 }
 
-/// Traps T12, T13: each result of a lookup, found or missing, must have been true at one instant.
+/// Each result of a lookup, found or missing, must have been true at one instant. Traps T12 and
+/// T13.
 #[test]
 fn lookup_results_were_true_at_one_instant() {
     let _watchdog = Watchdog::start("lookups and misses", Duration::from_secs(300));
@@ -94,7 +95,7 @@ fn lookup_results_were_true_at_one_instant() {
     assert_judged(&found, TENTH.answers());
 }
 
-/// Traps T12, T20: the path of a successful walk must have existed at one instant.
+/// The path of a successful walk must have existed at one instant. Traps T12 and T20.
 #[test]
 fn walked_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("walks", Duration::from_secs(300));
@@ -112,8 +113,9 @@ fn assert_judged(found: &Report, answers: u64) {
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Translates a file to its path by `door`, which returns wrong paths on purpose, until a path did
-/// not exist during its call. Returns that error. Fails if the usual number of calls finds none.
+/// Translates a file to its path by `door` (an interface), which returns wrong paths on purpose,
+/// until a path did not exist during its call. Returns that error. Fails if the usual number of
+/// calls finds none.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -123,7 +125,7 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control for trap P8: each name of a path was right when it was read, but at different times.
+/// Control: each name of a path was right when it was read, but at different times.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);

@@ -109,8 +109,8 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs in the back end, lookups and path translations must give the
-/// same results as before it.
+/// While a rename hangs in the back end, lookups and path translations must give the same results
+/// as before it. Traps T13 and P7.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));

@@ -4,8 +4,9 @@
 //! number of translations, and each renamer at least a fixed number of renames. A thread continues
 //! until all have done their share, so renamers and translators always run together.
 //!
-//! If renamers or translators make no progress, the watchdog ends the test. At the end of a window,
-//! the translators compare their answers with the recorded renames, which are then dropped.
+//! If renamers or translators make no progress, the watchdog ends the test. At the end of a window
+//! (a period of the test), the translators compare their answers with the recorded renames, which
+//! are then dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 

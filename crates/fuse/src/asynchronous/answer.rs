@@ -14,7 +14,7 @@ const BODY_BYTES: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) body: Bytes,
-    /// The inodes in the answer. Each gets one lookup when the answer is sent (I.3).
+    /// The inodes in the answer. The kernel gets one lookup of each when the answer is sent.
     pub(super) entries: Vec<AsyncNode>,
     /// The open file in the answer. If the answer is not sent, the file must be closed.
     pub(super) opened: Option<AsyncNode>,

@@ -90,9 +90,9 @@ impl OwnedDirEntry {
 /// - Permissions are checked by the kernel, names are valid, and the kind of file fits the call.
 /// - A call that changes something, `open`, `release` and `flush` run to their end, even if the
 ///   client is killed. Only the end of the runtime may drop them.
-/// - A killed client gets `EINTR` at once if it waits for a change of names or for `open`. Requests
-///   for the same names wait for the end of the call. A killed client that waits for a change of
-///   content waits for the end.
+/// - A killed client gets `EINTR` immediately if it waits for a change of names or for `open`.
+///   Requests for the same names wait for the end of the call. A killed client that waits for a
+///   change of content waits for the end.
 /// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] returns the client.
 /// - [`AsyncFileSystem::forget`] is called after the last use of a file, when the cache has dropped
 ///   it. Until then, calls may use the file even if it has no name any more.

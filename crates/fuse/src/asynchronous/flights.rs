@@ -14,7 +14,7 @@
 //! - G.2: `shared` returns a result only if the back end was asked for it after the request had
 //!   called `lock`. So no request gets an answer that is older than itself.
 //! - G.3: if the request that has a lock panics or is dropped, the next request gets the lock, and
-//!   no result. So no request waits for ever (trap T24).
+//!   no result. So no request waits for ever (trap T24 in `traps.md`).
 //! - G.4: the map has an entry for a key only while a request uses the key.
 //!
 //! # Locks
@@ -61,7 +61,7 @@ struct User<'f, K: Hash + Eq, V> {
 /// A locked key. Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
     /// Declared before `user`, so that it is dropped first: an entry whose lock is held stays in
-    /// the map (G.4).
+    /// the map (invariant G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
     /// The number of calls to the back end that had begun when the request called `lock`.
@@ -136,8 +136,8 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
     }
 
     /// Returns the result of another request, if there is one that this request may use. The call
-    /// to the back end must have begun after this request called `lock` (G.2) and after the key was
-    /// last invalidated.
+    /// to the back end must have begun after this request called `lock` (invariant G.2) and after
+    /// the key was last invalidated.
     pub(super) fn shared(&self) -> Option<&V> {
         let invalidated = self.entry(|entry| entry.invalidated);
         let oldest = self.joined.max(invalidated);

@@ -4,8 +4,8 @@
 //! end, so that no two entries have one cookie.
 //!
 //! An open directory keeps the last page that the back end has returned. A request for entries of
-//! that page is answered at once. A request for other entries, or for the start of the directory,
-//! makes a future that fetches a page.
+//! that page is answered immediately. A request for other entries, or for the start of the
+//! directory, makes a future that fetches a page.
 //!
 //! # Entries with attributes
 //! A listing with attributes (`readdirplus`) enters the names of a page into the cache. A page may
@@ -51,7 +51,8 @@ pub(super) struct Listings {
 /// An open directory.
 #[derive(Default)]
 struct Listing {
-    /// The last page. Protected by its own mutex, which is held alone.
+    /// The page that the back end has returned last. Protected by its own mutex. A thread that
+    /// holds the mutex takes no other lock.
     page: Mutex<Option<Arc<Page>>>,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! # Which answers may be cached
 //! A change may end after the back end was asked. The answer may then be older than the change, and
-//! the server must not cache it (trap T25). So a clock counts the ends of changes, and a request
-//! reads the clock before it calls the back end. The answer is current if no change of the inode is
-//! under way, and none has ended since the clock was read.
+//! the server must not cache it (trap T25 in `traps.md`). So a clock counts the ends of changes,
+//! and a request reads the clock before it calls the back end. The answer is current if no change
+//! of the inode is under way, and none has ended since the clock was read.
 //!
 //! # Invariants
 //! - H.1: each change of an inode through this server lies between [`AsyncNode::change`] and the
@@ -73,7 +73,7 @@ pub(super) struct Shared {
     /// Counts the ends of changes.
     clock: AtomicU64,
     /// The time at which the last change of a dropped inode ended. New inodes of the same file
-    /// start with this time (H.3).
+    /// start with this time (invariant H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
@@ -163,7 +163,7 @@ impl Inode {
         }
         let other = self.shared.identities.add(self);
         // An inode of the same file may have changed the file and left the index before `add`.
-        // `evicted` is at least the end of that change (H.3).
+        // `evicted` is at least the end of that change (invariant H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. As for the clock.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));

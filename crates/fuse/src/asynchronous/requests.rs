@@ -1,4 +1,4 @@
-//! How a request gets its answer: at once from the cache, or later from a future.
+//! How a request gets its answer: immediately from the cache, or later from a future.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

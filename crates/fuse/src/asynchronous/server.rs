@@ -390,8 +390,8 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
-        // First the calls under way: their answers enter the table no more. Then the names, so
-        // that an answer that has just entered goes too.
+        // First drop the calls under way, so that their answers no longer enter the table. Then
+        // drop the names, and with them an answer that has entered the table just before.
         self.flights.invalidate_all();
         self.table.cache().invalidate_all(&mut |number, kind| {
             if let Ok(node) = self.node(number) {

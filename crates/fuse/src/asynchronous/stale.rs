@@ -38,8 +38,8 @@ pub(super) struct Stale {
 /// Notifications that a thread sends.
 #[derive(Debug)]
 struct Queue<T> {
-    /// The notifications, and true if a thread sends them. Protected by its own mutex, which is
-    /// held alone.
+    /// The notifications, and true if a thread sends them. Protected by its own mutex. A thread
+    /// that holds it takes no other lock.
     waiting: Mutex<(Vec<T>, bool)>,
 }
 

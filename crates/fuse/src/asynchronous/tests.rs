@@ -341,8 +341,8 @@ fn directory_that_another_machine_has_renamed_can_be_used() {
     rig.serve(Opcode::CREATE, dir, &create(b"new\0", 0)).expect("a new file in the directory");
 }
 
-/// Trap T25: another machine changes a name while a request creates a file there. The new file must
-/// not be cached under the name.
+/// Another machine changes a name while a request creates a file there. The new file must not be
+/// cached under the name. Trap T25.
 #[test]
 fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     let rig = Rig::new(Options::exclusive());
@@ -480,8 +480,8 @@ fn end_of_the_connection_ends_queued_requests() {
     assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
 }
 
-/// Trap T25: a removal of one name of a file changes the attributes that are cached for its other
-/// name. This holds even if the table no longer has the removed name.
+/// A removal of one name of a file changes the attributes that are cached for its other name. This
+/// holds even if the table no longer has the removed name. Trap T25.
 #[test]
 fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     let rig = Rig::new(Options::exclusive());

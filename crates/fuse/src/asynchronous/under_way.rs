@@ -5,8 +5,7 @@
 //!
 //! # The end of a request
 //! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
-//! same time gets one answer (I.1: each request gets exactly one). The end of a future drops its
-//! [`Running`], whose destructor:
+//! same time gets exactly one answer. The end of a future drops its [`Running`], whose destructor:
 //! - answers if the future has not answered, with `EINTR` after a cancellation and with `EIO` after
 //!   a panic;
 //! - starts the next request of the queue.
@@ -45,8 +44,8 @@ pub(super) struct UnderWay {
     interrupts: Interrupts,
     queue: Mutex<Queue>,
     /// The number of calls of `start_waiting` that the starting thread has not handled yet. The
-    /// call that makes the number 1 becomes the starting thread. It also starts requests for the
-    /// other calls.
+    /// thread whose call makes the number 1 becomes the starting thread. It also starts requests
+    /// for the other calls.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
@@ -115,8 +114,8 @@ impl UnderWay {
         &self.stale
     }
 
-    /// Runs the future that `serve` returns for a request, or queues it. The future takes the reply
-    /// and answers. It must not answer in any other way.
+    /// Runs the future that `serve` returns for a request, or queues it. The future takes the
+    /// reply, and answers by it alone.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
         header: Header,
@@ -176,7 +175,7 @@ impl UnderWay {
         }
     }
 
-    /// Passes a future to the runtime. A runtime that has ended may drop the future at once, or
+    /// Passes a future to the runtime. A runtime that has ended may drop the future immediately, or
     /// panic.
     fn spawn_caught(&self, future: BoxedFuture) {
         let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
@@ -296,7 +295,7 @@ impl Interruptible for Request {
     }
 
     /// Cancels the request. Drops its future, unless the future has begun a change. Answers `EINTR`
-    /// at once, with two exceptions:
+    /// immediately, with two exceptions:
     /// - A request that changes the content of a file goes on as if it was not cancelled.
     /// - A request that waits for a lock answers when its future has ended. The future may get the
     ///   lock at the same time.

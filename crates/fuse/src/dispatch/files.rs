@@ -185,7 +185,7 @@ impl Requests {
             Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
             _ => {
                 // The number of copied bytes fits 32 bits, because the server copies at most 128
-                // MiB at once.
+                // MiB in one request.
                 body.u32(u32::try_from(copied).unwrap_or(u32::MAX))?;
                 body.u32(0)
             }

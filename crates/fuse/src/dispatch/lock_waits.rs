@@ -11,7 +11,8 @@
 //! program has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
 //!
 //! # Locks
-//! The mutex of the queue is held alone, and not while the back end is called or an answer is sent.
+//! A thread that holds the mutex of the queue takes no other lock, calls no back end and sends no
+//! answer.
 //!
 //! [`FileSystem::set_lock`]: corewalk::FileSystem::set_lock
 
@@ -29,14 +30,14 @@ use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::service::Reply;
 use crate::wire::{Body, OwnedMessage};
 
-/// The first pause between two calls of the back end for one request, and the longest one.
+/// The first and the longest pause between two calls of the back end for one waiting request.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
 /// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The thread, which the first request that waits starts. Protected by its own mutex, which is
-    /// held alone.
+    /// The thread, which the first request that waits starts. Protected by its own mutex. A thread
+    /// that holds it takes no other lock.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -228,8 +229,8 @@ impl Interruptible for Signal {
     fn cancel(&self) {
         // ORDERING: Relaxed. See `has_come`.
         self.has_come.store(true, Ordering::Relaxed);
-        // After this lock and unlock of the queue, the thread either waits already, or has not yet
-        // checked the flag. So it does not miss the notification.
+        // After this lock and unlock of the queue, the thread that serves the queue either sleeps
+        // already, or has not yet checked the flag. So it does not miss the notification.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }

@@ -1,8 +1,8 @@
 //! Watching for file systems that are mounted on directories of a mount.
 //!
-//! The kernel detaches such a file system if it finds that the name of its directory, or of a
-//! directory above, was expired by `FUSE_NOTIFY_INC_EPOCH`. So this notification is sent only while
-//! there is none.
+//! Suppose that a file system is mounted on a directory of a mount. If `FUSE_NOTIFY_INC_EPOCH` has
+//! expired the name of this directory, or of one above, the kernel detaches the file system. So the
+//! notification is sent only while no such file system exists.
 //!
 //! Between the check and the notification, a user may mount a file system, which then is detached.
 //! The module sees the mounts of the mount namespace in which it was started, and of no other.
@@ -34,7 +34,8 @@ impl MountsBelow {
         MountsBelow { table, device, is_any: Mutex::new(table::has_mounts_below(device)) }
     }
 
-    /// Returns true if there is a mount below, or if the mount table cannot be read.
+    /// Returns true if a file system is mounted on a directory of the mount, or if the mount table
+    /// cannot be read.
     pub(crate) fn is_any(&self) -> bool {
         let Some(table) = &self.table else { return true };
         let mut is_any = self.is_any.lock();

@@ -138,8 +138,8 @@ impl Device {
     /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the kernel does not know
     /// the node.
     pub(crate) fn notify_inval_inode(&self, node: u64, pages: Pages) -> Result<(), Errno> {
-        // In this notification, offset -1 tells the kernel to keep the pages. Length 0 stands for
-        // the rest of the file.
+        // In `FUSE_NOTIFY_INVAL_INODE`, offset -1 tells the kernel to keep the pages. Length 0
+        // stands for the rest of the file.
         let offset = if pages == Pages::Keep { u64::MAX } else { 0 };
         let body: Vec<u8> = [node, offset, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &body))
@@ -227,7 +227,7 @@ impl Device {
     }
 }
 
-/// This thread without `CAP_FSETID`. The drop of this value gives the capability back.
+/// While this value exists, the thread lacks `CAP_FSETID`. The drop gives the capability back.
 struct DroppedFsetid(CapabilitySets);
 
 impl DroppedFsetid {

@@ -1,7 +1,7 @@
 //! Reading directories.
 //!
 //! In a listing, `.` and `..` come first, with the cookies 1 and 2. The server adds 2 to each
-//! cookie of the back end, so that no two entries have the same cookie (A.1).
+//! cookie of the back end, so that no two entries have the same cookie (guarantee A.1 of `server`).
 //!
 //! A listing with attributes (`readdirplus`) looks each name up through the cache, so that later
 //! lookups hit:
@@ -142,8 +142,8 @@ impl Server {
     }
 
     /// Lists like [`Server::readdir`], but with attributes. Counts one lookup for each entry that
-    /// `sink` has taken, except `.` and `..` (A.2). The kernel ignores the attributes of `.` and
-    /// `..`, so they have only a number and a type.
+    /// `sink` has taken, except `.` and `..` (guarantee A.2 of `server`). The kernel ignores the
+    /// attributes of `.` and `..`, so they have only a number and a type.
     ///
     /// # Errors
     /// The errors of [`Server::readdir`].
@@ -221,8 +221,8 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        // If the kernel may keep nothing of an entry, the attributes would only end the time of the
-        // entry that the kernel has.
+        // If the kernel may keep nothing of an entry, report no attributes. With them, the kernel
+        // would also stop using the entry that it has cached before.
         let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
         let entry = match self.has_leases() && has_no_time {
             true => None,

@@ -17,7 +17,7 @@ impl Server {
     /// machines may have written the file.
     ///
     /// A new modification time alone is not enough. The kernel ignores attributes if a write of the
-    /// same mount ends while they are under way.
+    /// same mount ends while these attributes are under way.
     pub(crate) fn locks_drop_pages(&self) -> bool {
         self.has_locks && self.options.ownership == Ownership::Shared
     }

@@ -26,11 +26,11 @@
 //! - Before a write, fallocate(2) or copy_file_range(2), if the file has privileges. The server
 //!   must change nothing, since the caller may not be the owner, and may have `CAP_FSETID`. The
 //!   request that follows clears the bits.
-//! - For chown(2) without an owner and without a group. The kernel leaves even the check of the
-//!   caller to the server, which clears the bits for the owner, and refuses other callers.
+//! - For chown(2) without an owner and without a group. The kernel leaves the check of the caller
+//!   to the server, too, which clears the bits for the owner, and refuses other callers.
 //!
 //! For a file that the kernel writes itself ([`passthrough`](crate::passthrough)), no request
-//! follows. So the server clears the bits at once, unless the caller has `CAP_FSETID`.
+//! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
 //! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case. So

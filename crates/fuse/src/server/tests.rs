@@ -40,8 +40,8 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Trap P1: if a file is removed and created again, a late forget of the old inode must not drop
-/// the new file.
+/// If a file is removed and created again, a late forget of the old inode must not drop the new
+/// file. Trap P1.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let server = server();
@@ -58,8 +58,8 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Trap P2: if a rename replaces a file, a late forget of the replaced inode must not drop the new
-/// file.
+/// If a rename replaces a file, a late forget of the replaced inode must not drop the new file.
+/// Trap P2.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let server = server();
@@ -73,8 +73,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
 }
 
-/// Trap P5: the server must count lookups exactly. It must refuse a forget of more lookups than it
-/// has counted.
+/// The server must count lookups exactly. It must refuse a forget of more lookups than it has
+/// counted. Trap P5.
 #[test]
 fn forget_of_more_than_is_held_is_refused() {
     let server = server();
@@ -94,9 +94,9 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5: the server must count lookups exactly. During random operations, a model of the kernel
-/// counts the lookups, and the server must have the same counts. After the last forget no lookup
-/// may be left.
+/// The server must count lookups exactly. During random operations, a model of the kernel counts
+/// the lookups, and the server must have the same counts. After the last forget no lookup may be
+/// left. Trap P5.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -145,8 +145,8 @@ fn counts_agree_with_a_model_and_end_at_zero() {
     }
 }
 
-/// Trap P11: if an inode number is reused, the new inode must have another generation than the old
-/// one.
+/// If an inode number is reused, the new inode must have another generation than the old one. Trap
+/// P11.
 #[test]
 fn number_and_generation_never_repeat() {
     let server = server();
@@ -159,7 +159,7 @@ fn number_and_generation_never_repeat() {
     }
 }
 
-/// Trap P3: after the rename of a directory, its descendants must not resolve by the old path.
+/// After the rename of a directory, its descendants must not resolve by the old path. Trap P3.
 #[test]
 fn directory_rename_moves_every_descendant() {
     let server = server();
@@ -635,9 +635,9 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// Trap X9: a caller makes a set-group-ID file in a set-group-ID directory, whose group the caller
-/// does not belong to. If the group may execute the file, the file must lose its set-group-ID bit.
-/// This rule depends on the caller's capabilities. Kernels before 6.0 leave it to the server.
+/// A caller makes a set-group-ID file in a set-group-ID directory, whose group the caller does not
+/// belong to. If the group may execute the file, the file must lose its set-group-ID bit. This rule
+/// depends on the caller's capabilities. Kernels before 6.0 leave it to the server. Trap X9.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();

@@ -88,8 +88,8 @@ type Answer = Result<Box<[u8]>, Errno>;
 /// Answers that offload threads pass to the thread of a ring.
 #[derive(Debug)]
 struct Finished {
-    /// The answers that the ring's thread must send. Protected by their own mutex, which is held
-    /// alone.
+    /// The answers that the ring's thread must send. Protected by their own mutex. A thread that
+    /// holds it takes no other lock.
     answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }

@@ -259,8 +259,8 @@ fn async_read_ends_only_by_a_signal_that_kills() {
     site.wait_for("the lookup has ended", |waiting| waiting == 0);
 }
 
-/// A killed client must end at once, but its change must go on. A later request for the same name
-/// must wait for the change.
+/// A killed client must end immediately, but its change must go on. A later request for the same
+/// name must wait for the change.
 #[test]
 fn async_change_goes_on_if_its_client_is_killed() {
     const SLOW: Duration = Duration::from_millis(600);
@@ -339,7 +339,7 @@ fn async_write_of_a_killed_client_ends_before_the_client() {
 }
 
 /// A future that panics, or that its runtime drops, must answer `EIO`. Requests that wait for the
-/// same name must go on (trap T24).
+/// same name must go on.
 #[test]
 fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let panics = Arc::new(AtomicU64::new(1));
@@ -412,9 +412,9 @@ impl AsyncFileSystem for SlowLookups {
 /// The time of a lookup of [`SlowLookups`].
 const EACH_LOOKUP: Duration = Duration::from_millis(20);
 
-/// Trap P6: 16 threads look up names in 16 directories, and each lookup takes 20 ms. Two threads
-/// read the requests. The rate must be at least 90 % of the ideal 800 per second. The best of five
-/// runs counts, since other tests run at the same time.
+/// 16 threads look up names in 16 directories, and each lookup takes 20 ms. Two threads read the
+/// requests. The rate must be at least 90 % of the ideal 800 per second. The best of five runs
+/// counts, since other tests run at the same time. Trap P6.
 #[test]
 fn trap_p6_async_slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 50;
@@ -446,7 +446,7 @@ fn trap_p6_async_slow_lookups_run_side_by_side() {
     assert!(best >= 0.9 * 800.0, "{best:.0} lookups/s");
 }
 
-/// Trap P7: a rename that takes 3 s must not delay requests below the directory.
+/// A rename that takes 3 s must not delay requests below the directory. Trap P7.
 #[test]
 fn trap_p7_async_slow_rename_delays_no_request_below() {
     const SLOW: Duration = Duration::from_secs(3);
@@ -473,13 +473,14 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
     assert_eq!(fs::read_to_string(site.path("e/f")).unwrap(), "text");
 }
 
-/// Trap T25: a lookup that the back end has answered before the server was told of a change must
-/// not be cached afterwards. Here the change is made behind the mount, during the lookup.
+/// A lookup that the back end has answered before the server was told of a change must not be
+/// cached afterwards. Here the change is made behind the mount, during the lookup. Trap T25.
 #[test]
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
     answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
-        // The server drops its own names, but Linux before 6.16 keeps those of the kernel.
+        // The server drops the names in its own cache, but Linux before 6.16 keeps those in the
+        // kernel's cache.
         Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
         expired => expired,
     });
@@ -550,7 +551,8 @@ fn async_back_end_is_asked_for_all_expired_names() {
         Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
         expired => expired.expect("notify the kernel"),
     }
-    // The lookups of `d`, `f` and `none`, a page, and the end of the listing.
+    // Calls of the back end: the lookups of `d`, `f` and `none`, a page, and the end of the
+    // listing.
     let asked = use_all();
     assert!((4..=5).contains(&asked), "{asked} calls");
     assert_eq!(use_all(), 0);

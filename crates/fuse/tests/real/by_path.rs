@@ -112,8 +112,8 @@ fn open_direct(path: &Path) -> File {
     OpenOptions::new().read(true).custom_flags(flags).open(path).expect("open the file")
 }
 
-/// Trap X1: files must be read and created without an error while the directories above them are
-/// renamed.
+/// Files must be read and created without an error while the directories above them are renamed.
+/// Trap X1.
 #[test]
 fn open_file_is_read_under_renames_of_directories_above() {
     for (options, rename, reads) in modes().into_iter().flat_map(|options| {
@@ -163,8 +163,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Trap X1: if a rename replaces a file by a new version, as editors and git do, the name must
-/// exist at every moment.
+/// If a rename replaces a file by a new version, as editors and git do, the name must exist at
+/// every moment. Trap X1.
 #[test]
 fn file_replaced_by_rename_always_exists() {
     for (options, rename, reads) in modes()

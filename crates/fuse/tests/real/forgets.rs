@@ -8,8 +8,8 @@ use corewalk_fuse::Options;
 
 use crate::site::Site;
 
-/// Trap P1: a late forget of a removed file must not drop a new file with the same name. The kernel
-/// sends the forget of a removed file when the file is closed.
+/// A late forget of a removed file must not drop a new file with the same name. The kernel sends
+/// the forget of a removed file when the file is closed. Trap P1.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -30,8 +30,8 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P2: if a rename replaces a file, a late forget of the replaced inode must not drop the new
-/// file.
+/// If a rename replaces a file, a late forget of the replaced inode must not drop the new file.
+/// Trap P2.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -47,8 +47,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P4: after a rename over a file, the name must exist at once, although the kernel may cache
-/// names and attributes for a day. The test saves a file as editors, git and cargo do.
+/// After a rename over a file, the name must exist immediately, although the kernel may cache names
+/// and attributes for a day. The test saves a file as editors, git and cargo do. Trap P4.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -66,8 +66,8 @@ fn file_saved_by_rename_is_seen_at_once() {
     }
 }
 
-/// Trap P5: the server must count lookups exactly. Threads create, look up, link, rename and remove
-/// files. At the end the kernel must hold no lookup, and no forget may have been refused.
+/// The server must count lookups exactly. Threads create, look up, link, rename and remove files.
+/// At the end the kernel must hold no lookup, and no forget may have been refused. Trap P5.
 #[test]
 fn removal_of_everything_returns_every_lookup() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -79,8 +79,8 @@ fn dots_come_first_with_their_numbers() {
     }
 }
 
-/// Trap P13: a listing must neither repeat nor skip an entry that stays while other entries are
-/// added and removed.
+/// A listing must neither repeat nor skip an entry that stays while other entries are added and
+/// removed. Trap P13.
 #[test]
 fn stable_entries_are_listed_once_while_others_come_and_go() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -77,8 +77,8 @@ fn rename_flags_are_obeyed() {
     assert_eq!(fs::read_to_string(&c).expect("read the file"), "a");
 }
 
-/// Trap P3: after a rename of a directory, the old path must no longer lead to the files below the
-/// directory.
+/// After a rename of a directory, the old path must no longer lead to the files below the
+/// directory. Trap P3.
 #[test]
 fn directory_rename_keeps_descendants_reachable() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

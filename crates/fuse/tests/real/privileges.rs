@@ -74,7 +74,7 @@ fn tmpfs() -> Arc<dyn FileSystem> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// Trap X9: which bits are cleared depends on the caller's capabilities and groups.
+/// Which bits are cleared depends on the caller's capabilities and groups. Trap X9.
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
@@ -100,8 +100,8 @@ fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     assert_as_host(name, fs, Options::exclusive(), |_, _, _, _| false);
 }
 
-/// Exception: before the server refuses a truncate(2), the kernel has removed the capabilities of
-/// the file.
+/// The results differ in one case: before the server refuses a truncate(2), the kernel has removed
+/// the capabilities of the file.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions";
@@ -146,7 +146,8 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
         let expected = set(host.0.path(), namespace);
         assert_eq!(expected, (true, format!("{mode} {OWNER} {GROUP}")), "control: on the host");
         let found = set(site.root(), namespace);
-        // fuser does not pass on the kernel's flag, and the server clears the bit.
+        // fuser does not pass the kernel's flag on to the server, which then clears the
+        // set-group-ID bit.
         match transport() {
             Transport::Fuser => assert_eq!(found.1, format!("755 {OWNER} {GROUP}")),
             _ => assert_eq!(found, expected),

@@ -39,9 +39,9 @@ fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     }
 }
 
-/// Trap P10: the table of inodes must not grow without bound. The server must request the kernel to
-/// forget inodes while files are created, read and removed. It must do so even when no request
-/// arrives any more.
+/// The table of inodes must not grow without bound. The server must request the kernel to forget
+/// inodes while files are created, read and removed. It must do so even when no request arrives any
+/// more. Trap P10.
 #[test]
 fn cache_returns_to_its_budget_when_the_load_ends() {
     let Some(site) = site(2 << 20) else { return };
@@ -73,8 +73,8 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P10: the table of inodes must not grow without bound. A kernel with `FUSE_NOTIFY_PRUNE`
-/// must also forget directories on request.
+/// The table of inodes must not grow without bound. A kernel with `FUSE_NOTIFY_PRUNE` must also
+/// forget directories on request. Trap P10.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };

@@ -15,9 +15,9 @@ use corewalk_fuse::{Options, Transport};
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// Trap P6: one slow lookup must not stop the mount. 16 threads look up names in directories of
-/// their own, and each lookup takes 20 ms. The rate must be at least 90 % of the ideal one. The
-/// best of three runs counts, since the machine may be busy.
+/// One slow lookup must not stop the mount. 16 threads look up names in directories of their own,
+/// and each lookup takes 20 ms. The rate must be at least 90 % of the ideal one. The best of three
+/// runs counts, since the machine may be busy. Trap P6.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -58,9 +58,9 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// Trap P7: a slow rename of a directory must not delay requests below the directory. The test uses
-/// files below the directory while its rename takes 3 s. The best of three runs counts, since the
-/// machine may be busy.
+/// A slow rename of a directory must not delay requests below the directory. The test uses files
+/// below the directory while its rename takes 3 s. The best of three runs counts, since the machine
+/// may be busy. Trap P7.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();

@@ -115,9 +115,9 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: a write by path must never reach a file outside of the root. One thread writes. A
-/// second thread moves a directory of the path out of the root and back. In between, it puts a
-/// symbolic link to the outside in its place.
+/// A write by path must never reach a file outside of the root. One thread writes. A second thread
+/// moves a directory of the path out of the root and back. In between, it puts a symbolic link to
+/// the outside in its place. Trap T20.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));

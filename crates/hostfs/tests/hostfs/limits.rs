@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Trap P10: a server keeps one descriptor per known inode and runs out of descriptors. Checks that
-/// reading the attributes of 200,000 files needs at most 256 descriptors and 16 MiB of cache.
+/// A server keeps one descriptor per known inode and runs out of descriptors. Checks that reading
+/// the attributes of 200,000 files needs at most 256 descriptors and 16 MiB of cache. Trap P10.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -65,8 +65,8 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// Trap X10: after clients have opened files until an open fails with `ENFILE`, all other calls
-/// must still succeed. The process may have 64 descriptors.
+/// After clients have opened files until an open fails with `ENFILE`, all other calls must still
+/// succeed. The process may have 64 descriptors. Trap X10.
 #[test]
 fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";

@@ -274,8 +274,8 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Trap P3: checks that files below a renamed directory are found by their new paths. A reference
-/// to an inode that was taken before the rename must also stay usable.
+/// Checks that files below a renamed directory are found by their new paths. A reference to an
+/// inode that was taken before the rename must also stay usable. Trap P3.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
@@ -315,8 +315,8 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// Trap P11: checks that a reused inode number comes with another generation, even within one tick
-/// of the host's clock.
+/// Checks that a reused inode number comes with another generation, even within one tick of the
+/// host's clock. Trap P11.
 #[test]
 fn number_and_generation_never_repeat() {
     let dir = TempDir::new();

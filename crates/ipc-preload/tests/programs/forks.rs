@@ -110,8 +110,8 @@ pub(crate) fn is_asleep(pid: i32) -> bool {
 static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
-/// A signal handler that forks and returns in both processes. In the child it returns at once. In
-/// the parent it returns after the child has ended and the test has told it to go on.
+/// A signal handler that forks and returns in both processes. In the child it returns immediately.
+/// In the parent it returns after the child has ended and the test has told it to go on.
 extern "C" fn forks(_signal: libc::c_int) {
     let pid = if BY_NUMBER.load(RELAXED) == 0 {
         // SAFETY: the child returns and ends.

@@ -16,7 +16,7 @@ unsafe extern "C" {
 /// Numbers of the descriptors that a role closes one by one.
 const NUMBERS: std::ops::Range<i32> = 3..2048;
 
-/// A way to close all descriptors except the first three: at once, or at the next execve(2).
+/// A way to close all descriptors except the first three: immediately, or at the next execve(2).
 type Way = (&'static str, fn());
 
 const WAYS: [Way; 8] = [

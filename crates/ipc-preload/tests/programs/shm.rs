@@ -321,7 +321,7 @@ pub(crate) fn failing_fork() {
             return 77;
         }
         let start = std::time::Instant::now();
-        // SAFETY: the fork should fail. If it succeeds, the child exits at once.
+        // SAFETY: the fork should fail. If it succeeds, the child exits immediately.
         let inner = unsafe { libc::fork() };
         if inner == 0 {
             // SAFETY: the call takes a number.
@@ -450,8 +450,8 @@ pub(crate) fn first_attach() {
                 attach(id, 0, 0).is_ok()
             });
             if nattch(id) != 0 || !signals::is_traced() {
-                // SAFETY: the argument is an integer. Exit at once to skip the test: a return would
-                // wait for ever for the thread that waits at `gate`.
+                // SAFETY: the argument is an integer. Exit immediately to skip the test: a return
+                // would wait for ever for the thread that waits at `gate`.
                 unsafe { libc::_exit(77) };
             }
             let inner = child(|| i32::from(nattch(id) > 1));

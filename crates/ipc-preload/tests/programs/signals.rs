@@ -149,7 +149,7 @@ fn both() -> [libc::sigaction; 2] {
 }
 
 /// A handler must run with the mask with which it was installed, even while another one is being
-/// installed. The same must hold if two threads install handlers at once.
+/// installed. The same must hold if two threads install handlers at the same time.
 pub(crate) fn flags() {
     assert_eq!(exited(wait(child(|| i32::from(!changes_beside_signals())))), 0);
     assert_eq!(exited(wait(child(|| i32::from(!changes_beside_changes())))), 0);

@@ -3,8 +3,8 @@
 //! # A receiver that has died
 //!
 //! A sender passes its message on without a check whether the receiver is alive, since the check
-//! would take several system calls under the queue's lock (trap X6). Then the sender wakes the
-//! receiver:
+//! would take several system calls under the queue's lock (trap X6 in `traps.md`). Then the sender
+//! wakes the receiver:
 //! - If the wake-up finds a sleeping thread, the receiver is alive.
 //! - Otherwise the receiver has died, or is about to sleep and takes the message within a few
 //!   instructions. So the sender polls the message for some microseconds. If the receiver does not

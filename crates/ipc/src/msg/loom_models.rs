@@ -102,15 +102,15 @@ fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: a receiver must, in one step, find that there is no message and become visible as
-/// waiting. Otherwise a sender in between would not wake it.
+/// A receiver must, in one step, find that there is no message and become visible as waiting.
+/// Otherwise a sender in between would not wake it. Trap I5.
 #[test]
 fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
-/// Trap I5, control (a variant with the bug must fail): a sender appends its message to the queue
-/// although a receiver waits.
+/// Control (a variant with the bug must fail): a sender appends its message to the queue although a
+/// receiver waits. Trap I5.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
@@ -139,15 +139,15 @@ fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] 
     })
 }
 
-/// Trap I5: a sender must, in one step, find that there is no space and become visible as waiting.
-/// Otherwise a receiver in between would not wake it.
+/// A sender must, in one step, find that there is no space and become visible as waiting. Otherwise
+/// a receiver in between would not wake it. Trap I5.
 #[test]
 fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Trap I5, control (a variant with the bug must fail): a receiver frees space in the queue. It
-/// does not tell the waiting senders to check whether their messages now fit.
+/// Control (a variant with the bug must fail): a receiver frees space in the queue. It does not
+/// tell the waiting senders to check whether their messages now fit. Trap I5.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
@@ -181,23 +181,23 @@ fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3 and I10: after a lookup, the queue may be removed before the call takes the queue's
-/// lock. So the call must check the result of its lookup again under the lock.
+/// After a lookup, the queue may be removed before the call takes the queue's lock. So the call
+/// must check the result of its lookup again under the lock. Traps I3 and I10.
 #[test]
 fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
 }
 
-/// Trap I3, control (a variant with the bug must fail): the sender does not check again whether the
-/// queue exists.
+/// Control (a variant with the bug must fail): the sender does not check again whether the queue
+/// exists. Trap I3.
 #[test]
 #[should_panic(expected = "a stale message reached the next queue")]
 fn control_message_without_a_second_look_is_caught() {
     remove_against(stale_send);
 }
 
-/// Trap I3: if a queue is removed, a call that waits at it must end. A call that is about to wait
-/// must end too.
+/// If a queue is removed, a call that waits at it must end. A call that is about to wait must end
+/// too. Trap I3.
 #[test]
 fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
@@ -216,8 +216,8 @@ fn receiver_beside_removal_ends() {
     assert_all_reached(&outcomes);
 }
 
-/// Passes a message to a receiver, which sends another message at once. Counts two outcomes for the
-/// first message: it was queued, or passed to the waiting receiver.
+/// Passes a message to a receiver, which immediately sends a message to another queue. Counts two
+/// outcomes for the passed message: the receiver was not waiting yet, or it was.
 fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(2);
@@ -242,15 +242,15 @@ fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I13: the receiver may free its wait node once it finds an outcome there. So a sender that
-/// has stored the outcome must not access the node or the message any more.
+/// The receiver may free its wait node once it finds an outcome there. So a sender that has stored
+/// the outcome must not access the node or the message any more. Trap I13.
 #[test]
 fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));
 }
 
-/// Trap I13, control (a variant with the bug must fail): the sender accesses the message after it
-/// has stored the receiver's outcome.
+/// Control (a variant with the bug must fail): the sender accesses the message after it has stored
+/// the receiver's outcome. Trap I13.
 #[test]
 #[should_panic(expected = "I13")]
 fn control_message_touched_after_it_was_told_is_caught() {

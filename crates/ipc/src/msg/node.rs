@@ -5,7 +5,7 @@
 //! first word, the status. Two kinds of access are forbidden:
 //! - After a wake-up the task reads only the status, since the queue may have been removed.
 //! - A task that has stored an outcome in the status must not access the node any more, since the
-//!   waiting task may have freed it (trap I13).
+//!   waiting task may have freed it (trap I13 in `traps.md`).
 //!
 //! | status | meaning |
 //! |---|---|
@@ -78,8 +78,8 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Allocates a node with the next ticket, for a call of the task with pid `pid`. The task holds
-    /// the queue's lock.
+    /// Allocates a wait node with the next ticket (number in the order of arrival), for a call of
+    /// the task with pid `pid`. The task holds the queue's lock.
     ///
     /// # Errors
     ///
@@ -103,7 +103,8 @@ impl<'s> Node<'s> {
         put(&first[STATUS], 0);
         node.set_ticket(guard.next_ticket());
         // ORDERING(ipc-truth): Release. This store marks the wait node as waiting in the queue. A
-        // rebuild of the queue's lists that sees the mark also sees the fields stored above.
+        // rebuild of the queue's lists that finds the node marked also sees the fields stored
+        // above.
         first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
@@ -178,8 +179,9 @@ impl<'s> Node<'s> {
     /// Returns the value that the low half of the status word must have when the task goes to sleep
     /// by futex(2): the present status with the bits `DONE`, `INTERRUPTED` and `CALLED` cleared.
     ///
-    /// If the status has one of the bits `DONE`, `INTERRUPTED` and `CALLED`, futex(2) returns at
-    /// once. Other bits, which only damage of shared memory can set, do not prevent the sleep.
+    /// If the status has one of the bits `DONE`, `INTERRUPTED` and `CALLED`, futex(2) returns
+    /// immediately. Other bits, which only damage of shared memory can set, do not prevent the
+    /// sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }

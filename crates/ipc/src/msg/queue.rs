@@ -7,7 +7,7 @@
 //!
 //! The word `LIVE` identifies the queue that occupies the slot. The queue may be removed between a
 //! lookup and the lock. So each call that has taken the lock compares `LIVE` with the queue that
-//! its lookup found (trap I3).
+//! its lookup found (trap I3 in `traps.md`).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -184,8 +184,9 @@ impl<'s> Queue<'s> {
         get(&self.line()[LIVE])
     }
 
-    /// Returns the newest ticket of the queue. Without the queue's lock the value is a hint: if it
-    /// changes, a message was probably sent.
+    /// Returns the newest ticket of the queue (tickets number messages and waiting calls in the
+    /// order of arrival). Without the queue's lock the value is a hint: if it changes, a message
+    /// was probably sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])

@@ -49,8 +49,8 @@ impl<'s> Queue<'s> {
     ///
     /// # Errors
     ///
-    /// Returns `EIDRM` if the queue is gone (trap I3: every path checks this again under the lock).
-    /// Returns `EIO` if a living holder does not release the lock.
+    /// Returns `EIDRM` if the queue is gone, which each call checks again under the lock. Returns
+    /// `EIO` if a living holder does not release the lock.
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;

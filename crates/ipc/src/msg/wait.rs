@@ -40,7 +40,7 @@ impl Task {
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
         // The caller found under the queue's lock that the call has to wait, and still holds that
-        // lock. So no wake-up is lost (trap I5).
+        // lock. So no wake-up is lost.
         let node = Node::alloc(&guard, role, self.pid, size, filter)?;
         guard.waiting(role).push(node.line);
         let outer = self.begin_wait(node.line);
@@ -106,9 +106,9 @@ impl Task {
         }
     }
 
-    /// Sleeps until the wait node's status changes, or until the call's turn is over (module
-    /// `watch`). If this call becomes the watcher, it looks for dead tasks on behalf of all waiting
-    /// calls.
+    /// Sleeps until the wait node's status changes, or until the call's turn is over: the time
+    /// after which it may become the watcher (module `watch`). The watcher looks for dead tasks on
+    /// behalf of all waiting calls.
     ///
     /// # Errors
     ///

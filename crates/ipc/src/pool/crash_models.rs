@@ -85,8 +85,8 @@ impl World {
     }
 
     /// Checks, without the pool's lock, that each cache line of the pool is in one range, and that
-    /// the survivor's ranges are unchanged. Returns the number of ranges, or a description of the
-    /// first inconsistency.
+    /// the ranges of the surviving task are unchanged. Returns the number of ranges, or a
+    /// description of the first inconsistency.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();

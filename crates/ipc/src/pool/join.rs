@@ -30,8 +30,8 @@
 //! messages, each msgsnd(2) would do that. So this pool joins ranges only after 1/256 of its cache
 //! lines were freed since the last join.
 //!
-//! The other pools join ranges after any line was freed. There, a slow semget(2) is better than one
-//! that fails although enough lines are free.
+//! The other pools that join ranges do so after any line was freed. There, a slow semget(2) is
+//! better than one that fails although enough lines are free.
 //!
 //! Source: Knuth, The Art of Computer Programming 1, 2.5, for the joining of free ranges; Linux
 //! `include/linux/seqlock.h` for the count `JOINS`.

@@ -611,8 +611,8 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // The task that froze (locked) this word may be changing several semaphores at once, and
-        // another call may have seen one of the new values. So wait until all are stored.
+        // The task that froze (locked) this word may be changing several semaphores in one call,
+        // and another call may have seen one of the new values. So wait until all are stored.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);

@@ -366,9 +366,9 @@ mod tests {
         assert!(tries.count() < 1000);
     }
 
-    /// Checks a semaphore for which a dead task has an undo adjustment. A call that succeeds at
-    /// once need not apply the adjustment first. Once another call has applied it, the result is
-    /// that of Linux.
+    /// Checks a semaphore for which a dead task has an undo adjustment. A call that succeeds
+    /// immediately need not apply the adjustment first. Once another call has applied it, the
+    /// result is that of Linux.
     #[test]
     fn call_that_succeeds_sees_values_before_the_undo_of_a_dead_task() {
         const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);

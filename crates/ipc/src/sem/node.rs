@@ -26,8 +26,8 @@
 //! # Memory
 //!
 //! The memory of a freed node is used only for other wait nodes. A task that has stored the status
-//! reads nothing more from the node, which may be freed (trap I13). Its futex(2) call may then
-//! reach the task of the next node in this memory, as a spurious wake-up.
+//! reads nothing more from the node, which may be freed (trap I13 in `traps.md`). Its futex(2) call
+//! may then reach the task of the next node in this memory, as a spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
 
@@ -361,8 +361,7 @@ pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
         // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees all stores made
-        // for its call. The task may then free its node, so do not read the node any more (trap
-        // I13).
+        // for its call. The task may then free its node, so do not read the node any more.
         let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
         (before & AWAKE == 0).then_some((node, task))
     };

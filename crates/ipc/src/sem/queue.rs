@@ -49,7 +49,7 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
 
 /// Adds a wait node to the end of its queues, as a part of `txn`. The transaction has found that
 /// the call must wait, and has kept the semaphores' words frozen (locked) since. So no wake-up is
-/// lost (trap I5).
+/// lost.
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
@@ -221,8 +221,8 @@ fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
 /// Completes those waiting calls that change a semaphore and are possible now. `num` selects the
 /// queue: that of semaphore `num`, or that of the set if `num` is none.
 ///
-/// The queue of a semaphore contains single decrements, so a walk over it ends at value 0 (trap
-/// X7). Analogous to Linux's `update_queue`.
+/// The queue of a semaphore contains single decrements, so a walk over it ends at value 0.
+/// Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
     let list = queue(set, num, ALTER_LIST);

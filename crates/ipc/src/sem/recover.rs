@@ -41,8 +41,8 @@ impl<'s> Set<'s> {
     /// # Errors
     ///
     /// Returns `EIDRM` if the set was removed, even if its memory is not free yet. Every call
-    /// checks for a removal after it has taken the lock (trap I3). Returns `EIO` if the holder is
-    /// alive and does not release the lock.
+    /// checks for a removal after it has taken the lock. Returns `EIO` if the holder is alive and
+    /// does not release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)

@@ -41,8 +41,8 @@ pub(super) const COMPLEX_COUNT: usize = 4;
 pub(super) const UNDO_LIST: usize = 5;
 /// [`COMMITTING`], [`OWED`], and [`SETTINGS`].
 pub(super) const COMMIT: usize = 6;
-/// The word with the ticket of the next waiting call, and the time of the last check for dead
-/// tasks.
+/// The word with the ticket of the next waiting call (its number in the order of arrival), and the
+/// time of the last check for dead tasks.
 pub(super) const TICKET: usize = 7;
 
 // Bits of `COMMIT`.

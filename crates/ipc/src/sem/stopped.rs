@@ -194,8 +194,8 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     assert_eq!(other.sem_getall(id), Ok(vec![0, 0]));
 }
 
-/// Trap I15: a task that allocates an undo record holds the set's lock while it waits for the lock
-/// of the pool. Other tasks must still be able to perform operations that need not wait.
+/// A task that allocates an undo record holds the set's lock while it waits for the lock of the
+/// pool. Other tasks must still be able to perform operations that need not wait. Trap I15.
 #[test]
 fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
     let namespace = namespace(1);

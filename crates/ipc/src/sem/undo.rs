@@ -11,7 +11,8 @@
 //!
 //! An undo record is in the list of its set, which the set's lock protects. The task also keeps the
 //! numbers of its undo records in its own memory. The removal of a set frees its undo records, so a
-//! task that ends checks under the set's lock whether a record still belongs to it (trap I8).
+//! task that ends checks under the set's lock whether a record still belongs to it (trap I8 in
+//! `traps.md`).
 //!
 //! The set's list and the task's list are not authoritative. A cache line is the first of an undo
 //! record if its word `WHOSE` names a task and a set, and its pool header names the same task. A

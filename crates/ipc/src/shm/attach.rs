@@ -172,8 +172,8 @@ impl Task {
         let name = name_of(&found);
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
-            // Trap I2: the segment may have been removed since the lookup. So look it up again
-            // under the lock.
+            // The segment may have been removed since the lookup. So look it up again under the
+            // lock.
             let segment = Segment::named(&ids, name)?;
             segment.attach(self.owner.index, 1)?;
             Ok(segment.size_bytes())

@@ -234,7 +234,7 @@ impl Task {
     }
 
     /// Removes a segment as soon as no task has it attached: `IPC_RMID`. The key of the segment is
-    /// free at once.
+    /// free immediately.
     ///
     /// # Errors
     ///

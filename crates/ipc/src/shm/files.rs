@@ -211,7 +211,7 @@ impl Backing for SegmentFiles {
         let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
         // Another user with write access to the folder may have put a hard link to a file of this
-        // process's user in place of the hold file. Such a file must keep its owner and
+        // process's user in place of the task's locked file. Such a file must keep its owner and
         // permissions.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {

@@ -20,9 +20,9 @@
 //! - It had removed a segment, but not yet the segment's memory: `HAS_MEMORY` is set, and a later
 //!   task removes the memory.
 //!
-//! Two tasks may remove the memory of a segment at once, since they do so without the lock of all
-//! segments. That is safe: `Backing::remove` may be called twice, and no later segment has the same
-//! name.
+//! Two tasks may remove the memory of a segment at the same time, since they do so without the lock
+//! of all segments. That is safe: `Backing::remove` may be called twice, and no later segment has
+//! the same name.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;

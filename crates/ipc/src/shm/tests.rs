@@ -121,8 +121,8 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
     assert_eq!(memory.0.count(), 0);
 }
 
-/// Trap I14: checks a process that has created segments in two namespaces. In each namespace, the
-/// end of the process must remove its segments if that namespace's limits demand it.
+/// Checks a process that has created segments in two namespaces. In each namespace, the end of the
+/// process must remove its segments if that namespace's limits demand it. Trap I14.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
@@ -157,8 +157,8 @@ fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     assert_eq!(ids.len(), 4);
 }
 
-/// Traps I2 and I10: checks that an attach during a removal gets the segment that was requested, or
-/// fails.
+/// Checks that an attach during a removal gets the segment that was requested, or fails. Traps I2
+/// and I10.
 #[test]
 fn attach_during_removal_gets_the_requested_memory_or_none() {
     const ROUNDS: u64 = 400;
@@ -221,8 +221,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
     assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
 }
 
-/// Trap I18: checks an attach during which the creator of the segment ends. Either the attach must
-/// count, or the whole segment must be gone.
+/// Checks an attach during which the creator of the segment ends. Either the attach must count, or
+/// the whole segment must be gone. Trap I18.
 #[test]
 fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
     let (namespace, memory) = namespace(true);

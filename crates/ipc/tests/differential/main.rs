@@ -104,7 +104,7 @@ fn control_mutated_semantics_are_noticed() {
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
 /// The entry point of the worker processes that make the calls of the host's kernel. In other
-/// processes it returns at once.
+/// processes it returns immediately.
 #[test]
 fn worker_answers_until_its_driver_ends() {
     process::serve();

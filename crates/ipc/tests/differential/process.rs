@@ -6,7 +6,7 @@
 //! process that moves to another processor. So `stat` must also show that the process sleeps.
 //!
 //! If a call wakes another process, it does so before it returns. So once a call has returned, the
-//! test can check at once which processes still wait.
+//! test can check immediately which processes still wait.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -172,8 +172,8 @@ fn read_words(socket: &mut impl std::io::Read, count: u32) -> Vec<i64> {
     bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
 }
 
-/// Answers operations until the test closes the socket. Returns at once in a process that is not a
-/// worker.
+/// Answers operations until the test closes the socket. Returns immediately in a process that is
+/// not a worker.
 pub(crate) fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;

@@ -272,8 +272,8 @@ fn unmet(chores: &[Chore], met: &Kills) -> Option<Chore> {
     chores.iter().copied().find(|chore| !met.contains_key(chore))
 }
 
-/// Runs the torture test of one arena, and then its control. Returns the number of kills, without
-/// those of the control.
+/// Runs the torture test of one arena (kind of object), and then its control. Returns the number of
+/// kills, without those of the control.
 fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rng) -> usize {
     let (start, mut met) = (Instant::now(), Kills::new());
     let killed = torture::<A>(kills, limit.unwrap_or(SHORT), Mode::Real, rng, &mut met);

@@ -4,7 +4,7 @@
 //! - The death of a child must give its permit (the unit of the semaphore) back. One child waits
 //!   for the permit again and again, and is killed last, when no other process is left to wake it.
 //!   It must get the permit.
-//! - Two children must never have the permit at once.
+//! - Two children must never have the permit at the same time.
 //! - No wait may be longer than [`WAIT_MAX`]. The test prints the longest wait. A watcher (the
 //!   waiting call that looks for dead processes) notices a death within 0.1 s if the processor is
 //!   free.

@@ -3,8 +3,8 @@
 //! Children attach, detach, make and remove segments until they are killed. Then this must hold:
 //! - `shm_nattch` of each segment counts the attaches of living tasks. Once all children are dead,
 //!   only the parent has attaches.
-//! - A segment that was removed while attached is gone after its last detach. Its key is free at
-//!   once.
+//! - A segment that was removed while attached is gone after its last detach. Its key is free
+//!   immediately.
 //! - The backing, which provides the memory of segments, has memory for each existing segment and
 //!   for no other.
 //! - The memory for the records of attaches is free again.

@@ -173,9 +173,9 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// The entries of keys with one home line may be in that line and the 127 lines after it. The test
-/// creates more than fit there. A search must then read all 128 lines, and no more. An entry of
-/// another key in these lines must still be found.
+/// If the hashes of keys select one line of the index, their entries may be in that line and the
+/// 127 lines after it. The test creates more than fit there. A search must then read all 128 lines,
+/// and no more. An entry of another key in these lines must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -249,7 +249,7 @@ fn home_reaches_as_far_as_its_entries_stand() {
     assert_eq!(looked_at(), 2);
 }
 
-/// Trap T40: a loop with `find_next` must end even if it deletes entries.
+/// A loop with `find_next` must end even if it deletes entries. Trap T40.
 #[test]
 fn loop_that_deletes_what_it_meets_ends() {
     let cache = cache(100);
@@ -269,7 +269,7 @@ fn loop_that_deletes_what_it_meets_ends() {
     assert_eq!(met, 20);
 }
 
-/// Control of trap T40: a loop that searches from the start after each deletion does not end.
+/// Control: a loop that searches from the start after each deletion does not end.
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
@@ -307,8 +307,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control of trap T37: `find_first` does not set the referenced bit. So a scan must drop entries
-/// that were found but never used.
+/// Control: `find_first` does not set the referenced bit. So a scan must drop entries that were
+/// found but never used.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -370,9 +370,9 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key, and marks each at once as full (with the maximum number of
-/// users). Calls `each` with a handle of it. Returns the number of slots that a search for the key
-/// examines afterwards.
+/// Creates `count` values of one key, and marks each immediately as full (with the maximum number
+/// of users). Calls `each` with a handle of it. Returns the number of slots that a search for the
+/// key examines afterwards.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
     count: u64,
@@ -388,8 +388,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Trap T39: full blocks (with the maximum number of users) must not make searches long. A search
-/// must examine one line of the index, however many full blocks have the content.
+/// Full blocks (with the maximum number of users) must not make searches long. A search must
+/// examine one line of the index, however many full blocks have the content. Trap T39.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -401,9 +401,8 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control of trap T39: the cache drops the entry of a full value (with the maximum number of
-/// users) only with its last handle. This test keeps all handles, so a search must examine all
-/// these entries.
+/// Control: the cache drops the entry of a full value (with the maximum number of users) only with
+/// its last handle. This test keeps all handles, so a search must examine all these entries.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

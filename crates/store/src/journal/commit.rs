@@ -10,7 +10,7 @@
 //! - It has too many records for the log, or the log has no space.
 //! - File data cannot be read, or a write or sync of the log fails.
 //! - It has written much file data, and the log holds older file data. A replay of the log would
-//!   write the older data over the new (J.6).
+//!   write the older data over the new (guarantee J.6 of `journal`).
 //! - The commit is a periodic one, or the last one before the store is closed.
 //! - The host is full.
 //! - A read of the database has failed, so the database must be reopened.
@@ -269,7 +269,7 @@ impl Journal {
     }
 
     /// Appends a transaction to the log. Returns false if the caller must write it to the database
-    /// instead, for a reason in "Log or database" above.
+    /// instead, for one of the reasons that the module lists under "Log or database".
     ///
     /// # Errors
     /// The error of a sync of the data device, after which the store is read-only.

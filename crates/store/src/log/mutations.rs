@@ -385,8 +385,9 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
 /// that say that the log is empty) are damaged. The test changes each byte of the two marks, and
 /// truncates the log to many lengths.
 ///
-/// If the block of one end mark is unreadable, the reader must rely on the other. One readable mark
-/// must also be enough to refuse a database of the generation before.
+/// If the block of one end mark (a header that says that the log is empty) is unreadable, the
+/// reader must rely on the other mark. One readable mark must also be enough to refuse a database
+/// of the generation before.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));

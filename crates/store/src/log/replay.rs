@@ -19,8 +19,8 @@
 //! database, the database has lost a confirmed commit. The reason may be a damaged page, or an
 //! older copy of the file `meta`.
 //!
-//! Such a store is refused, since its log and its file data do not fit the database. The page
-//! `store.md` lists the losses that a mount cannot notice.
+//! A store whose database is older than its log is refused, since log and file data do not fit the
+//! database. The page `store.md` lists the losses that a mount cannot notice.
 //!
 //! # Unreadable blocks
 //! An unreadable block may hold a confirmed entry, so a log with such a block is refused. The
@@ -28,8 +28,8 @@
 //! confirmed entry. Even then, the reader searches the readable blocks for entries of a later
 //! generation.
 //!
-//! The truncated file is written anew, so the host may give it other disk blocks in place of the
-//! unreadable one.
+//! If an end mark excuses an unreadable block, the mount truncates the log and writes it anew. So
+//! the host may give it another disk block in place of the unreadable one.
 //!
 //! File data in an entry may itself look like an entry. The reader rejects it:
 //! - A copy of an earlier entry has a smaller entry number than the entry that contains it.
@@ -136,8 +136,8 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // Sync the file data before the commit to the database, which makes the other copy in the
-        // log void.
+        // Sync the file data before the commit to the database, which makes the copy of the data in
+        // the log void.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;

@@ -59,8 +59,8 @@ fn values_are_bounded_in_all() {
     });
 }
 
-/// Checks that setting even the present size frees the blocks that are reserved behind the end of
-/// the file, as in ext4 and tmpfs. Setting a larger size must keep these blocks.
+/// Checks that setting the size to its present value frees the blocks that are reserved behind the
+/// end of the file, as in ext4 and tmpfs. Setting a larger size must keep these blocks.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

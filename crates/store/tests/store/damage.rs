@@ -264,7 +264,7 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // An fsync has confirmed even the last entry, so its loss must be reported as
+            // An fsync has confirmed all entries, so the loss of the last one must be reported as
             // `LogShort`.
             other => panic!("{end}: {other:?}"),
         };

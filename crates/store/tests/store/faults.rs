@@ -142,7 +142,8 @@ fn failing_reads_are_eio_while_they_last() {
     }
     let before = tree(&store);
     drop(store);
-    // A page cache would return records although reads of the device fail.
+    // Open the database without a page cache, which would return records although reads of the
+    // device fail.
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;

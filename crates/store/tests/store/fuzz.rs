@@ -183,7 +183,7 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
 }
 
 /// Returns the devices of a store whose log has the edits of `input`. The hash of each changed
-/// entry is computed again, so that the reader does not reject it at once.
+/// entry is computed again, so that the reader does not reject it immediately.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];

@@ -1,5 +1,5 @@
 //! Tests of deferred de-duplication of attribute sets. Such a store must have the same contents as
-//! one that de-duplicates at once.
+//! one that de-duplicates immediately.
 
 use std::collections::BTreeSet;
 

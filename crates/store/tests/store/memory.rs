@@ -151,7 +151,7 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the content on the simulated disk at once. Otherwise a later extension would
+        // Truncate the content on the simulated disk immediately. Otherwise a later extension would
         // show the old bytes instead of zeros.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));

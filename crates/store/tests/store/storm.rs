@@ -58,8 +58,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: one thread finds an attribute block and is about to share it, while another removes
-/// its last user. Checks that the block is not freed then.
+/// One thread finds an attribute block and is about to share it, while another removes its last
+/// user. Checks that the block is not freed then. Trap T34.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -103,8 +103,8 @@ fn threads_and_commits_leave_records_that_agree() {
 
 /// Checks that equal attribute sets share blocks, with at most 1024 users each:
 /// - A change in place searches for another block with the new content, and must not find the
-///   changed block itself (trap T38).
-/// - Blocks with 1024 users must not slow down a search (trap T39).
+///   changed block itself.
+/// - Blocks with 1024 users must not slow down a search.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();

@@ -14,8 +14,8 @@
 //! slots are handed out. Then `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older
 //! kernel does so in the background.
 //!
-//! From the second block on, huge pages are requested at once. If the huge pages of a machine are
-//! not 2 MiB, as with base pages of 16 or 64 KiB, none are requested.
+//! From the second block on, huge pages are requested immediately. If the huge pages of a machine
+//! are not 2 MiB, as with base pages of 16 or 64 KiB, none are requested.
 //!
 //! # Invariants
 //!
@@ -119,11 +119,12 @@ mod mapped {
             if index >= self.max_slots {
                 out_of_range(index);
             }
-            // SAFETY: the index is below `max_slots`, so the result is inside the mapping (M.1).
-            // The size of the mapping fits in an `isize`.
+            // SAFETY: the index is below `max_slots`, so the result is inside the mapping
+            // (invariant M.1). The size of the mapping fits in an `isize`.
             let slot = unsafe { self.base.add(index as usize) };
             // SAFETY: the mapping is readable, writable, page-aligned and lives as long as `self`
-            // (M.1). Zero pages are valid words, and the words are only accessed as atomics (M.2).
+            // (invariant M.1). Zero pages are valid words, and the words are only accessed as
+            // atomics (invariant M.2).
             unsafe { slot.as_ref() }
         }
     }
@@ -137,7 +138,7 @@ mod mapped {
     }
 
     // SAFETY: the mapping belongs to the process, not to a thread. The words are only accessed as
-    // atomics (M.2), so threads may share them.
+    // atomics (invariant M.2), so threads may share them.
     unsafe impl<const WORDS: usize> Send for SlotMemory<WORDS> {}
 
     // SAFETY: as above.
@@ -146,8 +147,8 @@ mod mapped {
     impl<const WORDS: usize> Drop for SlotMemory<WORDS> {
         fn drop(&mut self) {
             let len = mapped_len(self.max_slots as usize * size_of::<[AtomicU64; WORDS]>());
-            // SAFETY: the range is the mapping of `reserve` (M.1), and `&mut self` proves that no
-            // reference into it is left.
+            // SAFETY: the range is the mapping of `reserve` (invariant M.1), and `&mut self` proves
+            // that no reference into it is left.
             let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast::<c_void>(), len) };
             debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
         }
@@ -198,7 +199,7 @@ mod mapped {
         let _advised = unsafe { mm::madvise(start, len, advice) };
     }
 
-    /// Turns the 2 MiB at `start` into a huge page, if the kernel can do so at once.
+    /// Turns the 2 MiB at `start` into a huge page, if the kernel can do so without waiting.
     fn collapse(start: *mut c_void) {
         /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;

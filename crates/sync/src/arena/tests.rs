@@ -18,8 +18,8 @@ fn alloc_until_full_hands_out_every_slot_but_zero_once() {
     assert_eq!(arena.alloc(), Some(17));
 }
 
-/// Trap T7: a free list must not store its links in the slots. `free` and `alloc` must change no
-/// word of a slot.
+/// A free list must not store its links in the slots. `free` and `alloc` must change no word of a
+/// slot. Trap T7.
 #[test]
 fn free_and_alloc_leave_every_word_of_the_slot() {
     let arena: SlotArena<8> = SlotArena::new("words", if cfg!(miri) { 150 } else { 400 }).unwrap();

@@ -35,7 +35,7 @@ fn get_and_put_by_one_and_many_add_up() {
     assert_eq!(lockref.put_many(7), 0);
 }
 
-/// Trap T18: taking a reference to a dead object must fail until the object is revived.
+/// Taking a reference to a dead object must fail until the object is revived. Trap T18.
 #[test]
 fn get_not_dead_after_mark_dead_fails_until_revive() {
     let lockref = Lockref::new(0);
@@ -77,8 +77,8 @@ fn guard_changes_the_count_and_unlocks_on_drop() {
     assert_eq!(lockref.count(), 5);
 }
 
-/// Trap T51: the lockref must keep counts that do not fit in 32 bits, and a count must not change
-/// the flags.
+/// The lockref must keep counts that do not fit in 32 bits, and a count must not change the flags.
+/// Trap T51.
 #[test]
 fn count_above_32_bits_is_exact() {
     let start = u64::from(u32::MAX) - 1;
@@ -90,8 +90,8 @@ fn count_above_32_bits_is_exact() {
     assert!(!lockref.is_dead() && !lockref.is_locked());
 }
 
-/// Trap T51: checks that the count does not overflow. At the maximum, `get_not_dead` must fail and
-/// must not change the state word.
+/// Checks that the count does not overflow. At the maximum, `get_not_dead` must fail and must not
+/// change the state word. Trap T51.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);
@@ -102,14 +102,14 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
 }
 
-/// Trap T51: a count must not overflow. At the maximum, `get` must panic, because it cannot fail.
+/// A count must not overflow. At the maximum, `get` must panic, because it cannot fail. Trap T51.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_at_count_max_panics() {
     Lockref::new(Lockref::COUNT_MAX).get();
 }
 
-/// Trap T51: a count must not overflow. The added amount alone does not fit in 61 bits.
+/// A count must not overflow. The added amount alone does not fit in 61 bits. Trap T51.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_many_above_count_max_panics() {

@@ -76,9 +76,9 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
         // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace` and the exchange of
         // `update`. The reader of the new pointer also sees the whole value.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: the pointer is not null (C.1). The value was in the cell after the section began,
-        // so its grace period waits for the end of the section. No thread writes to a published
-        // value.
+        // SAFETY: the pointer is not null (invariant C.1). The value was in the cell after the
+        // section began, so its grace period waits for the end of the section. No thread writes to
+        // a published value.
         unsafe { &*ptr }
     }
 
@@ -149,7 +149,7 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for RcuCell<T> {
 /// # Invariants
 ///
 /// `ptr` is null or came from `Box::into_raw`. If a thread takes a pointer out of `ptr`, no other
-/// thread gets the same pointer (C.2).
+/// thread gets the same pointer (invariant C.2).
 ///
 /// # Examples
 ///
@@ -214,7 +214,7 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
 /// # Invariants
 ///
 /// Only one thread takes a pointer out of its [`RcuCell`] or [`RcuOption`] and makes the `Retired`,
-/// so the value is freed once (C.2).
+/// so the value is freed once (invariant C.2).
 struct Retired<T>(*mut T);
 
 // SAFETY: the pointer owns the value, and `T` is `Send`.
@@ -223,9 +223,9 @@ unsafe impl<T: Send> Send for Retired<T> {}
 impl<T> Retired<T> {
     /// Drops the value. The caller has waited for a grace period.
     fn free(self) {
-        // SAFETY: the pointer came from `Box::into_raw` (C.1). It was taken out of its `RcuCell` or
-        // `RcuOption` by one thread, which retires it once (C.2). All read sections that could have
-        // read it have ended.
+        // SAFETY: the pointer came from `Box::into_raw` (invariant C.1). It was taken out of its
+        // `RcuCell` or `RcuOption` by one thread, which retires it once (invariant C.2). All read
+        // sections that could have read it have ended.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }

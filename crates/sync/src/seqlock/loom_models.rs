@@ -1,5 +1,6 @@
 //! Models of `SeqLock`: the last attempt of a reader takes the lock, excludes writers and disturbs
-//! no other reader. Trap T29 is a last attempt without the lock.
+//! no other reader. In Linux, a wrong caller makes its last attempt without the lock (trap T29 in
+//! `traps.md`).
 //!
 //! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see the module
 //! `tally` of `corewalk-base`).
@@ -68,15 +69,15 @@ fn outcomes(read: Read) -> [usize; 3] {
 }
 
 /// Checks that a reader sees both words of the same write section, even if a writer runs at the
-/// same time. Trap T29 is a reader that never takes the lock and may retry for ever.
+/// same time. A reader that never takes the lock may retry for ever. Trap T29.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Trap T29, control (a variant with the bug must fail): a reader that was disturbed by a writer
-/// reads both words again, without the writers' lock. So it may see one word of the old pair and
-/// one of the new pair.
+/// Control (a variant with the bug must fail): a reader that was disturbed by a writer reads both
+/// words again, without the writers' lock. So it may see one word of the old pair and one of the
+/// new pair. Trap T29.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

@@ -77,25 +77,25 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. Here the name refers to
-/// the same file before and after it. So a lookup may find the old dentry, but only after `publish`
-/// has made it valid again.
+/// A stale answer must not enter the cache after an invalidation. Here the name refers to the same
+/// file before and after it. So a lookup may find the old dentry, but only after `publish` has made
+/// it valid again. Trap T25.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not enter the cache after an invalidation. Here the name refers to
-/// another file after the invalidation, so no lookup may find the old dentry.
+/// A stale answer must not enter the cache after an invalidation. Here the name refers to another
+/// file after the invalidation, so no lookup may find the old dentry. Trap T25.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the old dentry becomes valid again before
-/// it gets the new inode. So a reader may find the old file.
+/// Control (a variant with the bug must fail): the old dentry becomes valid again before it gets
+/// the new inode. So a reader may find the old file. Trap T25.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -152,17 +152,17 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// Trap T55: `publish` looks a dentry up and then locks it. In between, another thread may mark the
-/// dentry as a mount point. The dentry is that of a directory in use, whose name was invalidated
-/// and is added again. The directory must keep it.
+/// `publish` looks a dentry up and then locks it. In between, another thread may mark the dentry as
+/// a mount point. The dentry is that of a directory in use, whose name was invalidated and is added
+/// again. The directory must keep it. Trap T55.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): `publish` searches for the dentry from
-/// before the invalidation only once. If another thread then marks it as a mount point, it is not
-/// reused, and a second dentry is made.
+/// Control (a variant with the bug must fail): `publish` searches for the dentry from before the
+/// invalidation only once. If another thread then marks it as a mount point, it is not reused, and
+/// a second dentry is made. Trap T55.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -176,16 +176,16 @@ fn control_take_back_that_looks_once_is_caught() {
     });
 }
 
-/// Trap T55: a directory whose name is added twice must keep its dentry, even if another thread
-/// marks it as a mount point meanwhile. The directory is never invalidated.
+/// A directory whose name is added twice must keep its dentry, even if another thread marks it as a
+/// mount point meanwhile. The directory is never invalidated. Trap T55.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55, control (a variant with the bug must fail): `publish` looks the dentry up only once.
-/// If another thread then marks it as a mount point, no reference can be taken, and a second dentry
-/// is made.
+/// Control (a variant with the bug must fail): `publish` looks the dentry up only once. If another
+/// thread then marks it as a mount point, no reference can be taken, and a second dentry is made.
+/// Trap T55.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -228,8 +228,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
     })
 }
 
-/// Traps T12, T13: while two names are exchanged, each must have a file at every instant. A reader
-/// must not find one file under both names.
+/// While two names are exchanged, each must have a file at every instant. A reader must not find
+/// one file under both names. Traps T12 and T13.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
@@ -238,8 +238,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13, control (a variant with the bug must fail): the two dentries are renamed in separate
-/// write sections. So for a moment one of the names is missing.
+/// Control (a variant with the bug must fail): the two dentries are renamed in separate write
+/// sections. So for a moment one of the names is missing. Trap T13.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -296,8 +296,8 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: after an invalidation has returned, no lookup may find an older answer. Three cases: a
-/// new name, a name that was cached before, and the target of a rename.
+/// After an invalidation has returned, no lookup may find an older answer. Three cases: a new name,
+/// a name that was cached before, and the target of a rename. Trap T25.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -315,11 +315,11 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): `publish` checks before its write section
-/// whether an invalidation has cancelled the fill (the caching of the answer). That is too early.
+/// Control (a variant with the bug must fail): `publish` checks before its write section whether an
+/// invalidation has cancelled the fill (the caching of the answer). That is too early. Trap T25.
 ///
-/// An invalidation after this early check does not find the name, which is not valid yet. So a
-/// stale answer may stay in the cache.
+/// An invalidation between the check and the write section does not find the name, which is not
+/// valid yet. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

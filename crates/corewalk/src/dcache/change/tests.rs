@@ -11,8 +11,8 @@ use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
 /// Adds several dentries of the name `to` to the cache, and then renames the file `from` to `to`.
-/// `entered` describes these dentries in order: Some is one of another file, None a negative
-/// dentry.
+/// `entered` describes these dentries in order: `Some` stands for a dentry of another file, `None`
+/// for a negative dentry.
 ///
 /// Returns the inodes that the name `to` has after the rename, and the inode of the moved file.
 /// `target` is the index of the dentry that the rename gets as its target.

@@ -73,9 +73,9 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// Trap T25: a listing must not add the old file of a name that another thread changes. That thread
-/// increments the directory's count of changes before it releases the in-lookup lock (L.1), so the
-/// listing sees the change under this lock.
+/// A listing must not add the old file of a name that another thread changes. That thread
+/// increments the directory's count of changes before it releases the in-lookup lock (invariant L.1
+/// of `listings`), so the listing sees the change under this lock. Trap T25.
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -83,17 +83,17 @@ fn listing_beside_a_change_enters_no_older_entry() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the changing thread does not increment the
+/// Control (a variant with the bug must fail): the changing thread does not increment the
 /// directory's count of changes. So the listing misses the change, and adds the old file to the
-/// cache.
+/// cache. Trap T25.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
     list_against(|shared| change_with(shared, |_| ()));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the changing thread looks for listings in
-/// progress before it calls the back end. So it may miss a listing.
+/// Control (a variant with the bug must fail): the changing thread looks for listings in progress
+/// before it calls the back end. So it may miss a listing. Trap T25.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -144,17 +144,17 @@ fn list_without_locks(
     })
 }
 
-/// Trap T25: a listing must not add an old file to the cache, even if the back end has no locks.
-/// Then only the fences in `begin` and in the drop of `NameChange` order the back end's answers and
-/// the counts.
+/// A listing must not add an old file to the cache, even if the back end has no locks. Then only
+/// the fences in `begin` and in the drop of `NameChange` order the back end's answers and the
+/// counts. Trap T25.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
     assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the changing thread has no fence between
-/// its change of the back end and its load of the count of listings.
+/// Control (a variant with the bug must fail): the changing thread has no fence between its change
+/// of the back end and its load of the count of listings. Trap T25.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -171,8 +171,8 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Trap T25, control (a variant with the bug must fail): the listing has no fence between its
-/// increment of the count of listings and its read from the back end.
+/// Control (a variant with the bug must fail): the listing has no fence between its increment of
+/// the count of listings and its read from the back end. Trap T25.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -202,26 +202,26 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// Traps T25, P12: a listing must not add an old file while another thread invalidates the name.
-/// The invalidation increments the directory's count of changes, and then forbids the holder of the
-/// name's in-lookup lock to cache its answer (L.2).
+/// A listing must not add an old file while another thread invalidates the name. The invalidation
+/// increments the directory's count of changes, and then forbids the holder of the name's in-lookup
+/// lock to cache its answer (invariant L.2 of `listings`). Traps T25 and P12.
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Trap P12, control (a variant with the bug must fail): the invalidation forbids the current
-/// holder of the in-lookup lock to cache its answer, but does not increment the directory's count
-/// of changes. A listing that takes the lock later adds the old file.
+/// Control (a variant with the bug must fail): the invalidation forbids the current holder of the
+/// in-lookup lock to cache its answer, but does not increment the directory's count of changes. A
+/// listing that takes the lock later adds the old file. Trap P12.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Trap P12, control (a variant with the bug must fail): the invalidation increments the
-/// directory's count of changes, but does not forbid the holder of the in-lookup lock to cache its
-/// answer. A listing that has already compared the count adds the old file.
+/// Control (a variant with the bug must fail): the invalidation increments the directory's count of
+/// changes, but does not forbid the holder of the in-lookup lock to cache its answer. A listing
+/// that has already compared the count adds the old file. Trap P12.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

@@ -84,8 +84,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The
-/// invalidation increments the directory's child generation, which the lookup checks.
+/// A lookup that starts after an invalidation must not return an older answer. The invalidation
+/// increments the directory's child generation, which the lookup checks. Trap T25.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -94,9 +94,9 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Trap T25, control (a variant with the bug must fail): the lookup does not check the child
-/// generation of the parent directory, which the invalidation has incremented. So it returns a
-/// stale answer.
+/// Control (a variant with the bug must fail): the lookup does not check the child generation of
+/// the parent directory, which the invalidation has incremented. So it returns a stale answer. Trap
+/// T25.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -147,22 +147,23 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usiz
     })
 }
 
-/// Traps T5, T55, P5: a lookup of `A` must take a reference on the inode of `A` or none. During the
-/// lookup, the dentry of `A` is evicted and another file gets the slot of its inode.
+/// A lookup of `A` must take a reference on the inode of `A` or none. During the lookup, the dentry
+/// of `A` is evicted and another file gets the slot of its inode. Traps T5, T55 and P5.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Inode));
 }
 
-/// Traps T5, T55, P5: the same if another name gets the slot of the dentry during the lookup.
+/// A lookup of `A` must take a reference on the inode of `A` or none, even if another name gets the
+/// slot of the dentry during the lookup. Traps T5, T55 and P5.
 #[test]
 fn count_beside_reuse_of_the_dentry_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Dentry));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the lookup does not validate the dentry
-/// after it has taken the reference. So the reference may be on the inode of the file that uses the
-/// slot next.
+/// Control (a variant with the bug must fail): the lookup does not validate the dentry after it has
+/// taken the reference. So the reference may be on the inode of the file that uses the slot next.
+/// Trap T55.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
@@ -245,16 +246,16 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap P5: a faulty client that forgets too often must not take away references of other users.
-/// The reference of a lookup in progress does not belong to the client yet.
+/// A faulty client that forgets too often must not take away references of other users. The
+/// reference of a lookup in progress does not belong to the client yet. Trap P5.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Trap P5, control (a variant with the bug must fail): the lookup counts the client's reference
+/// Control (a variant with the bug must fail): the lookup counts the client's reference
 /// ([`LOOKUP`]) before it validates the dentry. A faulty client can then drop this reference too
-/// early. If the validation fails, the lookup drops it again.
+/// early. If the validation fails, the lookup drops it again. Trap P5.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

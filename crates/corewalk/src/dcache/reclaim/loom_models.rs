@@ -49,16 +49,16 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: of an eviction and a reader that takes a reference, only one
-/// succeeds. The reader never gets a reference on the next dentry in the slot.
+/// Of an eviction and a reader that takes a reference, only one succeeds. The reader never gets a
+/// reference on the next dentry in the slot. Traps T5, T7, T17, T18 and T55.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Trap T55, control (a variant with the bug must fail): the reader validates the dentry's sequence
-/// before it takes the reference, and not afterwards. So the reference may be on the next dentry in
-/// the slot.
+/// Control (a variant with the bug must fail): the reader validates the dentry's sequence before it
+/// takes the reference, and not afterwards. So the reference may be on the next dentry in the slot.
+/// Trap T55.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -144,7 +144,8 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
 }
 
 /// Control (a variant with the bug must fail): the eviction checks in one step whether the inode
-/// has another name, and removes its own in a second. So two threads may evict both.
+/// has another name, and removes the dentry of its name in a second step. So two threads may evict
+/// both.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

@@ -1,13 +1,13 @@
 //! The depot of an inode table: the free slots that are in no shard's free list, by segment (64
 //! slots that are allocated together).
 //!
-//! A segment whose 64 slots are all in the depot has no inodes, and can be freed. A few such
-//! segments are kept, for programs that repeatedly make and remove files.
+//! A segment whose 64 slots are all in the depot (the pool of free slots) has no inodes, and can be
+//! freed. A few such segments are kept, for programs that repeatedly make and remove files.
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments (64 inode slots each) without inodes that the depot keeps. The slots of 32
-/// segments use 256 KiB.
+/// Number of segments (64 inode slots each) without inodes that the depot (the pool of free slots)
+/// keeps. The slots of 32 segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
@@ -27,9 +27,9 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// Adds free inode slots. Of a segment whose 64 slots are all free, the depot keeps up to
-    /// `SPARE_SEGMENTS` as spares. It passes others to `retire`, without their slots, and the
-    /// caller must then free them.
+    /// Adds free inode slots to this pool. Of a segment whose 64 slots are all free, the depot
+    /// keeps up to `SPARE_SEGMENTS` as spares. It passes others to `retire`, without their slots,
+    /// and the caller must then free them.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;

@@ -10,11 +10,11 @@
 //!
 //! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
 //! cache, locks its slot, compares the sets, and increments the user count. The last user removes
-//! the entry before it frees the block (trap T34).
+//! the entry before it frees the block (trap T34 in `traps.md`).
 //!
 //! A block does not change while it is in a slot. To change its attributes, the last user takes the
 //! block out of the slot and the cache, and afterwards searches for an equal block. So the search
-//! cannot find its own block (trap T38).
+//! cannot find its own block (trap T38 in `traps.md`).
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at the slot's block. It is 0 if the
@@ -32,7 +32,7 @@
 //! # Limits
 //! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If all
 //! differ from it, the set is not shared, so an attacker's sets with equal hashes make no long
-//! chains (trap T54). Nor is a set shared without a cache or a free block number.
+//! chains (trap T54 in `traps.md`). Nor is a set shared without a cache or a free block number.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -98,8 +98,8 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// The last user of the block (a shared set of attributes) releases it and gets its content.
-    /// Any other stays a user.
+    /// The last user of the block (a shared set of attributes) releases it and gets its content. A
+    /// caller that is not the last user stays a user.
     IfLast,
 }
 
@@ -280,7 +280,7 @@ pub(super) mod audit {
         }
 
         /// Returns the user counts of all blocks in use, by block number. Checks that a slot
-        /// without a block has no users (K.1).
+        /// without a block has no users (invariant K.1).
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
             let slots = (1..self.numbers.len_touched()).map(|number| {
                 let slot = self.slot(number).lock();

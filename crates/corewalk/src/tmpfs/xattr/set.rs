@@ -193,8 +193,8 @@ impl Set {
     }
 }
 
-/// The secret of the hash of attribute sets. Random, so that callers cannot make sets with equal
-/// hashes (trap T54).
+/// The secret of the hash of attribute sets. Random, so that callers cannot craft sets with equal
+/// hashes.
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 

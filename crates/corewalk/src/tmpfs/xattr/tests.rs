@@ -109,7 +109,7 @@ enum Step {
     Copy(usize, usize),
     Unlink(usize),
     /// Sets the time of the inode's last change far back. After the next change, the inode's set of
-    /// attributes is then de-duplicated at once.
+    /// attributes is then de-duplicated immediately.
     Rest(usize),
     Share,
 }
@@ -242,8 +242,8 @@ fn control_uncharged_set_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: searches must skip a full block (a shared set with 1024 users), and find it again when
-/// it loses a user.
+/// Searches must skip a full block (a shared set with 1024 users), and find it again when it loses
+/// a user. Trap T39.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -268,8 +268,8 @@ fn block_has_at_most_1024_users() {
     audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
 }
 
-/// Trap T38: inode `b` changes a set of attributes that only `b` uses, so that it equals the set of
-/// `a`. The search for an equal set must find that of `a`, not the changed set of `b` itself.
+/// Inode `b` changes a set of attributes that only `b` uses, so that it equals the set of `a`. The
+/// search for an equal set must find that of `a`, not the changed set of `b` itself. Trap T38.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -315,8 +315,8 @@ fn queued_inode_is_shared_by_maintain() {
 }
 
 /// A set of attributes that waits for de-duplication takes memory of its own, so the number of
-/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared at
-/// once, even if they change again and again.
+/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared
+/// immediately, even if they change again and again.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -465,8 +465,8 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: sets of attributes that an attacker has made with equal hashes must be compared with
-/// only a few others, and then not be shared.
+/// Sets of attributes that an attacker has made with equal hashes must be compared with only a few
+/// others, and then not be shared. Trap T54.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
@@ -483,8 +483,8 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// Trap T34: a block (a shared set of attributes) must not be freed after a thread has found it to
-/// share it. Threads find blocks while their last users release them.
+/// A block (a shared set of attributes) must not be freed after a thread has found it to share it.
+/// Threads find blocks while their last users release them. Trap T34.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;

@@ -68,8 +68,8 @@ fn be_busy(vfs: &Vfs) {
     }
 }
 
-/// Trap T47: while a lookup sleeps in the back end, threads that wait for the same name must use no
-/// CPU time, and threads with other names must not wait.
+/// While a lookup sleeps in the back end, threads that wait for the same name must use no CPU time,
+/// and threads with other names must not wait. Trap T47.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -136,8 +136,8 @@ thread_local! {
 /// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
-/// Trap T50: a back end may use other names of the namespace in `forget`, whichever operation
-/// dropped the last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim.
+/// A back end may use other names of the namespace in `forget`, whichever operation dropped the
+/// last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim. Trap T50.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
@@ -181,8 +181,8 @@ fn forget_may_call_back_into_the_namespace() {
     assert!(calls.load(Ordering::Relaxed) >= CALLS);
 }
 
-/// Trap T55: a name is removed and made again, and the back end reuses the inode number. A held
-/// inode must stay the same file, and a number must lead to an existing file.
+/// A name is removed and made again, and the back end reuses the inode number. A held inode must
+/// stay the same file, and a number must lead to an existing file. Trap T55.
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
@@ -285,8 +285,8 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     owner
 }
 
-/// Traps P12, T25: an answer of the back end must not be cached if its name was invalidated during
-/// the lookup.
+/// An answer of the back end must not be cached if its name was invalidated during the lookup.
+/// Traps P12 and T25.
 #[test]
 fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
@@ -299,8 +299,8 @@ fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
-/// Trap P12: after a change in the back end and an invalidation, the next lookup must see the
-/// change. Earlier lookups, however many, must not put their old answer into the cache.
+/// After a change in the back end and an invalidation, the next lookup must see the change. Earlier
+/// lookups, however many, must not put their old answer into the cache. Trap P12.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

@@ -41,9 +41,9 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     times.iter().map(|(time, _)| *time).sum()
 }
 
-/// Trap T45: sixteen threads that invalidate one directory of 200,000 names must together do about
-/// the work of one thread. If they skipped each other's entries again and again, the work would be
-/// at least sixteen times as much.
+/// Sixteen threads that invalidate one directory of 200,000 names must together do about the work
+/// of one thread. If they skipped each other's entries again and again, the work would be at least
+/// sixteen times as much. Trap T45.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
@@ -54,7 +54,7 @@ fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
-/// Trap T45: an invalidation of a directory must take no longer for 200,000 names than for 200.
+/// An invalidation of a directory must take no longer for 200,000 names than for 200. Trap T45.
 #[test]
 fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     const TIMES: u32 = 100;
@@ -69,8 +69,8 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     assert!(large < small * 20 + Duration::from_micros(100), "200: {small:?}, 200,000: {large:?}");
 }
 
-/// Trap T46: reclaim evicts entries that a walker on the same CPU needs. Neither may spin. Together
-/// they must take about as much CPU time as one after the other.
+/// Reclaim evicts entries that a walker on the same CPU needs. Neither may spin. Together they must
+/// take about as much CPU time as one after the other. Trap T46.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -110,9 +110,9 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// Trap T49: an entry must never show a parent that it did not have, and none may be left at the
-/// end. Two threads evict parents and children together, while two others walk to them, hold them
-/// and translate them to paths.
+/// An entry must never show a parent that it did not have, and no entry may be left at the end. Two
+/// threads evict parents and children together, while two others walk to them, hold them and
+/// translate them to paths. Trap T49.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -158,9 +158,9 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Trap T51: a client that forgets more lookups than it has must drop no reference of other users.
-/// One lookup weighs as much as 2^28 other references, and some numbers in this test overflow when
-/// multiplied by that. `corewalk_sync::Lockref` tests the limit of the count itself.
+/// A client that forgets more lookups than it has must drop no reference of other users. One lookup
+/// weighs as much as 2^28 other references, and some numbers in this test overflow when multiplied
+/// by that. `corewalk_sync::Lockref` tests the limit of the count itself. Trap T51.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
@@ -177,8 +177,8 @@ fn forget_of_too_many_lookups_drops_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: `forget` must not mistake an inode's many references for lookups of a client, and must
-/// drop none of them.
+/// `forget` must not mistake an inode's many references for lookups of a client, and must drop none
+/// of them. Trap T51.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();

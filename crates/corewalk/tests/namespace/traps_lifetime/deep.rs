@@ -35,8 +35,8 @@ fn on_a_small_stack(work: impl FnOnce() + Send) {
     });
 }
 
-/// Trap T43: dropping a chain of removed directories must not recurse. A reference on the last of a
-/// million directories keeps them all.
+/// Dropping a chain of removed directories must not recurse. A reference on the last of a million
+/// directories keeps them all. Trap T43.
 #[test]
 fn chain_of_removed_directories_is_dropped_without_recursion() {
     let _watchdog = Watchdog::start("removed chain", Duration::from_secs(300));
@@ -62,8 +62,8 @@ fn chain_of_removed_directories_is_dropped_without_recursion() {
     assert_eq!((end.entries, end.inodes), (start.entries, start.inodes));
 }
 
-/// Trap T43: evicting a million nested directories, and dropping them with their back end, must not
-/// recurse.
+/// Evicting a million nested directories, and dropping them with their back end, must not recurse.
+/// Trap T43.
 #[test]
 fn chain_of_directories_is_pruned_and_dropped_without_recursion() {
     let _watchdog = Watchdog::start("pruned chain", Duration::from_secs(300));
@@ -102,8 +102,8 @@ fn grows_linearly(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> (bool, [Durat
     (least[1] < least[0] * 8, least)
 }
 
-/// Trap T44: evicting a chain of nested directories that is four times as deep must take about four
-/// times as long.
+/// Evicting a chain of nested directories that is four times as deep must take about four times as
+/// long. Trap T44.
 #[test]
 fn prune_of_a_deep_chain_is_linear() {
     let _watchdog = Watchdog::start("linear prune", Duration::from_secs(300));

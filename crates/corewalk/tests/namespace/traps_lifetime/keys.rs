@@ -90,9 +90,9 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     (0..3).map(|_| cpu_time(look_all_up).0).min().expect("three runs")
 }
 
-/// Trap T54: 100,000 names that were crafted to collide under one key must be looked up as fast as
-/// other names under a random key. As a control, lookups under the key for which they were made
-/// must be slow.
+/// 100,000 names that were crafted to collide under one key must be looked up as fast as other
+/// names under a random key. As a control, lookups under the key for which they were made must be
+/// slow. Trap T54.
 #[test]
 fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();
@@ -103,8 +103,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: long names that are crafted for one key must not collide under another key. The hash
-/// treats the words behind the beginning of a long name differently, hence a separate test.
+/// Long names that are crafted for one key must not collide under another key. The hash treats the
+/// words behind the beginning of a long name differently, hence a separate test. Trap T54.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

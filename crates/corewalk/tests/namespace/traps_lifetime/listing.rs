@@ -46,9 +46,9 @@ const CHANGES: u64 = 100;
 /// Maximum number of listings of a reader: ends the test if the changing threads get no CPU.
 const PASSES_MAX: u32 = 20_000;
 
-/// Trap T48: a listing of a directory must report each entry that exists throughout exactly once.
-/// Meanwhile other threads make and remove names before and behind its position, and seek in the
-/// directory.
+/// A listing of a directory must report each entry that exists throughout exactly once. Meanwhile
+/// other threads make and remove names before and behind its position, and seek in the directory.
+/// Trap T48.
 #[test]
 fn stable_entries_are_listed_exactly_once() {
     let _watchdog = Watchdog::start("stable entries", Duration::from_secs(300));

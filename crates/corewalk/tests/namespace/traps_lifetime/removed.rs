@@ -53,9 +53,9 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
     assert_eq!(vfs.lookup(&Cred::root(), &held, name("a")).map(drop), Err(Errno::NOENT));
 }
 
-/// Trap T53: the work of a removal must be bounded, however many entries the cache has. The removal
-/// must keep the negative dentries of other directories, and may leave some of its own for later
-/// removals.
+/// The work of a removal must be bounded, however many entries the cache has. The removal must keep
+/// the negative dentries of other directories, and may leave some of its own directory for later
+/// removals. Trap T53.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;
@@ -84,8 +84,8 @@ fn removal_in_a_large_cache_scans_few_entries() {
     assert_eq!(vfs.stats().negatives, 0);
 }
 
-/// Trap T60: the count of negative dentries must stay right, even if a directory is removed during
-/// failing lookups in it.
+/// The count of negative dentries must stay right, even if a directory is removed during failing
+/// lookups in it. Trap T60.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

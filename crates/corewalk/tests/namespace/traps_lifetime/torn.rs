@@ -52,7 +52,7 @@ fn read_paths(
     });
 }
 
-/// Trap P8: the names on a path must all be of the same instant.
+/// The names on a path must all be of the same instant. Trap P8.
 #[test]
 fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     let _watchdog = Watchdog::start("torn paths", Duration::from_secs(120));

@@ -1,5 +1,5 @@
-//! Trap T20: while a confined walk is in a directory, that directory is moved out of the walk's
-//! root.
+//! Tests that move a directory out of the root of a confined walk while the walk is in it (trap T20
+//! in `traps.md`).
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -44,16 +44,15 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     Ok(files.iter().find(|file| file.0 == ino).unwrap().1)
 }
 
-/// Trap T20: a confined walk must fail if its directory was moved out of its root. A ref-walk is no
-/// snapshot, so only a check at its end detects that.
+/// A confined walk must fail if its directory was moved out of its root. A ref-walk is no snapshot,
+/// so only a check at its end detects that. Trap T20.
 #[test]
 fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Control for trap T20: a walk that is not confined ends outside of the directory in which it
-/// began.
+/// Control: a walk that is not confined ends outside of the directory in which it began.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

@@ -1,5 +1,5 @@
-//! Tests of lookups and changes during which a name changes, or the call of the back end fails
-//! (traps T21, T24, T25, T28, P12).
+//! Tests of lookups and changes. Meanwhile another thread changes the name, or the call of the back
+//! end fails (traps T21, T24, T25, T28 and P12 in `traps.md`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -50,9 +50,8 @@ fn load_and_wait(
     })
 }
 
-/// Trap T21: a thread that has waited for another lookup of the same name must search the cache
-/// again. If the name was invalidated meanwhile, it must not return the first answer, which is
-/// stale.
+/// A thread that has waited for another lookup of the same name must search the cache again. If the
+/// name was invalidated meanwhile, it must not return the first answer, which is stale. Trap T21.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -67,8 +66,8 @@ fn waiter_after_an_invalidation_asks_again() {
     assert_eq!(after.misses - before.misses, 2, "the waiter did not ask the back end");
 }
 
-/// Trap T21: of two threads that look up the same name, the second waits for the first. Without an
-/// invalidation, one call of the back end must answer both.
+/// Of two threads that look up the same name, the second waits for the first. Without an
+/// invalidation, one call of the back end must answer both. Trap T21.
 #[test]
 fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));
@@ -79,8 +78,8 @@ fn waiter_gets_the_answer_of_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// Trap T21: a lookup that waits for another lookup must be answered for its own directory, even if
-/// that directory is renamed meanwhile and another takes its name.
+/// A lookup that waits for another lookup must be answered for its own directory, even if that
+/// directory is renamed meanwhile and another takes its name. Trap T21.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -103,8 +102,8 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: of two threads that look up the same name, the second waits for the first. If the back
-/// end fails, only the first must get the error, and the second must ask again.
+/// Of two threads that look up the same name, the second waits for the first. If the back end
+/// fails, only the first must get the error, and the second must ask again. Trap T24.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
@@ -158,13 +157,13 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: a panic in any call must release the in-lookup lock.
+/// A panic in any call must release the in-lookup lock. Trap T24.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
 }
 
-/// Control for trap T24: an in-lookup lock is never released, and the waiting thread hangs.
+/// Control: an in-lookup lock is never released, and the waiting thread hangs.
 #[test]
 fn control_call_that_never_ends_is_caught() {
     const NAME: &str = "traps_lookup::fills::control_call_that_never_ends_is_caught";
@@ -266,22 +265,22 @@ fn check_late_answers(tell: Tell) {
     assert_ne!(walk(&vfs, "f").unwrap().ino(), ino, "stale: f is another");
 }
 
-/// Traps T25, P12: an answer that the back end gave before its name was invalidated must not be
-/// cached.
+/// An answer that the back end gave before its name was invalidated must not be cached. Traps T25
+/// and P12.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: an answer that the back end gave before its whole directory was invalidated must
-/// not be cached.
+/// An answer that the back end gave before its whole directory was invalidated must not be cached.
+/// Traps T25 and P12.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);
 }
 
-/// Control for trap T25: the back end changes a name, and the name is not invalidated. So the old
-/// answer stays in the cache, and `check_late_answers` must detect that.
+/// Control: the back end changes a name, and the name is not invalidated. So the old answer stays
+/// in the cache, and `check_late_answers` must detect that.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {
@@ -308,9 +307,9 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     (vfs, Stop { arrived, go_on })
 }
 
-/// Trap T28: the back end shows a directory under a new name while another operation holds the
-/// in-lookup lock of its old name. A lookup of the new name must succeed at once, without moving
-/// the dentry. A later lookup moves it.
+/// The back end shows a directory under a new name while another operation holds the in-lookup lock
+/// of its old name. A lookup of the new name must succeed immediately, without moving the dentry. A
+/// later lookup moves it. Trap T28.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
@@ -329,9 +328,9 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
     assert_eq!(held.path().unwrap(), b"/g");
 }
 
-/// Trap T28: the back end has moved a directory, while another lookup holds the in-lookup lock of
-/// its old name. A walk through the new name needs the directory's dentry, so it must wait for that
-/// lookup, without an error and without spinning.
+/// The back end has moved a directory, while another lookup holds the in-lookup lock of its old
+/// name. A walk through the new name needs the directory's dentry, so it must wait for that lookup,
+/// without an error and without spinning. Trap T28.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! Path translations while names change (traps T4, T5, T8, T9, T11, T17).
+//! Path translations while names change (traps T4, T5, T8, T9, T11, T17 in `traps.md`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +40,8 @@ fn name_pairs() -> Vec<(String, String)> {
     pairs.map(|(a, b)| ("a".repeat(a), "b".repeat(b))).collect()
 }
 
-/// Trap T4: after a rename over a file, the dentry of the replaced file must keep that file's own
-/// name.
+/// After a rename over a file, the dentry of the replaced file must keep that file's own name. Trap
+/// T4.
 #[test]
 fn replaced_file_keeps_its_own_name() {
     for (a, b) in name_pairs() {
@@ -49,7 +49,7 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Control for trap T4: a rename exchanges the names of the two dentries, as it once did in Linux.
+/// Control: a rename exchanges the names of the two dentries, as it once did in Linux.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
@@ -70,9 +70,9 @@ fn assert_whole(path: &[u8]) {
     assert_eq!(&path[1..], uniform_name(letter), "torn: {}", path.escape_ascii());
 }
 
-/// Trap T5: files with long names are made, removed and evicted, so that the memory of their names
-/// is reused at once. Every translated path must be complete, and no name memory may be leaked or
-/// freed twice.
+/// Files with long names are made, removed and evicted, so that the memory of their names is reused
+/// immediately. Every translated path must be complete, and no name memory may be leaked or freed
+/// twice. Trap T5.
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
@@ -126,7 +126,7 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control for trap T5: some bytes of a name come from another name, as in a torn read.
+/// Control: some bytes of a name come from another name, as in a torn read.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -135,8 +135,8 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: path translations and walks must end although another thread continually renames
-/// directories on the path.
+/// Path translations and walks must end although another thread continually renames directories on
+/// the path. Trap T9.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
@@ -172,8 +172,8 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: a translation that starts again must keep no name from its previous attempt. The
-/// directory moves between depths 1 and 6, so a leftover name would show.
+/// A translation that starts again must keep no name from its previous attempt. The directory moves
+/// between depths 1 and 6, so a leftover name would show. Trap T8.
 #[test]
 fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
@@ -197,7 +197,7 @@ fn repeated_translation_keeps_nothing() {
     tally.assert_all_reached();
 }
 
-/// Trap T11: for each kind of path, each format must give the right text.
+/// For each kind of path, each format must give the right text. Trap T11.
 #[test]
 fn path_results_have_their_kinds_and_formats() {
     use PathKind::{Linked, OutsideRoot, Unlinked};
@@ -259,9 +259,9 @@ fn path_longer_than_any_buffer_is_complete() {
     assert!(path.len() > 4 * corewalk::PATH_MAX);
 }
 
-/// Trap T17: a thread walks from a directory that is being removed. Meanwhile the other references
-/// to the directory are dropped, so that its dentry dies and the slot is reused. The walk must find
-/// that directory, its old parent, or nothing.
+/// A thread walks from a directory that is being removed. Meanwhile the other references to the
+/// directory are dropped, so that its dentry dies and the slot is reused. The walk must find that
+/// directory, its old parent, or nothing. Trap T17.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

@@ -1,4 +1,5 @@
-//! Lookups while other threads change names (traps T12, T15, T16, T19, T22, T26, T27).
+//! Lookups while other threads change names (traps T12, T15, T16, T19, T22, T26, T27 in
+//! `traps.md`).
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use super::beside;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
-/// Trap T12: names that are not changed must always be found while thousands of others are added,
-/// and the hash table grows to many times its size.
+/// Names that are not changed must always be found while thousands of others are added, and the
+/// hash table grows to many times its size. Trap T12.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -77,7 +78,7 @@ fn existing_file_under_eviction_is_never_missing() {
     lookups_under_eviction(&new());
 }
 
-/// Control for trap T15: the back end returns a single wrong ENOENT.
+/// Control: the back end returns a single wrong ENOENT.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
@@ -97,8 +98,8 @@ fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
     assert!(right.contains(&(ino, kind)), "{kind:?} does not go with inode {ino}");
 }
 
-/// Trap T16: a name refers in turn to a file, a directory, a link and nothing. Kind and inode must
-/// always belong together, and each positive dentry has an inode.
+/// A name refers in turn to a file, a directory, a link and nothing. Kind and inode must always
+/// belong together, and each positive dentry has an inode. Trap T16.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -140,8 +141,8 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Control for trap T16: the check gets a wrong answer, with the kind of an earlier file and the
-/// inode of a later one. It must detect that.
+/// Control: the check gets a wrong answer, with the kind of an earlier file and the inode of a
+/// later one. It must detect that.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -149,8 +150,8 @@ fn control_kind_of_another_inode_is_caught() {
     assert_kind(2, FileKind::Regular, &right);
 }
 
-/// Trap T19: the reported parent of a directory must be one that it had during the call, even if
-/// parents are dropped and their slots reused.
+/// The reported parent of a directory must be one that it had during the call, even if parents are
+/// dropped and their slots reused. Trap T19.
 #[test]
 fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
@@ -203,8 +204,8 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// Trap T22: a thread that spins on one CPU keeps the other threads from running. Four threads
-/// change the same two names on one CPU. The test must end in bounded time.
+/// A thread that spins on one CPU keeps the other threads from running. Four threads change the
+/// same two names on one CPU. The test must end in bounded time. Trap T22.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -216,8 +217,7 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Control for trap T22: on one CPU, a waiting thread spins for ever. The time limit must stop the
-/// test.
+/// Control: on one CPU, a waiting thread spins for ever. The time limit must stop the test.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
@@ -243,9 +243,9 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     }
 }
 
-/// Traps T26, T27: directories that are moved at random must stay a tree, and no thread may wait
-/// for ever. Names in random directories are invalidated meanwhile, so some moves use names that
-/// are not cached, below directories that no lookup finds.
+/// Directories that are moved at random must stay a tree, and no thread may wait for ever. Names in
+/// random directories are invalidated meanwhile, so some moves use names that are not cached, below
+/// directories that no lookup finds. Traps T26 and T27.
 #[test]
 fn randomly_moved_directories_stay_a_tree() {
     let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));
@@ -282,16 +282,16 @@ fn randomly_moved_directories_stay_a_tree() {
     assert_is_tree(parent, &inos, vfs.root().ino());
 }
 
-/// Control for trap T26: two moves of directories are made together without a check. Each alone is
-/// valid, but together they make a loop.
+/// Control: two moves of directories are made together without a check. Each alone is valid, but
+/// together they make a loop.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
     assert_is_tree(|ino| if ino == 2 { 3 } else { 2 }, &[2, 3], 1);
 }
 
-/// Trap T27: a rename between two removed directories must fail at once, although they have no
-/// common ancestor.
+/// A rename between two removed directories must fail immediately, although they have no common
+/// ancestor. Trap T27.
 #[test]
 fn rename_between_removed_directories_fails_at_once() {
     let vfs = new();

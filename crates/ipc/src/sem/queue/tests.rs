@@ -97,8 +97,8 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// Trap X7 (`docs/developing/traps.md`): a change that completes one waiting call must not examine
-/// the calls behind it in the queue. An examined call shows which operation blocks it.
+/// A change that completes one waiting call must not examine the calls behind it in the queue. An
+/// examined call shows which operation blocks it. Trap X7.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;

@@ -15,8 +15,9 @@
 //!
 //! Locks and their order: a chain, then a list.
 //!
-//! Source: document 004, which measured `plain-lru` and `lru-per-shard`, and submitted neither. The
-//! LRU list per shard is that of Linux `mm/list_lru.c`.
+//! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (document 004 in `documents.md`),
+//! which measured `plain-lru` and `lru-per-shard`, but proposed another design. The LRU list per
+//! shard is that of Linux `mm/list_lru.c`.
 
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex};
