@@ -22,7 +22,6 @@ use corewalk::{
     AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileKind, FileLock, FileSystem, Make, Name,
     Node, OpenFlags, Opened, RenameMode, SetAttr, StatFs, XattrMode, errno_of,
 };
-use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
@@ -85,8 +84,6 @@ pub struct ClusterFs {
     objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
-    /// The number of the next open file.
-    opens: AtomicU64,
     has_locks: bool,
     /// The last field, so that everything that uses the runtime is dropped before it.
     _runtime: Runtime,
@@ -171,7 +168,6 @@ impl ClusterFs {
             objects,
             nameless: Mutex::default(),
             ticks: Mutex::new(0),
-            opens: AtomicU64::new(1),
             has_locks: !options.local_locks,
             _runtime: runtime,
         };
@@ -222,9 +218,9 @@ impl ClusterFs {
     }
 
     /// Returns true if the periodic flush skips a file, because the file has no name or has lost
-    /// its locks.
+    /// locks.
     fn is_kept(&self, ino: u64) -> bool {
-        self.is_nameless(ino) || self.check_locks(ino).is_err()
+        self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }
 
     pub(crate) fn is_nameless(&self, ino: u64) -> bool {
@@ -316,7 +312,7 @@ impl FileSystem for ClusterFs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.set_attributes(node.ino(), set)
+        self.set_attributes(node, set)
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
@@ -367,18 +363,16 @@ impl FileSystem for ClusterFs {
     }
 
     fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        self.check_locks(node.ino())?;
+        self.meta.check_locks(node.ino(), node.handle())?;
         self.data.read(node.ino(), offset, buf)
     }
 
     fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.check_locks(node.ino())?;
-        self.data.write(node.ino(), Some(offset), bytes)
+        self.data.write((node.ino(), node.handle()), Some(offset), bytes)
     }
 
     fn append(&self, node: Node<'_>, _: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.check_locks(node.ino())?;
-        self.data.write(node.ino(), None, bytes)
+        self.data.write((node.ino(), node.handle()), None, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -399,18 +393,15 @@ impl FileSystem for ClusterFs {
     }
 
     /// Each open file has a handle of its own, since the server ends the locks of an open file by
-    /// its handle. The lowest bit tells whether the file is open for writing.
+    /// its handle.
     fn open(&self, node: Node<'_>, access: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
         }
-        self.data.open(node.ino());
+        let handle = self.data.open(node.ino(), access & O_ACCMODE != 0);
         let keeps = self.meta.cache.note_open(node.ino());
         let flags = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
-        // ORDERING: Relaxed. The addition alone makes the numbers differ.
-        let number = self.opens.fetch_add(1, Ordering::Relaxed);
-        let is_writer = access & O_ACCMODE != 0;
-        Ok(Opened::new(number << 1 | u64::from(is_writer)).with_flags(flags))
+        Ok(Opened::new(handle).with_flags(flags))
     }
 
     fn has_open_state(&self) -> bool {
@@ -419,12 +410,12 @@ impl FileSystem for ClusterFs {
 
     /// Writes the dirty bytes of the file, so that other mounts can read them after close(2).
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
-        self.check_locks(node.ino())?;
+        self.meta.check_locks(node.ino(), node.handle())?;
         // No other mount can open a file without a name.
         if self.is_nameless(node.ino()) {
             Ok(())
         } else {
-            self.data.flush(node.ino(), is_writer(node))
+            self.data.flush(node.ino(), writer(node))
         }
     }
 
@@ -444,8 +435,8 @@ impl FileSystem for ClusterFs {
     }
 
     fn fsync(&self, node: Node<'_>, _: bool) -> Result<(), Errno> {
-        self.check_locks(node.ino())?;
-        self.data.flush(node.ino(), is_writer(node))
+        self.meta.check_locks(node.ino(), node.handle())?;
+        self.data.flush(node.ino(), writer(node))
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
@@ -469,7 +460,7 @@ impl FileSystem for ClusterFs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate(node.ino(), offset, len, how)
+        self.allocate((node.ino(), node.handle()), offset, len, how)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -542,7 +533,7 @@ impl FileSystem for ClusterFs {
 
     fn maintain(&self) {
         let flushed = self.data.flush_old(|ino| self.is_kept(ino), false);
-        let mut done = vec![flushed, self.purge()];
+        let mut done = vec![flushed, self.purge(), self.repeat_unlocks(None)];
         let is_turn = {
             let mut ticks = self.ticks.lock();
             *ticks = ticks.wrapping_add(1);
@@ -591,9 +582,9 @@ impl std::fmt::Debug for ClusterFs {
     }
 }
 
-/// Returns true unless the call comes through a file that is open for reading only.
-fn is_writer(node: Node<'_>) -> bool {
-    node.handle() == 0 || node.handle() & 1 == 1
+/// Returns the handle, unless the call comes through a file that is open for reading only.
+pub(crate) fn writer(node: Node<'_>) -> Option<u64> {
+    Some(node.handle()).filter(|handle| *handle == 0 || handle & 1 == 1)
 }
 
 impl std::fmt::Display for OpenError {
