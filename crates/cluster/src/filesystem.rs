@@ -177,8 +177,7 @@ impl ClusterFs {
         Ok(fs)
     }
 
-    /// Flushes the dirty bytes of all files, and ends the session. Later calls fail or begin a new
-    /// session.
+    /// Flushes the dirty bytes of all files, and ends the session. Later changes fail.
     ///
     /// # Errors
     /// The first error of a write.

@@ -449,3 +449,28 @@ fn late_copy_of_a_request_changes_no_lock() {
     assert_eq!((call(two, 1, 2), call(one, 1, 2), count()), ("11".into(), "5".into(), "0".into()));
     drop((a, b));
 }
+
+/// Checks that a waiting flock(2) makes the database write its log only if the call drops a lock.
+#[test]
+fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {
+    let Some(site) = Site::new() else { return };
+    let ids: Vec<String> = (7..9)
+        .map(|id| {
+            let fs = "(SELECT id::text FROM format)";
+            site.sql(&format!("SELECT ino FROM cw_open_session({id}, {fs}, 'h', 1, 60, 9)"));
+            id.to_string()
+        })
+        .collect();
+    let call = |id: &String, seq: u32, kind: u32| {
+        site.sql(&format!(
+            "SET synchronous_commit = on;
+            SELECT code FROM cw_lock({id}, 0, {seq}, 1, 1, true, {kind}, 0, 9, 0);
+            SHOW synchronous_commit"
+        ))
+    };
+    for id in &ids {
+        assert_eq!(call(id, 1, 1), "0\non");
+    }
+    assert_eq!(call(&ids[0], 2, 2), "11\non");
+    assert_eq!(call(&ids[0], 3, 2), "11\noff");
+}

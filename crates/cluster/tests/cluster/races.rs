@@ -11,7 +11,7 @@ use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options,
 /// A request slot that no mount uses.
 const SLOT: i32 = 1000;
 /// PL/pgSQL that loops until another connection waits for a lock of this connection.
-const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
+pub(crate) const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
     EXIT WHEN EXISTS (SELECT FROM pg_locks WHERE NOT granted
         AND pg_backend_pid() = ANY (pg_blocking_pids(pid)));
     PERFORM pg_sleep(0.01); END LOOP;";
