@@ -164,10 +164,13 @@ impl Locks {
     fn dropped(&self, ino: u64, owner: Owner, (first, last): Bytes, grant: u64) {
         let are_all = |bytes: Bytes| bytes.0 >= first && bytes.1 <= last;
         let mut table = self.table.lock();
-        table.unlocks.retain(|(at, it, unlock)| (*at, *it) != (ino, owner) || !are_all(*unlock));
         let Some(owners) = table.files.get_mut(&ino) else { return };
         owners.retain(|it, held| *it != owner || held.grant != grant || !are_all(held.bytes));
-        if owners.is_empty() {
+        let (has_none, is_free) = (!owners.contains_key(&owner), owners.is_empty());
+        table.unlocks.retain(|(at, it, unlock)| {
+            (*at, *it) != (ino, owner) || !has_none && !are_all(*unlock)
+        });
+        if is_free {
             table.files.remove(&ino);
         }
     }
@@ -424,6 +427,11 @@ mod tests {
         locks.dropped(1, owner, (0, 9), grant);
         locks.taken(opened(3), &lock(7, LockKind::Write, (29, 30)), 5);
         assert_eq!(locks.unlocks(None), [(1, owner, (40, 49))]);
+        // An owner without locks has nothing to drop.
+        let grant = locks.held(1, owner).unwrap().grant;
+        locks.unlock_later(1, owner, WHOLE, grant);
+        locks.dropped(1, owner, (0, 99), grant);
+        assert_eq!(locks.unlocks(None), []);
     }
 
     #[test]
