@@ -94,6 +94,15 @@ pub(crate) struct Reply {
     pub(crate) was_lost: bool,
 }
 
+/// The failure of a statement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    pub(crate) errno: Errno,
+    /// True if an attempt got no answer, so that it may still have its effect. If not, the database
+    /// has undone each attempt.
+    pub(crate) was_lost: bool,
+}
+
 /// The place of a connection, which may be closed.
 #[derive(Default)]
 struct Lane {
@@ -138,6 +147,16 @@ impl Database {
 
     /// Runs a statement for a call of the file system. Must not be called on the runtime.
     pub(crate) fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Reply, Errno> {
+        self.query_change(sql, params).map_err(|failure| failure.errno)
+    }
+
+    /// Runs a statement as [`Database::query`] does. Its failure tells whether an attempt may still
+    /// have its effect.
+    pub(crate) fn query_change(
+        &self,
+        sql: &'static str,
+        params: &[Param<'_>],
+    ) -> Result<Reply, Failure> {
         let lane = 1 + shard_index() % (self.lanes.len() - 1);
         self.handle.block_on(self.run(lane, sql, params, None))
     }
@@ -182,7 +201,7 @@ impl Database {
         params: &[Param<'_>],
         limit: Duration,
     ) -> Result<Reply, Errno> {
-        self.run(0, sql, params, Some(limit)).await
+        self.run(0, sql, params, Some(limit)).await.map_err(|failure| failure.errno)
     }
 
     /// Runs a statement of the session once. Returns the error of the database, so that a message
@@ -211,14 +230,14 @@ impl Database {
         sql: &'static str,
         params: &[Param<'_>],
         limit: Option<Duration>,
-    ) -> Result<Reply, Errno> {
+    ) -> Result<Reply, Failure> {
         let start = Instant::now();
         let (mut was_lost, mut pause) = (false, PAUSES.0);
         let mut stall = limit.map_or(STALLS.0, |limit| STALLS.0.min(limit / 2));
         loop {
             let left = self.time_left(start, limit);
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(Errno::IO);
+                return Err(Failure { errno: Errno::IO, was_lost });
             }
             let mut used = None;
             let attempt = self.attempt(lane, sql, params, &mut used);
@@ -235,6 +254,8 @@ impl Database {
                     if class != Class::Again && !was_lost {
                         log::warn!("database: {error}");
                     }
+                    // Without a code, the server may have run the statement.
+                    was_lost |= !error.has_code();
                     class
                 }
                 Err(_) => {
@@ -243,7 +264,7 @@ impl Database {
                 }
             };
             match class {
-                Class::Final(errno) => return Err(errno),
+                Class::Final(errno) => return Err(Failure { errno, was_lost }),
                 Class::Again => {}
                 Class::Reconnect => {
                     was_lost = true;
@@ -308,6 +329,11 @@ impl DatabaseError {
             DatabaseError::Client(error) => class_of(error),
             DatabaseError::NoAnswer => Class::Reconnect,
         }
+    }
+
+    /// Returns true if this is an answer of the server, which has undone the statement.
+    fn has_code(&self) -> bool {
+        matches!(self, DatabaseError::Client(error) if error.code().is_some())
     }
 
     /// Returns true if the statement may succeed later.

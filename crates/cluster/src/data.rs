@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use corewalk::{Attr, Errno, Timespec};
 use corewalk_base::ShardedCounter;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Mutex, MutexGuard};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -72,6 +73,8 @@ pub(crate) struct Files {
     cache: ObjectsCache,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
+    /// The number of the next open file.
+    opens: AtomicU64,
     /// The keys of recorded objects whose flush failed. No file will name them.
     failed: Mutex<Vec<String>>,
     pub(crate) dirty_bytes: ShardedCounter,
@@ -118,8 +121,9 @@ pub(crate) struct Content {
     /// Where the sequential reader has begun, and where it reads next.
     run: Range<u64>,
     mtime: Timespec,
-    /// The reason why dirty bytes were given up, until fsync(2) or close(2) reports it.
-    lost: Option<Errno>,
+    /// The reason why dirty bytes were given up, until fsync(2) or close(2) reports it, and the
+    /// first handle of the files that were opened later.
+    lost: Option<(Errno, u64)>,
 }
 
 /// A use of a file. After its last use a [`File`] without dirty bytes is dropped.
@@ -137,6 +141,7 @@ impl Files {
             objects,
             files: Mutex::default(),
             next_object: Mutex::new(0),
+            opens: AtomicU64::new(1),
             failed: Mutex::default(),
             dirty_bytes: ShardedCounter::new(),
         }
@@ -161,15 +166,20 @@ impl Files {
     }
 
     /// Begins a use of a file that [`Files::close`] ends. Contents without changes are loaded
-    /// again, since another mount may have changed them.
-    pub(crate) fn open(&self, ino: u64) {
+    /// again, since another mount may have changed them. Returns the handle of the open file. The
+    /// lowest bit tells whether it is open for writing.
+    pub(crate) fn open(&self, ino: u64, is_writer: bool) -> u64 {
         let used = self.file(ino);
         let mut content = used.file.content.lock();
+        self.settle(&used.file, &mut content);
+        // ORDERING: Relaxed. The lock of the contents orders the handles of a file.
+        let handle = self.opens.fetch_add(1, Ordering::Relaxed) << 1 | u64::from(is_writer);
         if !content.is_changed {
             content.loaded_by = 0;
         }
         drop(content);
         std::mem::forget(used);
+        handle
     }
 
     /// Ends a use of a file that [`Files::open`] has begun.
@@ -194,14 +204,27 @@ impl Files {
         Ok(())
     }
 
-    /// Gives up the dirty bytes of a file that must not be written any more. The next
-    /// [`Files::flush`] reports the loss.
+    /// Gives up the dirty bytes of a file if locks that protect them are lost. The next
+    /// [`Files::flush`] of a writer reports that.
     pub(crate) fn revert(&self, ino: u64) {
         let Some(used) = self.known_file(ino) else { return };
-        let mut content = used.file.content.lock();
-        if content.is_changed {
-            self.give_up(&used.file, &mut content, Errno::IO);
+        self.settle(&used.file, &mut used.file.content.lock());
+    }
+
+    /// Lets files that are opened from now on use a file whose locks are lost. The dirty bytes are
+    /// given up, because they may have been written under these locks.
+    fn settle(&self, file: &File, content: &mut Content) {
+        let is_lost = self.meta.locks.settle(file.ino, self.next_handle(), self.meta.session.id());
+        if is_lost && content.is_changed {
+            self.give_up(file, content, Errno::IO);
         }
+    }
+
+    /// Returns a number above the handles of all open files. The caller has locked the contents of
+    /// a file, so that each later open of this file gets this handle or a higher one.
+    fn next_handle(&self) -> u64 {
+        // ORDERING: Relaxed. See `open`.
+        self.opens.load(Ordering::Relaxed) << 1
     }
 
     /// Drops the dirty bytes of a file that is gone.
@@ -307,20 +330,21 @@ impl Files {
         Ok(())
     }
 
-    /// Writes at `offset`, or at the end of the file if that is None.
+    /// Writes at `offset`, or at the end of the file if that is None. `handle` is the open file.
     ///
     /// # Errors
-    /// `EFBIG` behind the largest size; the errors of a flush, if there is no room for more dirty
-    /// bytes. A call that fails writes nothing.
+    /// `EFBIG` behind the largest size; `EIO` if locks are lost; the errors of a flush, if there is
+    /// no room for more dirty bytes. A call that fails writes nothing.
     pub(crate) fn write(
         &self,
-        ino: u64,
+        (ino, handle): (u64, u64),
         offset: Option<u64>,
         bytes: &[u8],
     ) -> Result<usize, Errno> {
         self.make_room()?;
         let used = self.file(ino);
         let mut content = self.loaded(&used.file)?;
+        self.meta.check_locks(ino, handle)?;
         let offset = offset.unwrap_or(content.size);
         let room = SIZE_MAX.saturating_sub(offset).min(bytes.len() as u64) as usize;
         if room == 0 && !bytes.is_empty() {
@@ -419,9 +443,15 @@ impl Files {
     }
 
     /// Zeroes a range of a file, without going beyond the end of the file.
-    pub(crate) fn zero(&self, ino: u64, offset: u64, len: u64) -> Result<(), Errno> {
+    pub(crate) fn zero(
+        &self,
+        (ino, handle): (u64, u64),
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
         let used = self.file(ino);
         let mut content = self.loaded(&used.file)?;
+        self.meta.check_locks(ino, handle)?;
         let end = offset.saturating_add(len).min(content.size);
         if offset >= end {
             return Ok(());
@@ -437,9 +467,10 @@ impl Files {
     }
 
     /// Makes a file at least `size` bytes long.
-    pub(crate) fn grow(&self, ino: u64, size: u64) -> Result<(), Errno> {
+    pub(crate) fn grow(&self, (ino, handle): (u64, u64), size: u64) -> Result<(), Errno> {
         let used = self.file(ino);
         let mut content = self.loaded(&used.file)?;
+        self.meta.check_locks(ino, handle)?;
         if content.size < size {
             content.size = size;
             let before = content.dirty.bytes();

@@ -23,7 +23,6 @@ use corewalk::{
     FileSystem, Leases, Make, Name, Node, OpenFlags, Opened, RenameMode, SetAttr, StatFs, Ttl,
     XattrMode, errno_of,
 };
-use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
@@ -86,8 +85,6 @@ pub struct ClusterFs {
     objects: Objects,
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
-    /// The number of the next open file.
-    opens: AtomicU64,
     has_locks: bool,
     /// The last field, so that everything that uses the runtime is dropped before it.
     _runtime: Runtime,
@@ -172,7 +169,6 @@ impl ClusterFs {
             objects,
             nameless: Mutex::default(),
             ticks: Mutex::new(0),
-            opens: AtomicU64::new(1),
             has_locks: !options.local_locks,
             _runtime: runtime,
         };
@@ -182,8 +178,7 @@ impl ClusterFs {
         Ok(fs)
     }
 
-    /// Flushes the dirty bytes of all files, and ends the session. Later calls fail or begin a new
-    /// session.
+    /// Flushes the dirty bytes of all files, and ends the session. Later changes fail.
     ///
     /// # Errors
     /// The first error of a write.
@@ -223,9 +218,9 @@ impl ClusterFs {
     }
 
     /// Returns true if the periodic flush skips a file, because the file has no name or has lost
-    /// its locks.
+    /// locks.
     fn is_kept(&self, ino: u64) -> bool {
-        self.is_nameless(ino) || self.check_locks(ino).is_err()
+        self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }
 
     pub(crate) fn is_nameless(&self, ino: u64) -> bool {
@@ -321,7 +316,7 @@ impl FileSystem for ClusterFs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.set_attributes(node.ino(), set)
+        self.set_attributes(node, set)
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
@@ -372,18 +367,16 @@ impl FileSystem for ClusterFs {
     }
 
     fn read(&self, node: Node<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        self.check_locks(node.ino())?;
+        self.meta.check_locks(node.ino(), node.handle())?;
         self.data.read(node.ino(), offset, buf)
     }
 
     fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.check_locks(node.ino())?;
-        self.data.write(node.ino(), Some(offset), bytes)
+        self.data.write((node.ino(), node.handle()), Some(offset), bytes)
     }
 
     fn append(&self, node: Node<'_>, _: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.check_locks(node.ino())?;
-        self.data.write(node.ino(), None, bytes)
+        self.data.write((node.ino(), node.handle()), None, bytes)
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -404,18 +397,15 @@ impl FileSystem for ClusterFs {
     }
 
     /// Each open file has a handle of its own, since the server ends the locks of an open file by
-    /// its handle. The lowest bit tells whether the file is open for writing.
+    /// its handle.
     fn open(&self, node: Node<'_>, access: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
         }
-        self.data.open(node.ino());
+        let handle = self.data.open(node.ino(), access & O_ACCMODE != 0);
         let keeps = self.meta.cache.note_open(node.ino());
         let flags = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
-        // ORDERING: Relaxed. The addition alone makes the numbers differ.
-        let number = self.opens.fetch_add(1, Ordering::Relaxed);
-        let is_writer = access & O_ACCMODE != 0;
-        Ok(Opened::new(number << 1 | u64::from(is_writer)).with_flags(flags))
+        Ok(Opened::new(handle).with_flags(flags))
     }
 
     fn has_open_state(&self) -> bool {
@@ -424,12 +414,12 @@ impl FileSystem for ClusterFs {
 
     /// Writes the dirty bytes of the file, so that other mounts can read them after close(2).
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
-        self.check_locks(node.ino())?;
+        self.meta.check_locks(node.ino(), node.handle())?;
         // No other mount can open a file without a name.
         if self.is_nameless(node.ino()) {
             Ok(())
         } else {
-            self.data.flush(node.ino(), is_writer(node))
+            self.data.flush(node.ino(), writer(node))
         }
     }
 
@@ -449,8 +439,8 @@ impl FileSystem for ClusterFs {
     }
 
     fn fsync(&self, node: Node<'_>, _: bool) -> Result<(), Errno> {
-        self.check_locks(node.ino())?;
-        self.data.flush(node.ino(), is_writer(node))
+        self.meta.check_locks(node.ino(), node.handle())?;
+        self.data.flush(node.ino(), writer(node))
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
@@ -474,7 +464,7 @@ impl FileSystem for ClusterFs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate(node.ino(), offset, len, how)
+        self.allocate((node.ino(), node.handle()), offset, len, how)
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -547,7 +537,7 @@ impl FileSystem for ClusterFs {
 
     fn maintain(&self) {
         let flushed = self.data.flush_old(|ino| self.is_kept(ino), false);
-        let mut done = vec![flushed, self.purge()];
+        let mut done = vec![flushed, self.purge(), self.repeat_unlocks(None)];
         let is_turn = {
             let mut ticks = self.ticks.lock();
             *ticks = ticks.wrapping_add(1);
@@ -617,9 +607,9 @@ impl std::fmt::Debug for ClusterFs {
     }
 }
 
-/// Returns true unless the call comes through a file that is open for reading only.
-fn is_writer(node: Node<'_>) -> bool {
-    node.handle() == 0 || node.handle() & 1 == 1
+/// Returns the handle, unless the call comes through a file that is open for reading only.
+pub(crate) fn writer(node: Node<'_>) -> Option<u64> {
+    Some(node.handle()).filter(|handle| *handle == 0 || handle & 1 == 1)
 }
 
 impl std::fmt::Display for OpenError {

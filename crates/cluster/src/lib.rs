@@ -32,7 +32,7 @@
 //!   has died, or has dropped its caches and registered again.
 //! - K.11: a statement without an answer is repeated on a new connection.
 //! - K.12: notifications may be lost. Each renewal says whether intents wait for the session.
-//! - K.13: a mount changes a file that it has locked only under the locks' session (`locks.rs`).
+//! - K.13: a mount changes a file with a write lock only under the lock's session (`locks.rs`).
 //!
 //! # Locks
 //! In this order: contents of a file, session, cache. No statement runs while the cache is locked.

@@ -10,95 +10,218 @@
 //! reads, changes and writes a file under a lock sees all that other programs wrote under their
 //! locks.
 //!
+//! A lock *protects* writes if it is a write lock, taken through a file that is open for writing.
+//! The owner of such a lock keeps it if the flush of its unlock fails. Otherwise a later flush
+//! would write over the bytes of the next owner. Most programs do not repeat an unlock that failed.
+//! So it is sent again each second, and before the next lock of the file.
+//!
 //! # Lost locks
 //! Locks end with their session (K.8). A change under a lock must not be made after the lock has
 //! ended, because another mount may have the lock by then. So a mount changes the contents and
-//! attributes of a file that it has locked only under the session of the locks
-//! ([`Locks::session_of`]). If that session is dead, the file gives `EIO` until all owners of its
-//! locks have dropped them, or have closed the file. Bytes that were not flushed are lost. The next
-//! fsync(2) or close(2) reports that too.
+//! attributes of a file with locks that protect writes only under the session of these locks
+//! ([`Locks::session_of`]). After the death of that session:
+//! - The dirty bytes are given up at the next open or unlock. The next fsync(2) or close(2) of a
+//!   writer reports that.
+//! - Files that were opened before the loss was known give `EIO`, until the owners of the lost
+//!   locks have dropped them or closed the file. Files that are opened later can be used at once.
+//!
+//! If a lock that protects no writes is lost, only the open files through which it was taken give
+//! `EIO`. So a user who may only read a file cannot disturb its writers.
 //!
 //! Source: fcntl(2), flock(2); RFC 8881, section 8.4.2 (loss of locks).
 
 use std::collections::HashMap;
 
-use corewalk::{Errno, FileLock, FileSystem as _, LockKind, Node};
+use corewalk::{Errno, FileLock, LockKind, Node};
 use corewalk_base::Mutex;
 
-use crate::filesystem::ClusterFs;
+use crate::filesystem::{ClusterFs, writer};
+use crate::meta::Meta;
 
 const LOCK: &str = "SELECT * FROM cw_lock($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 const FIND: &str = "SELECT * FROM cw_find_lock($1, $2, $3, $4, $5, $6, $7)";
 /// Stands for locks that were taken under several sessions, so that some of them are lost.
 const NO_SESSION: i64 = 0;
 
-/// The owners of the locks that this mount has.
+/// The locks that this mount has.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// The locked files by inode number. No other lock is taken while this one is held.
-    files: Mutex<HashMap<u64, Held>>,
+    /// No other lock is taken while this one is held.
+    table: Mutex<Table>,
+    /// Held while unlocks are sent again, and taken before the lock of contents. A lock call waits
+    /// for it, so that such an unlock does not drop the new lock of the same owner.
+    repeating: Mutex<()>,
 }
 
-/// The locks of this mount on a file.
-#[derive(Debug)]
-struct Held {
-    session: i64,
-    /// The first and the last byte that an owner may have locked. Only the database has the exact
-    /// ranges.
-    owners: HashMap<Owner, (u64, u64)>,
+#[derive(Debug, Default)]
+struct Table {
+    /// The locks of each owner, for each locked file by its inode number.
+    files: HashMap<u64, HashMap<Owner, Held>>,
+    /// The number of the last grant.
+    grants: u64,
+    /// Unlocks that have failed.
+    unlocks: Vec<(u64, Owner, Bytes)>,
 }
 
 /// The client's number of an owner, and whether its locks are those of flock(2).
 type Owner = (u64, bool);
 
+/// The first and the last byte of a lock.
+type Bytes = (u64, u64);
+
+/// The locks of an owner on a file.
+#[derive(Clone, Debug)]
+struct Held {
+    /// The session that has the locks.
+    session: i64,
+    /// The bytes that may be locked. Only the database has the exact ranges.
+    bytes: Bytes,
+    /// True if one of the locks protects writes.
+    protects: bool,
+    /// The open files through which the locks were taken.
+    handles: Vec<u64>,
+    /// The number of the last grant. An unlock that began before that grant leaves the locks known.
+    grant: u64,
+    /// The first open file that may use the file although the locks are lost.
+    reopened: Option<u64>,
+}
+
 impl Locks {
-    /// Returns the session of this mount's locks on one of some files, if there are any.
+    /// Returns the session of the locks that protect one of some files, if there are any.
     pub(crate) fn session_of(&self, inos: &[u64]) -> Option<i64> {
-        let files = self.files.lock();
-        if files.is_empty() {
+        let table = self.table.lock();
+        if table.files.is_empty() {
             return None;
         }
-        inos.iter().find_map(|ino| files.get(ino)).map(|held| held.session)
+        let files = inos.iter().filter_map(|ino| table.files.get(ino));
+        one_session(files.flat_map(HashMap::values).filter(|held| held.binds()))
     }
 
-    fn has(&self, ino: u64, owner: Owner) -> bool {
-        self.files.lock().get(&ino).is_some_and(|held| held.owners.contains_key(&owner))
+    /// Returns the session under which `owner` may get a lock on a file, unless any session may do.
+    fn session_for(&self, ino: u64, owner: Owner) -> Option<i64> {
+        let table = self.table.lock();
+        let owners = table.files.get(&ino)?.iter();
+        one_session(owners.filter(|(it, held)| **it == owner || held.binds()).map(|(_, held)| held))
     }
 
-    /// Notes that `owner` may have a lock.
-    fn taken(&self, ino: u64, owner: Owner, (first, last): (u64, u64), session: i64) {
-        let mut files = self.files.lock();
-        let held = files.entry(ino).or_insert_with(|| Held { session, owners: HashMap::new() });
+    /// Returns true if an open file must not be used, because locks are lost. `current` is the
+    /// session of the mount.
+    fn is_lost(&self, ino: u64, handle: u64, current: i64) -> bool {
+        let table = self.table.lock();
+        let Some(owners) = table.files.get(&ino) else { return false };
+        owners.values().filter(|held| held.session != current).any(|held| {
+            let is_older = held.reopened.is_none_or(|first| handle < first);
+            held.protects && is_older || held.handles.contains(&handle)
+        })
+    }
+
+    /// Lets the open files from `first` on use a file although locks on it are lost. Returns true
+    /// if the dirty bytes must be given up first. The caller has locked the contents of the file.
+    pub(crate) fn settle(&self, ino: u64, first: u64, current: i64) -> bool {
+        let mut table = self.table.lock();
+        let Some(owners) = table.files.get_mut(&ino) else { return false };
+        let mut is_any = false;
+        for held in owners.values_mut().filter(|held| held.binds() && held.session != current) {
+            (held.reopened, is_any) = (Some(first), true);
+        }
+        is_any
+    }
+
+    fn held(&self, ino: u64, owner: Owner) -> Option<Held> {
+        self.table.lock().files.get(&ino)?.get(&owner).cloned()
+    }
+
+    /// Notes that the owner of `lock` may have got it through the open file `node`.
+    fn taken(&self, node: Node<'_>, lock: &FileLock, session: i64) {
+        let (ino, owner, bytes) = (node.ino(), (lock.owner, lock.is_flock), (lock.start, lock.end));
+        let mut table = self.table.lock();
+        // An unlock that has failed beside this call must not drop the new lock later.
+        table.unlocks.retain(|(at, it, unlock)| {
+            (*at, *it) != (ino, owner) || unlock.0 > bytes.1 || unlock.1 < bytes.0
+        });
+        table.grants += 1;
+        let grant = table.grants;
+        let held = table.files.entry(ino).or_default().entry(owner).or_insert_with(|| Held {
+            session,
+            bytes,
+            protects: false,
+            handles: Vec::new(),
+            grant,
+            reopened: None,
+        });
         if held.session != session {
             held.session = NO_SESSION;
         }
-        let range = held.owners.entry(owner).or_insert((first, last));
-        *range = (range.0.min(first), range.1.max(last));
+        held.bytes = (held.bytes.0.min(bytes.0), held.bytes.1.max(bytes.1));
+        held.protects |= lock.kind == LockKind::Write && writer(node).is_some();
+        held.grant = grant;
+        if !held.handles.contains(&node.handle()) {
+            held.handles.push(node.handle());
+        }
     }
 
-    /// Notes that `owner` has no lock of some bytes any more. Returns true if no owner may have a
-    /// lock on the file then.
-    fn dropped(&self, ino: u64, owner: Owner, (first, last): (u64, u64)) -> bool {
-        let mut files = self.files.lock();
-        let Some(held) = files.get_mut(&ino) else { return true };
-        held.owners.retain(|other, range| *other != owner || range.0 < first || range.1 > last);
-        let is_free = held.owners.is_empty();
+    /// Notes that `owner` has no lock of some bytes any more, unless it got a lock after `grant`.
+    fn dropped(&self, ino: u64, owner: Owner, (first, last): Bytes, grant: u64) {
+        let are_all = |bytes: Bytes| bytes.0 >= first && bytes.1 <= last;
+        let mut table = self.table.lock();
+        let Some(owners) = table.files.get_mut(&ino) else { return };
+        owners.retain(|it, held| *it != owner || held.grant != grant || !are_all(held.bytes));
+        let (has_none, is_free) = (!owners.contains_key(&owner), owners.is_empty());
+        table.unlocks.retain(|(at, it, unlock)| {
+            (*at, *it) != (ino, owner) || !has_none && !are_all(*unlock)
+        });
         if is_free {
-            files.remove(&ino);
+            table.files.remove(&ino);
         }
-        is_free
+    }
+
+    /// Notes that an unlock has failed, unless the owner got a lock after `grant`.
+    fn unlock_later(&self, ino: u64, owner: Owner, bytes: Bytes, grant: u64) {
+        let mut table = self.table.lock();
+        let held = table.files.get(&ino).and_then(|owners| owners.get(&owner));
+        let unlock = (ino, owner, bytes);
+        if held.is_some_and(|held| held.grant == grant) && !table.unlocks.contains(&unlock) {
+            table.unlocks.push(unlock);
+        }
+    }
+
+    /// Returns the unlocks that have failed, of the file `of` or of all files.
+    fn unlocks(&self, of: Option<u64>) -> Vec<(u64, Owner, Bytes)> {
+        let table = self.table.lock();
+        let unlocks = table.unlocks.iter();
+        unlocks.filter(|(ino, ..)| of.is_none_or(|of| *ino == of)).copied().collect()
+    }
+}
+
+impl Held {
+    /// Returns true if a change of the file must be made under the session of the locks.
+    fn binds(&self) -> bool {
+        self.protects && self.reopened.is_none()
+    }
+}
+
+/// Returns the session of some locks, or `NO_SESSION` if they have several.
+fn one_session<'a>(mut locks: impl Iterator<Item = &'a Held>) -> Option<i64> {
+    let first = locks.next()?.session;
+    Some(if locks.all(|held| held.session == first) { first } else { NO_SESSION })
+}
+
+impl Meta {
+    /// Fails with `EIO` if an open file must not be used, because locks are lost.
+    pub(crate) fn check_locks(&self, ino: u64, handle: u64) -> Result<(), Errno> {
+        match self.locks.is_lost(ino, handle, self.session.id()) {
+            true => Err(Errno::IO),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns true if the dirty bytes of a file must not be written, because locks are lost.
+    pub(crate) fn has_lost_locks(&self, ino: u64) -> bool {
+        self.locks.session_of(&[ino]).is_some_and(|session| session != self.session.id())
     }
 }
 
 impl ClusterFs {
-    /// Fails with `EIO` if the session that had the locks on a file is dead.
-    pub(crate) fn check_locks(&self, ino: u64) -> Result<(), Errno> {
-        match self.meta.locks.session_of(&[ino]) {
-            Some(session) if session != self.meta.session.id() => Err(Errno::IO),
-            _ => Ok(()),
-        }
-    }
-
     /// Returns a lock of another owner that conflicts with `lock`. Processes of other mounts have
     /// the number 0.
     pub(crate) fn find_lock(&self, ino: u64, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
@@ -122,33 +245,36 @@ impl ClusterFs {
         if lock.kind == LockKind::Unlock {
             return self.drop_lock(node, lock);
         }
-        let (ino, locks) = (node.ino(), &self.meta.locks);
-        let (owner, range) = ((lock.owner, lock.is_flock), (lock.start, lock.end));
-        self.flush(node)?;
-        // An owner whose earlier locks are lost must drop them before it gets new ones.
-        let bound = locks.session_of(&[ino]);
-        let session = bound.unwrap_or_else(|| self.meta.session.id());
+        let (ino, owner, locks) = (node.ino(), (lock.owner, lock.is_flock), &self.meta.locks);
+        self.meta.check_locks(ino, node.handle())?;
+        self.repeat_unlocks(Some(ino))?;
+        self.flush_named(ino)?;
+        let (known, session) = (locks.held(ino, owner), self.meta.session.id());
+        if known.as_ref().is_some_and(|held| held.session != session) {
+            // The owner must first drop the locks that it has lost.
+            return Err(Errno::IO);
+        }
+        let bound = locks.session_for(ino, owner);
+        let session = bound.unwrap_or(session);
         match self.send_lock(ino, lock, bound) {
-            Ok(session) => locks.taken(ino, owner, range, session),
+            Ok(session) => locks.taken(node, lock, session),
             Err(Errno::AGAIN) => {
                 // Even then the database has dropped the owner's old lock of flock(2).
-                if lock.is_flock {
-                    locks.dropped(ino, owner, range);
+                if let Some(known) = known.filter(|_| lock.is_flock) {
+                    locks.dropped(ino, owner, known.bytes, known.grant);
                 }
                 return Err(Errno::AGAIN);
             }
             // The database may have granted the lock, although the answer was lost.
             Err(errno) => {
-                locks.taken(ino, owner, range, session);
+                locks.taken(node, lock, session);
                 return Err(errno);
             }
         }
         let refreshed = if self.is_nameless(ino) { Ok(()) } else { self.data.refresh(ino) };
         refreshed.inspect_err(|_| {
-            let unlock = FileLock { kind: LockKind::Unlock, ..*lock };
-            if let Err(errno) = self.drop_lock(node, &unlock) {
-                log::warn!("inode {ino}: a lock stays until its owner closes the file: {errno}");
-            }
+            // If the unlock fails too, it is sent again.
+            let _ = self.drop_lock(node, &FileLock { kind: LockKind::Unlock, ..*lock });
         })
     }
 
@@ -164,17 +290,57 @@ impl ClusterFs {
 
     fn drop_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         let (ino, owner) = (node.ino(), (lock.owner, lock.is_flock));
-        if !self.meta.locks.has(ino, owner) {
+        let Some(held) = self.meta.locks.held(ino, owner) else { return Ok(()) };
+        match self.send_unlock(ino, lock, &held) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Errno::IO),
+            Err(errno) => {
+                self.meta.locks.unlock_later(ino, owner, (lock.start, lock.end), held.grant);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Sends unlocks again that have failed, of the file `of` or of all files.
+    pub(crate) fn repeat_unlocks(&self, of: Option<u64>) -> Result<(), Errno> {
+        let locks = &self.meta.locks;
+        if locks.unlocks(of).is_empty() {
             return Ok(());
         }
-        let flushed = self.flush(node);
-        if flushed.is_err() {
-            // Another mount may have the lock when a later flush would write these bytes.
-            self.data.revert(ino);
+        let _turn = locks.repeating.lock();
+        let mut done = Ok(());
+        for (ino, owner, (first, last)) in locks.unlocks(of) {
+            let Some(held) = locks.held(ino, owner) else { continue };
+            let unlock = FileLock::new(owner.0, LockKind::Unlock).with_range(first, last);
+            let unlock = FileLock { is_flock: owner.1, ..unlock };
+            done = done.and(self.send_unlock(ino, &unlock, &held).map(drop));
         }
-        self.send_lock(ino, lock, None)?;
-        self.meta.locks.dropped(ino, owner, (lock.start, lock.end));
-        flushed
+        done
+    }
+
+    /// Writes dirty bytes, and drops a lock. Returns false if the lock was lost.
+    fn send_unlock(&self, ino: u64, lock: &FileLock, held: &Held) -> Result<bool, Errno> {
+        let flushed = self.flush_named(ino);
+        // The flush may be the call that learns of the death of the session.
+        let is_lost = held.session != self.meta.session.id();
+        if is_lost {
+            self.data.revert(ino);
+        } else {
+            // If the lock protects no writes, the dirty bytes are those of other programs.
+            if held.protects {
+                flushed?;
+            }
+            self.send_lock(ino, lock, None)?;
+        }
+        let owner = (lock.owner, lock.is_flock);
+        self.meta.locks.dropped(ino, owner, (lock.start, lock.end), held.grant);
+        Ok(!is_lost)
+    }
+
+    /// Writes the dirty bytes of a file, unless it has no name. No other mount can open such a
+    /// file.
+    fn flush_named(&self, ino: u64) -> Result<(), Errno> {
+        if self.is_nameless(ino) { Ok(()) } else { self.data.flush(ino, None) }
     }
 
     /// Takes or drops a lock in the database. If `bound` is given, does so only under that session.
@@ -202,23 +368,85 @@ fn values(lock: &FileLock) -> (i64, i32, i64, i64) {
 
 #[cfg(test)]
 mod tests {
+    use corewalk::FileKind;
+
     use super::*;
+
+    const WHOLE: Bytes = (0, FileLock::END_MAX);
+
+    /// An open file. The lowest bit of its handle tells whether it is open for writing.
+    fn opened(handle: u64) -> Node<'static> {
+        Node::detached(1, FileKind::Regular).with_handle(handle)
+    }
+
+    fn lock(owner: u64, kind: LockKind, (first, last): Bytes) -> FileLock {
+        FileLock::new(owner, kind).with_range(first, last)
+    }
 
     #[test]
     fn owner_is_known_until_it_drops_all_bytes() {
-        let locks = Locks::default();
-        locks.taken(1, (7, false), (10, 19), 3);
-        locks.taken(1, (7, false), (30, 39), 3);
-        locks.taken(1, (7, true), (0, 9), 3);
-        assert_eq!((locks.session_of(&[2, 1]), locks.session_of(&[2])), (Some(3), None));
-        assert!(!locks.dropped(1, (7, false), (10, 38)));
-        assert!(locks.has(1, (7, false)));
-        assert!(!locks.dropped(1, (7, false), (10, 39)));
-        assert!(!locks.has(1, (7, false)));
-        locks.taken(1, (8, false), (0, 0), 4);
+        let (locks, owner) = (Locks::default(), (7, false));
+        locks.taken(opened(3), &lock(7, LockKind::Write, (10, 19)), 5);
+        locks.taken(opened(3), &lock(7, LockKind::Write, (30, 39)), 5);
+        assert_eq!((locks.session_of(&[2, 1]), locks.session_of(&[2])), (Some(5), None));
+        let grant = locks.held(1, owner).unwrap().grant;
+        locks.dropped(1, owner, (10, 38), grant);
+        assert!(locks.held(1, owner).is_some());
+        locks.dropped(1, owner, (10, 39), grant);
+        assert!(locks.held(1, owner).is_none());
+        assert!(locks.table.lock().files.is_empty());
+        locks.taken(opened(3), &lock(7, LockKind::Write, (0, 0)), 5);
+        locks.taken(opened(3), &lock(8, LockKind::Write, (1, 1)), 6);
         assert_eq!(locks.session_of(&[1]), Some(NO_SESSION));
-        assert!(!locks.dropped(1, (8, false), (0, 0)));
-        assert!(locks.dropped(1, (7, true), (0, u64::MAX)));
+    }
+
+    /// The answer of an unlock comes after that of a later lock of the same owner, which then must
+    /// stay known.
+    #[test]
+    fn late_answer_of_an_unlock_does_not_forget_a_newer_lock() {
+        let (locks, owner) = (Locks::default(), (7, false));
+        locks.taken(opened(3), &lock(7, LockKind::Write, (0, 9)), 5);
+        let grant = locks.held(1, owner).unwrap().grant;
+        locks.taken(opened(3), &lock(7, LockKind::Write, (0, 9)), 5);
+        locks.dropped(1, owner, WHOLE, grant);
+        assert!(locks.held(1, owner).is_some());
+        // If that unlock has failed instead, it is not sent again.
+        locks.unlock_later(1, owner, WHOLE, grant);
+        assert_eq!(locks.unlocks(None), []);
+    }
+
+    #[test]
+    fn unlock_that_failed_is_known_until_it_is_sent_or_the_bytes_are_locked_again() {
+        let (locks, owner) = (Locks::default(), (7, false));
+        locks.taken(opened(3), &lock(7, LockKind::Write, (0, 99)), 5);
+        let grant = locks.held(1, owner).unwrap().grant;
+        for bytes in [(0, 9), (20, 29), (20, 29), (40, 49)] {
+            locks.unlock_later(1, owner, bytes, grant);
+        }
+        assert_eq!((locks.unlocks(Some(1)).len(), locks.unlocks(Some(2)).len()), (3, 0));
+        locks.dropped(1, owner, (0, 9), grant);
+        locks.taken(opened(3), &lock(7, LockKind::Write, (29, 30)), 5);
+        assert_eq!(locks.unlocks(None), [(1, owner, (40, 49))]);
+        // An owner without locks has nothing to drop.
+        let grant = locks.held(1, owner).unwrap().grant;
+        locks.unlock_later(1, owner, WHOLE, grant);
+        locks.dropped(1, owner, (0, 99), grant);
+        assert_eq!(locks.unlocks(None), []);
+    }
+
+    #[test]
+    fn lost_lock_disturbs_the_files_that_it_protects_until_they_are_opened_again() {
+        let locks = Locks::default();
+        let is_lost = |handle| locks.is_lost(1, handle, 6);
+        locks.taken(opened(4), &lock(7, LockKind::Write, WHOLE), 5);
+        locks.taken(opened(7), &lock(8, LockKind::Read, WHOLE), 5);
+        assert_eq!([3, 4, 7].map(is_lost), [false, true, true]);
         assert_eq!(locks.session_of(&[1]), None);
+        locks.taken(opened(7), &lock(8, LockKind::Write, WHOLE), 5);
+        assert_eq!([3, 11].map(is_lost), [true, true]);
+        assert_eq!((locks.settle(1, 10, 6), locks.settle(1, 12, 6)), (true, false));
+        assert_eq!([3, 4, 7, 11].map(is_lost), [true, true, true, false]);
+        assert_eq!(locks.session_of(&[1]), None);
+        assert_eq!(locks.session_for(1, (8, false)), Some(5));
     }
 }

@@ -28,7 +28,8 @@
 //! ([`Session::kernel_time`]).
 //!
 //! # Locks
-//! - `reopening`: held while a new session is opened. Taken before the others.
+//! - `reopening`: held while a new session is opened, or while the end of the mount is noted. Taken
+//!   before the others.
 //! - `slots`, then `current`, which is a read-write lock. Both are held for an instant.
 //! - `numbers`: a leaf.
 
@@ -157,7 +158,8 @@ pub(crate) struct Session {
     slots: Mutex<Slots>,
     /// The next inode number, and the end of the range.
     numbers: Mutex<(u64, u64)>,
-    reopening: tokio::sync::Mutex<()>,
+    /// True after the end of the mount, which opens no new session then.
+    reopening: tokio::sync::Mutex<bool>,
     flaws: Flaws,
     /// The messages from and to other mounts.
     pub(crate) post: Post,
@@ -252,9 +254,14 @@ impl Session {
             }
             let mut all: Vec<Param<'_>> = vec![&id, &slot, &seq];
             all.extend_from_slice(params);
-            let reply = match self.database.query(sql, &all) {
+            let reply = match self.database.query_change(sql, &all) {
                 Ok(reply) => reply,
-                Err(errno) => break Err(errno),
+                // The database has undone the change, and no copy of it is under way.
+                Err(failure) if !was_lost && !failure.was_lost && waiting_since.is_none() => {
+                    self.free_slot(taken);
+                    return Err(failure.errno);
+                }
+                Err(failure) => break Err(failure.errno),
             };
             was_lost |= reply.was_lost;
             let (code, cookie) = match reply.rows.first() {
@@ -408,14 +415,18 @@ impl Session {
     /// Opens a new session in place of the dead session `dead`, if another task has not done so.
     ///
     /// # Errors
-    /// `EIO` if the database refuses, does not answer a soft mount, or has another file system.
+    /// `EIO` if the database refuses, does not answer a soft mount, or has another file system, and
+    /// after the end of the mount.
     async fn reopen(&self, dead: i64) -> Result<(), Errno> {
         let (start, id, mut pause) = (Instant::now(), new_id(), PAUSE);
         let turn = self.reopening.lock();
-        let _turn = match self.database.time_left(start, None) {
+        let has_ended = match self.database.time_left(start, None) {
             Some(left) => timeout(left, turn).await.map_err(|_| Errno::IO)?,
             None => turn.await,
         };
+        if *has_ended {
+            return Err(Errno::IO);
+        }
         if self.id() != dead {
             return Ok(());
         }
@@ -448,14 +459,24 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session, so that the next mount need not wait for its lease. Programs may still use
-    /// a mount that was detached, so the kernel drops its answers first.
+    /// Ends the session, so that the next mount need not wait for its lease. No new session is
+    /// opened afterwards, not even by a renewal that comes after the end. Programs may still use a
+    /// mount that was detached, so the kernel drops its answers first.
     pub(crate) fn end(&self) -> Result<(), Errno> {
-        let id = self.id();
-        self.stop_answers();
-        self.database.handle().block_on(self.drop_caches());
         let limit = self.lease / 3;
-        self.database.block_on(self.database.query_session(END, &[&id], limit)).map(drop)
+        self.database.block_on(async {
+            let turn = timeout(limit, self.reopening.lock()).await;
+            *turn.map_err(|_| Errno::IO)? = true;
+            self.stop_answers();
+            self.drop_caches().await;
+            self.database.query_session(END, &[&self.id()], limit).await?;
+            Ok(())
+        })
+    }
+
+    /// Returns true after the end of the mount. Waits while a new session is opened.
+    async fn has_ended(&self) -> bool {
+        *self.reopening.lock().await
     }
 
     fn stop_answers(&self) {
@@ -525,6 +546,9 @@ pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
         // After a failure, the next attempt must come before the end of the lease.
         tokio::time::sleep(if is_failing { lease / 30 } else { lease / 3 }).await;
         let Some(session) = session.upgrade() else { return };
+        if session.has_ended().await {
+            return;
+        }
         let id = session.id();
         let renewed = match session.renew().await {
             Err(Errno::STALE) => session.reopen(id).await,

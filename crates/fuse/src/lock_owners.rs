@@ -6,14 +6,14 @@
 //! - a lock that a thread got while another thread of its process closed the descriptor.
 //!
 //! The server ends locks of both kinds when the open file is released. So until the release, it
-//! remembers the lock owners of each open file. Exception: the handle 0, which all files of a back
-//! end without handles share.
+//! remembers the owners that have requested locks through each open file. Exception: the handle 0,
+//! which all files of a back end without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
 
 use std::collections::HashMap;
 
-use corewalk::{FileLock, LockKind};
+use corewalk::{Errno, FileLock, LockKind};
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
@@ -29,9 +29,18 @@ pub(crate) struct LockOwners {
 type Pair = (u64, u64);
 
 impl LockOwners {
-    /// Notes that `lock` was taken through the open file `handle`.
-    pub(crate) fn locked(&self, node: u64, handle: u64, lock: &FileLock) {
-        if lock.is_flock || lock.kind == LockKind::Unlock || handle == 0 {
+    /// Notes that `lock` was requested through the open file `handle`, with the result `done`.
+    ///
+    /// Only `EAGAIN` says that the owner has no new lock. After another error, the back end may
+    /// have granted the lock, although its answer was lost.
+    pub(crate) fn requested(
+        &self,
+        (node, handle): (u64, u64),
+        lock: &FileLock,
+        done: Result<(), Errno>,
+    ) {
+        let is_refused = done == Err(Errno::AGAIN);
+        if is_refused || lock.is_flock || lock.kind == LockKind::Unlock || handle == 0 {
             return;
         }
         let mut by_node = self.by_node.lock();
@@ -73,13 +82,14 @@ mod tests {
     fn owner_is_known_until_its_flush_or_the_release_of_its_file() {
         let (owners, lock) = (LockOwners::default(), FileLock::new(7, LockKind::Read));
         let other = FileLock { owner: 8, ..lock };
-        owners.locked(1, 10, &lock);
-        owners.locked(1, 10, &lock);
-        owners.locked(1, 10, &other);
-        owners.locked(1, 11, &lock);
-        owners.locked(2, 10, &FileLock { is_flock: true, ..lock });
-        owners.locked(2, 10, &FileLock { kind: LockKind::Unlock, ..lock });
-        owners.locked(2, 0, &lock);
+        owners.requested((1, 10), &lock, Ok(()));
+        owners.requested((1, 10), &lock, Err(Errno::IO));
+        owners.requested((1, 10), &other, Ok(()));
+        owners.requested((1, 11), &lock, Ok(()));
+        owners.requested((2, 10), &FileLock { is_flock: true, ..lock }, Ok(()));
+        owners.requested((2, 10), &FileLock { kind: LockKind::Unlock, ..lock }, Ok(()));
+        owners.requested((2, 10), &lock, Err(Errno::AGAIN));
+        owners.requested((2, 0), &lock, Ok(()));
         assert_eq!((owners.released(2, 10), owners.released(2, 0)), (vec![], vec![]));
         assert_eq!(owners.released(1, 10), [7, 8]);
         owners.flushed(1, 7);

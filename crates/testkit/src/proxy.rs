@@ -32,6 +32,8 @@ struct State {
     has_ended: AtomicBool,
     delay_us: AtomicU64,
     bytes: AtomicU64,
+    /// How often messages were dropped.
+    cuts: AtomicU64,
 }
 
 impl Proxy {
@@ -84,6 +86,14 @@ impl Proxy {
         self.state.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
+    /// Ends a pause. Drops the messages that it held back, and closes their connections.
+    pub fn cut(&self) {
+        // ORDERING: Relaxed. See the next store.
+        self.state.cuts.fetch_add(1, Ordering::Relaxed);
+        // ORDERING(cut): Release. A thread that sees the end of the pause sees the cut, too.
+        self.state.is_paused.store(false, Ordering::Release);
+    }
+
     /// Delays all further messages, in each direction.
     pub fn delay(&self, delay: Duration) {
         // ORDERING: Relaxed. The instant at which a thread sees the number does not matter.
@@ -110,9 +120,15 @@ impl Drop for Proxy {
 fn forward(mut from: UnixStream, mut to: UnixStream, state: &State) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {
-        // ORDERING: Relaxed. See `pause`.
-        while state.is_paused.load(Ordering::Relaxed) {
+        // ORDERING: Relaxed. Only a cut after this load concerns the message.
+        let cuts = state.cuts.load(Ordering::Relaxed);
+        // ORDERING(cut): Acquire. See `cut`.
+        while state.is_paused.load(Ordering::Acquire) {
             thread::sleep(Duration::from_millis(2));
+        }
+        // ORDERING: Relaxed. The load before is ordered after the cut that has ended the pause.
+        if state.cuts.load(Ordering::Relaxed) != cuts {
+            break;
         }
         // ORDERING: Relaxed. See `delay`.
         let delay_us = state.delay_us.load(Ordering::Relaxed);

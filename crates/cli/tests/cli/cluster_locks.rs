@@ -203,6 +203,31 @@ fn lock_of_a_killed_mount_ends() {
     assert!(waited < Duration::from_secs(15), "{waited:?}");
 }
 
+/// The server of a mount is stopped for longer than its lease time while a program has a lock.
+/// Checks that its descriptor fails, and that the file can be opened again meanwhile.
+#[test]
+fn file_with_a_lost_lock_can_be_opened_again() {
+    let Some(site) = Site::new(&[]) else { return };
+    let (held, other) = (open(&site.paths[0]), open(&site.paths[1]));
+    let write = |file: &File, number: u64| file.write_all_at(&number.to_le_bytes(), 0);
+    flock_file(&held, 0, true);
+    write(&held, 1).expect("the number is written");
+    site.servers[0].signal(Signal::STOP);
+    flock_file(&other, 0, true);
+    write(&other, 2).expect("the number is written");
+    flock_file(&other, 0, false);
+    site.servers[0].signal(Signal::CONT);
+    let errno = |done: std::io::Result<()>| done.unwrap_err().raw_os_error();
+    assert_eq!(errno(held.sync_all()), Some(libc::EIO));
+    let new = open(&site.paths[0]);
+    assert_eq!(number(&new, 0), 2);
+    flock_file(&new, 0, true);
+    write(&new, 3).expect("the number is written");
+    flock_file(&new, 0, false);
+    assert_eq!(number(&open(&site.paths[1]), 0), 3);
+    assert_eq!(errno(write(&held, 4)), Some(libc::EIO));
+}
+
 /// The server ends the locks of an open file by its handle. So two open files of one file must have
 /// two handles, or a close by another program would end the lock.
 #[test]

@@ -45,20 +45,20 @@ const PENDING: &str = "SELECT * FROM cw_pending($1, $2, $3, $4, $5)";
 pub(super) type Slice = (Range<u64>, Option<Arc<str>>);
 
 impl Files {
-    /// Writes the dirty bytes of a file to the database and the objects. If `is_writer`, reports
-    /// bytes that were given up earlier. A reader, which may be any user, must not take this report
-    /// away from the program that wrote them.
+    /// Writes the dirty bytes of a file to the database and the objects. Reports bytes that were
+    /// given up while the file was open as `writer`. A reader, which may be any user, must not take
+    /// this report away from the program that wrote them.
     ///
     /// # Errors
     /// `ESTALE` or `EIO` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors
     /// of a change.
-    pub(crate) fn flush(&self, ino: u64, is_writer: bool) -> Result<(), Errno> {
+    pub(crate) fn flush(&self, ino: u64, writer: Option<u64>) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
         let done = self.flush_content(&used.file, &mut content);
         // Taken also after a failure, which is the report of bytes that this flush has given up.
-        let lost = if is_writer { content.lost.take() } else { None };
-        done.and(lost.map_or(Ok(()), Err))
+        let lost = content.lost.take_if(|(_, next)| writer.is_some_and(|writer| writer < *next));
+        done.and(lost.map_or(Ok(()), |(errno, _)| Err(errno)))
     }
 
     /// Flushes the files that have been dirty for some seconds, or all files.
@@ -135,7 +135,7 @@ impl Files {
         let bytes = content.dirty.bytes();
         log::error!("inode {}: {bytes} bytes are lost: {errno}", file.ino);
         self.dirty_bytes.add(-(bytes as i64));
-        *content = Content { lost: Some(errno), ..Content::default() };
+        *content = Content { lost: Some((errno, self.next_handle())), ..Content::default() };
         *file.view.lock() = None;
     }
 

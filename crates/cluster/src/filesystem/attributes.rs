@@ -37,7 +37,8 @@ struct Values {
 }
 
 impl ClusterFs {
-    pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttr) -> Result<Attr, Errno> {
+    pub(crate) fn set_attributes(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+        let ino = node.ino();
         if set.size.is_some_and(|size| size > SIZE_MAX) {
             return Err(Errno::FBIG);
         }
@@ -63,12 +64,20 @@ impl ClusterFs {
             acl.chmod(mode);
             values.access = Some(acl.to_xattr());
         }
-        let inode = self.change_attributes(ino, &values)?;
+        let inode = self.change_attributes((ino, node.handle()), &values)?;
         Ok(self.attr_after(inode, false))
     }
 
-    fn change_attributes(&self, ino: u64, values: &Values) -> Result<Inode, Errno> {
+    fn change_attributes(
+        &self,
+        (ino, handle): (u64, u64),
+        values: &Values,
+    ) -> Result<Inode, Errno> {
         let change = || {
+            // truncate(2) and chmod(2) have no open file that could be older than a loss.
+            if handle != 0 {
+                self.meta.check_locks(ino, handle)?;
+            }
             let Values { mode, uid, gid, size, atime, mtime, ctime, access, default } = values;
             let change = Change { dirs: self.meta.cover(ino), names: Vec::new(), inos: vec![ino] };
             let changed = self.meta.change(
@@ -166,14 +175,14 @@ impl ClusterFs {
         };
         let mode = mode.map(|mode| mode as i32);
         let values = Values { mode, ctime: now(), access, default, ..Values::default() };
-        self.change_attributes(ino, &values).map(drop)
+        self.change_attributes((ino, 0), &values).map(drop)
     }
 
     /// Serves fallocate(2). Space is not reserved, since the database and the objects have no limit
     /// that this program knows.
     pub(crate) fn allocate(
         &self,
-        ino: u64,
+        file: (u64, u64),
         offset: u64,
         len: u64,
         how: Fallocate,
@@ -184,10 +193,10 @@ impl ClusterFs {
         let end = offset.checked_add(len).filter(|end| *end <= SIZE_MAX);
         let end = end.ok_or(Errno::FBIG)?;
         if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
-            self.data.zero(ino, offset, len)?;
+            self.data.zero(file, offset, len)?;
         }
         if !how.contains(Fallocate::KEEP_SIZE) {
-            self.data.grow(ino, end)?;
+            self.data.grow(file, end)?;
         }
         Ok(())
     }

@@ -77,7 +77,7 @@ impl ClusterFs {
         // A file without a name is not flushed when it is closed, so it is flushed before it gets
         // one.
         if self.is_nameless(ino) {
-            self.data.flush(ino, false)?;
+            self.data.flush(ino, None)?;
         }
         let changed = self.meta.change(
             &change,

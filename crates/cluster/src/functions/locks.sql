@@ -45,6 +45,7 @@ CREATE FUNCTION cw_lock(
 DECLARE
     v_code int := cw_slot(p_session, p_slot, p_seq);
     v_first bigint := p_first; v_last bigint := p_last; v_others bigint[]; v flock;
+    v_dropped bool := false;
 BEGIN
     IF v_code <> 0 THEN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, '{}');
@@ -59,6 +60,7 @@ BEGIN
     IF p_is_flock THEN
         DELETE FROM flock WHERE ino = p_ino AND session = p_session AND owner = p_owner
             AND is_flock AND writes <> (p_kind = 2);
+        v_dropped := FOUND;
     END IF;
     IF p_kind <> 0 THEN
         PERFORM FROM node WHERE ino = p_ino;
@@ -97,7 +99,7 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_code(0, p_session);
         RETURN;
     END IF;
-    IF NOT p_is_flock THEN
+    IF NOT v_dropped THEN
         -- The call changed nothing, so its result may be lost in a crash of the database. The crash
         -- ends all connections, so no late copy of the call remains.
         PERFORM set_config('synchronous_commit', 'off', true);

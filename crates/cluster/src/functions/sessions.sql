@@ -98,13 +98,17 @@ CREATE FUNCTION cw_renew(p_session bigint, p_boot text)
 RETURNS TABLE (code int, boot text, waits bool, sessions bigint, junctions bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v_boot uuid; v_old uuid; v_count bigint;
+DECLARE v_boot uuid; v_old uuid; v_count bigint; v_locked bigint[];
 BEGIN
     v_boot := cw_boot();
     PERFORM pg_advisory_xact_lock_shared(-2);
-    PERFORM cw_judge(array_agg(s.id)) FROM session s;
-    SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead
-        FOR NO KEY UPDATE;
+    -- One statement locks the rows of this session and of those that may be dead, in ascending
+    -- order. So a renewal and another call of `cw_judge` do not deadlock.
+    SELECT array_agg(r.id) INTO v_locked FROM (SELECT s.id FROM session s
+        WHERE s.id = p_session OR NOT s.dead AND s.until <= clock_timestamp()
+        ORDER BY s.id FOR NO KEY UPDATE) r;
+    PERFORM cw_judge(v_locked);
+    SELECT s.boot INTO v_old FROM session s WHERE s.id = p_session AND NOT s.dead;
     IF NOT FOUND THEN
         RETURN QUERY SELECT -2, ''::text, false, 0::bigint, 0::bigint;
         RETURN;

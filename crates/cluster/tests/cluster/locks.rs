@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use corewalk::{Errno, FileLock, FileSystem as _, LockKind, Node};
+use corewalk::{Errno, Fallocate, FileLock, FileSystem as _, LockKind, Node, SetAttr};
 use corewalk_base::primitives::thread;
 use corewalk_cluster::ClusterFs;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
@@ -12,7 +12,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::fixtures::{ROOT, Site, create, file, overwrite, read, write_new};
+use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
+use crate::outage::{break_store, mend_store};
 
 /// The random locks begin at one of the first bytes. Some end at the largest position.
 const POSITIONS: u64 = 12;
@@ -294,6 +295,139 @@ fn unlock_after_the_death_of_the_session_writes_nothing() {
     assert_eq!(read(&a, ino), b"old");
 }
 
+/// Ends the sessions that have locks.
+fn lose_locks(site: &Site) {
+    site.sql(
+        "UPDATE session SET until = now() - interval '1 second' WHERE id IN \
+         (SELECT session FROM flock)",
+    );
+}
+
+/// The lock of a program that can only read must not cost a writer its bytes.
+#[test]
+fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"old").ino;
+    let writer = opened(&a, ino);
+    let reader = file(ino).with_handle(a.open(file(ino), 0).unwrap().handle);
+    a.set_lock(reader, &whole(1, LockKind::Write)).unwrap();
+    a.write(writer, 0, b"aaa").unwrap();
+    lose_locks(&site);
+    assert_eq!(a.fsync(writer, true), Ok(()));
+    assert_eq!(read(&b, ino), b"aaa");
+    assert_eq!(a.write(writer, 0, b"bbb"), Ok(3));
+    // The reader itself learns of the loss.
+    assert_eq!(a.read(reader, 0, &mut [0; 3]), Err(Errno::IO));
+    assert_eq!(a.set_lock(reader, &whole(1, LockKind::Unlock)), Err(Errno::IO));
+    assert_eq!(a.read(reader, 0, &mut [0; 3]), Ok(3));
+    assert_eq!(a.fsync(writer, true), Ok(()));
+    assert_eq!(read(&b, ino), b"bbb");
+}
+
+/// Checks that only open files from before a loss give `EIO`.
+#[test]
+fn file_with_lost_locks_can_be_opened_again() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"old").ino;
+    let (owner, other, there) = (opened(&a, ino), opened(&a, ino), opened(&b, ino));
+    let lock = |owner| FileLock::new(owner, LockKind::Write);
+    let unlock = |owner| FileLock::new(owner, LockKind::Unlock);
+    a.set_lock(owner, &lock(1)).unwrap();
+    a.write(owner, 0, b"aaa").unwrap();
+    lose_locks(&site);
+    b.set_lock(there, &lock(1)).unwrap();
+    b.write(there, 0, b"bbb").unwrap();
+    b.set_lock(there, &unlock(1)).unwrap();
+    assert_eq!(a.fsync(owner, true), Err(Errno::IO));
+    let new = opened(&a, ino);
+    let mut text = [0; 3];
+    assert_eq!((a.read(new, 0, &mut text), &text), (Ok(3), b"bbb"));
+    a.write(new, 0, b"ccc").unwrap();
+    assert_eq!((a.fsync(new, true), read(&b, ino)), (Ok(()), b"ccc".to_vec()));
+    for old in [owner, other] {
+        assert_eq!(a.read(old, 0, &mut text), Err(Errno::IO));
+        assert_eq!(a.write(old, 0, b"ddd"), Err(Errno::IO));
+        let set = SetAttr::default().with_size(1);
+        assert_eq!(a.setattr(old, &set).map(drop), Err(Errno::IO));
+        assert_eq!(a.fallocate(old, 0, 9, Fallocate::empty()), Err(Errno::IO));
+        assert_eq!(a.set_lock(old, &lock(2)), Err(Errno::IO));
+    }
+    // The old owner gets no lock before it has dropped its lost locks. Another owner does.
+    assert_eq!(a.set_lock(new, &lock(1)), Err(Errno::IO));
+    a.set_lock(new, &lock(3)).unwrap();
+    a.write(new, 0, b"eee").unwrap();
+    // The loss is reported to the files from before it.
+    assert_eq!(a.set_lock(owner, &unlock(1)), Err(Errno::IO));
+    assert_eq!((a.fsync(new, true), a.flush(owner)), (Ok(()), Err(Errno::IO)));
+    a.set_lock(new, &unlock(3)).unwrap();
+    assert_eq!(read(&b, ino), b"eee");
+    a.set_lock(owner, &lock(1)).unwrap();
+    assert_eq!(a.write(other, 0, b"fff"), Ok(3));
+    a.unlock_owner(owner, 1, false).unwrap();
+    assert_eq!(read(&b, ino), b"fff");
+}
+
+/// Checks that an owner keeps a lock while the bytes that it protects cannot be written, and that
+/// an owner whose lock protects no bytes drops its lock.
+#[test]
+fn unlock_whose_flush_fails_gives_up_no_bytes() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", &pattern(1, 100_000)).ino;
+    let (writer, there) = (opened(&a, ino), opened(&b, ino));
+    let reader = file(ino).with_handle(a.open(file(ino), 0).unwrap().handle);
+    let lock = FileLock::new(1, LockKind::Write);
+    a.set_lock(reader, &whole(1, LockKind::Write)).unwrap();
+    a.set_lock(writer, &lock).unwrap();
+    a.write(writer, 0, &pattern(2, 100_000)).unwrap();
+    let folder = break_store(&site);
+    assert_eq!(a.unlock_owner(reader, 1, true), Ok(()));
+    assert_eq!(b.set_lock(there, &whole(1, LockKind::Write)), Ok(()));
+    assert_eq!(a.unlock_owner(writer, 1, false), Err(Errno::IO));
+    assert_eq!(b.set_lock(there, &lock), Err(Errno::AGAIN));
+    mend_store(folder);
+    a.maintain();
+    b.set_lock(there, &lock).unwrap();
+    assert!(read(&b, ino) == pattern(2, 100_000));
+}
+
+#[test]
+fn unlock_that_failed_is_sent_again() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"text").ino;
+    let (here, there) = (opened(&a, ino), opened(&b, ino));
+    let lock = |owner| FileLock::new(owner, LockKind::Write);
+    site.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN RAISE EXCEPTION 'refused'; END $$; \
+         CREATE TRIGGER refuse BEFORE DELETE ON flock EXECUTE FUNCTION refuse(); \
+         ALTER TABLE flock DISABLE TRIGGER refuse",
+    );
+    let fails_to_unlock = |owner| {
+        site.sql("ALTER TABLE flock ENABLE TRIGGER refuse");
+        assert_eq!(a.unlock_owner(here, owner, false), Err(Errno::IO));
+        site.sql("ALTER TABLE flock DISABLE TRIGGER refuse");
+    };
+    a.set_lock(here, &lock(1)).unwrap();
+    fails_to_unlock(1);
+    assert_eq!(b.set_lock(there, &lock(1)), Err(Errno::AGAIN));
+    a.maintain();
+    b.set_lock(there, &lock(1)).unwrap();
+    b.unlock_owner(there, 1, false).unwrap();
+    // The next lock call on the file sends the unlock too.
+    a.set_lock(here, &lock(1)).unwrap();
+    fails_to_unlock(1);
+    a.set_lock(here, &lock(2)).unwrap();
+    // A new owner may have the number of the one that has failed. It keeps its lock.
+    fails_to_unlock(2);
+    a.set_lock(here, &lock(2)).unwrap();
+    a.maintain();
+    assert_eq!(b.set_lock(there, &lock(1)), Err(Errno::AGAIN));
+}
+
 /// Checks that late copies of answered requests take no lock and drop none.
 #[test]
 fn late_copy_of_a_request_changes_no_lock() {
@@ -314,4 +448,29 @@ fn late_copy_of_a_request_changes_no_lock() {
     // The lock is free now, but both requests were answered before.
     assert_eq!((call(two, 1, 2), call(one, 1, 2), count()), ("11".into(), "5".into(), "0".into()));
     drop((a, b));
+}
+
+/// Checks that a waiting flock(2) makes the database write its log only if the call drops a lock.
+#[test]
+fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {
+    let Some(site) = Site::new() else { return };
+    let ids: Vec<String> = (7..9)
+        .map(|id| {
+            let fs = "(SELECT id::text FROM format)";
+            site.sql(&format!("SELECT ino FROM cw_open_session({id}, {fs}, 'h', 1, 60, 9)"));
+            id.to_string()
+        })
+        .collect();
+    let call = |id: &String, seq: u32, kind: u32| {
+        site.sql(&format!(
+            "SET synchronous_commit = on;
+            SELECT code FROM cw_lock({id}, 0, {seq}, 1, 1, true, {kind}, 0, 9, 0);
+            SHOW synchronous_commit"
+        ))
+    };
+    for id in &ids {
+        assert_eq!(call(id, 1, 1), "0\non");
+    }
+    assert_eq!(call(&ids[0], 2, 2), "11\non");
+    assert_eq!(call(&ids[0], 3, 2), "11\noff");
 }

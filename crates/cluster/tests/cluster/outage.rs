@@ -33,14 +33,14 @@ fn append(fs: &ClusterFs, ino: u64, count: u8) -> (Vec<u8>, Vec<Errno>) {
 }
 
 /// Moves the objects of a file system away, so that none can be read or written.
-fn break_store(site: &Site) -> PathBuf {
+pub(crate) fn break_store(site: &Site) -> PathBuf {
     let folder = fs::read_dir(site.objects.path()).unwrap().next().unwrap().unwrap().path();
     fs::rename(&folder, folder.with_extension("away")).unwrap();
     fs::write(&folder, "").unwrap();
     folder
 }
 
-fn mend_store(folder: PathBuf) {
+pub(crate) fn mend_store(folder: PathBuf) {
     fs::remove_file(&folder).unwrap();
     fs::rename(folder.with_extension("away"), &folder).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use corewalk::{Errno, FileSystem as _, SetAttr};
+use corewalk::{Errno, FileSystem as _, Make, SetAttr};
 use corewalk_base::primitives::thread;
 use corewalk_cluster::{ClusterFs, OpenError, Unreachable, Url};
 use corewalk_testkit::postgres::Postgres;
@@ -162,6 +162,27 @@ fn role_with_few_privileges_can_mount() {
         fs.maintain();
     }
     assert_eq!(site.sql("SELECT count(*) FROM orphan"), "0");
+    drop(fs);
+    site.assert_clean();
+}
+
+/// Checks that the slot of a change that the database has undone needs no statement to be used
+/// again. Otherwise a full disk of the database would make reads fail, too.
+#[test]
+fn directory_can_be_read_while_the_disk_of_the_database_is_full() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    create(&fs, ROOT, "f");
+    site.sql(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53100'; END $$;
+        CREATE TRIGGER full_disk BEFORE UPDATE ON slot EXECUTE FUNCTION full_disk()",
+    );
+    let make = || fs.make(dir(ROOT), name("g"), &Make::new(0o644, 0, 0)).map(drop);
+    assert_eq!(make(), Err(Errno::NOSPC));
+    assert_eq!(list(&fs, ROOT).len(), 1);
+    site.sql("DROP TRIGGER full_disk ON slot");
+    assert_eq!((make(), list(&fs, ROOT).len()), (Ok(()), 2));
     drop(fs);
     site.assert_clean();
 }

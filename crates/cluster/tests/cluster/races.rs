@@ -1,17 +1,20 @@
 //! Statements that run at the same time, late, or twice.
 
-use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr};
+use corewalk::{Errno, FileLock, FileSystem as _, LockKind, RenameMode, SetAttr};
 use corewalk_base::primitives::thread;
-use corewalk_cluster::{ClusterFs, Unreachable};
+use corewalk_cluster::{ClusterFs, Unreachable, Url};
+use corewalk_testkit::proxy::Proxy;
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 
-use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options, write_new};
+use crate::fixtures::{
+    ROOT, Site, create, dir, file, list, mkdir, name, options, overwrite, read, write_new,
+};
 
 /// A request slot that no mount uses.
 const SLOT: i32 = 1000;
 /// PL/pgSQL that loops until another connection waits for a lock of this connection.
-const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
+pub(crate) const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
     EXIT WHEN EXISTS (SELECT FROM pg_locks WHERE NOT granted
         AND pg_backend_pid() = ANY (pg_blocking_pids(pid)));
     PERFORM pg_sleep(0.01); END LOOP;";
@@ -250,4 +253,105 @@ fn object_that_is_replaced_during_a_check_is_no_error() {
     // `fsck` has its snapshot by the time it waits for the locked table.
     let delete = format!("{UNTIL_ONE_WAITS} DELETE FROM slice WHERE ino = {made};");
     beside(&site, 77_777, "LOCK TABLE usage;", &delete, || site.assert_clean());
+}
+
+/// The answer of a flush is lost. Another mount writes the file before the flush is repeated.
+/// Checks that the next flush keeps the bytes of the other mount.
+#[test]
+fn repeated_flush_replaces_no_bytes_that_came_between() {
+    let Some(site) = Site::new() else { return };
+    let short = options().with_lease(Duration::from_secs(2));
+    let b = ClusterFs::open(&site.parsed(), &short).unwrap();
+    let proxy = Proxy::new(&site.url);
+    let a = ClusterFs::open(&Url::parse(proxy.url()).unwrap(), &options()).unwrap();
+    let ino = write_new(&a, ROOT, "f", b"aaaaaa").ino;
+    let node = file(ino).with_handle(a.open(file(ino), 1).unwrap().handle);
+    a.write(node, 0, b"AA").unwrap();
+    let version =
+        site.sql(&format!("CREATE TABLE go (); SELECT version FROM node WHERE ino = {ino}"));
+    let until_told = "FOR i IN 1..6000 LOOP EXIT WHEN EXISTS (SELECT FROM go);
+        PERFORM pg_sleep(0.01); END LOOP;";
+    beside(&site, ROOT, "", until_told, || {
+        thread::scope(|scope| {
+            let flush = scope.spawn(|| a.fsync(node, false));
+            site.wait_for(
+                "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+                    WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted)",
+            );
+            proxy.pause(true);
+            site.sql("INSERT INTO go DEFAULT VALUES");
+            site.wait_for(&format!("SELECT version > {version} FROM node WHERE ino = {ino}"));
+            overwrite(&b, ino, 4, b"BB").unwrap();
+            proxy.cut();
+            assert_eq!(flush.join().unwrap(), Ok(()));
+        });
+    });
+    a.write(node, 2, b"CC").unwrap();
+    a.fsync(node, false).unwrap();
+    assert_eq!(read(&b, ino), b"AACCBB");
+}
+
+/// A change is under way while the session dies that has a lock on the file. Checks that another
+/// mount gets the lock only after the change.
+#[test]
+fn lock_waits_for_a_change_of_the_session_before() {
+    let changes = [
+        (
+            "cw_write(@s, 1000, 1, @ino, @s, (SELECT contents FROM node WHERE ino = @ino), 3,
+                1, 'new', '{}', '{}', '{}')",
+            "new",
+        ),
+        ("cw_setattr(@s, 1000, 1, @ino, NULL, NULL, NULL, 1, NULL, NULL, 0, NULL, NULL)", "o"),
+    ];
+    for (change, expected) in changes {
+        let Some(site) = Site::new() else { return };
+        let (a, b) = (site.open(), site.open());
+        let ino = write_new(&a, ROOT, "f", b"old").ino;
+        let lock = FileLock::new(1, LockKind::Write);
+        a.set_lock(file(ino), &lock).unwrap();
+        let session = site.sql("SELECT session FROM flock");
+        let change = change.replace("@ino", &ino.to_string()).replace("@s", &session);
+        beside(&site, 77_777, &format!("PERFORM {change};"), UNTIL_ONE_WAITS, || {
+            site.sql(
+                "UPDATE session SET until = now() - interval '1 second'
+                WHERE id IN (SELECT session FROM flock)",
+            );
+            b.set_lock(file(ino), &lock).unwrap();
+            assert_eq!(read(&b, ino), expected.as_bytes());
+        });
+    }
+}
+
+/// A renewal of a dead session is answered just after another thread has replaced the session.
+/// Checks that the new session is not replaced again.
+#[test]
+fn session_that_two_threads_find_dead_is_replaced_once() {
+    let Some(site) = Site::new() else { return };
+    // The renewal waits behind the call that opens the new session, in the same connection.
+    site.sql(
+        "ALTER FUNCTION cw_renew RENAME TO renew;
+        CREATE FUNCTION cw_renew(p_id bigint, p_boot text) RETURNS TABLE
+            (code int, boot text, waits bool, sessions bigint, junctions bigint)
+        LANGUAGE plpgsql AS $$ BEGIN
+            RETURN QUERY SELECT * FROM renew(p_id, p_boot);
+            PERFORM pg_sleep(0.3) FROM session s WHERE s.id = p_id AND s.dead;
+        END $$;
+        ALTER FUNCTION cw_open_session RENAME TO open_session;
+        CREATE FUNCTION cw_open_session(
+            p_id bigint, p_fs text, p_host text, p_pid int, p_lease float8, p_most int
+        ) RETURNS TABLE (ino bigint, host text, pid int, since text) LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_sleep(1.6) FROM session s WHERE s.dead;
+            RETURN QUERY SELECT * FROM open_session(p_id, p_fs, p_host, p_pid, p_lease, p_most);
+        END $$",
+    );
+    let lease = Duration::from_secs(12);
+    let fs = ClusterFs::open(&site.parsed(), &options().with_lease(lease)).unwrap();
+    // The first renewal is sent after 4 seconds.
+    thread::sleep(Duration::from_millis(3200));
+    site.sql("UPDATE session SET dead = true");
+    create(&fs, ROOT, "f");
+    site.wait_for(
+        "SELECT EXISTS (SELECT FROM session WHERE NOT dead AND until > since + lease + '1 second')",
+    );
+    assert_eq!(site.sql("SELECT count(*) FROM session"), "2");
 }

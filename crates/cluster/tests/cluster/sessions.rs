@@ -1,9 +1,11 @@
 //! Sessions: mkfs, death, and files without a name.
 
 use corewalk::{Errno, FileSystem as _, Make};
+use corewalk_base::primitives::thread;
 use corewalk_cluster::{MakeError, mkfs};
 
 use crate::fixtures::{ROOT, Site, create, dir, file, list, name, write_new};
+use crate::races::UNTIL_ONE_WAITS;
 
 #[test]
 fn file_system_in_use_is_not_made_anew() {
@@ -93,4 +95,47 @@ fn schema_with_tables_of_another_program_is_left_alone() {
     assert!(matches!(refused, Err(MakeError::Foreign(ref table)) if table == "other"));
     site.sql("DROP TABLE other");
     mkfs(&site.parsed(), (0, 0), true).unwrap();
+}
+
+#[test]
+fn no_session_is_opened_after_the_end_of_a_mount() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    fs.close().unwrap();
+    let refused = fs.make(dir(ROOT), name("f"), &Make::new(0o644, 0, 0));
+    assert_eq!(refused.map(drop), Err(Errno::IO));
+    assert_eq!(site.sql("SELECT count(*) FROM session"), "0");
+}
+
+/// Checks a renewal beside another call that judges the same sessions, whose own session expires
+/// meanwhile.
+#[test]
+fn renewals_do_not_deadlock() {
+    let Some(site) = Site::new() else { return };
+    let open = |id: i32| {
+        site.sql(&format!(
+            "SELECT ino FROM cw_open_session({id}, (SELECT id::text FROM format), 'h', 1, 60, 9)"
+        ))
+    };
+    open(7);
+    open(8);
+    site.sql(&format!(
+        "UPDATE session SET until = now() - interval '1 second' WHERE id = 8;
+        CREATE FUNCTION dies() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            {UNTIL_ONE_WAITS} RETURN NEW; END $$;
+        CREATE TRIGGER dies BEFORE UPDATE ON session FOR EACH ROW WHEN (NEW.dead AND NEW.id = 8)
+            EXECUTE FUNCTION dies()"
+    ));
+    thread::scope(|scope| {
+        let renewal = scope.spawn(|| site.sql("SELECT code FROM cw_renew(7, '')"));
+        site.wait_for(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+                AND wait_event = 'PgSleep' AND query LIKE '%cw_renew(7%')",
+        );
+        site.sql(
+            "UPDATE session SET until = now() - interval '1 second' WHERE id = 7;
+            SELECT cw_judge(ARRAY[7, 8])",
+        );
+        assert_eq!(renewal.join().unwrap(), "0");
+    });
 }

@@ -30,8 +30,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) async fn set_lock(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let (node, lock) = self.lock_of(message)?;
         let waits = message.header.opcode == Opcode::SETLKW;
-        self.fs.set_lock(&node, &lock, waits).await?;
-        self.lock_owners.locked(node.number(), node.handle(), &lock);
+        let done = self.fs.set_lock(&node, &lock, waits).await;
+        self.lock_owners.requested((node.number(), node.handle()), &lock, done);
+        done?;
         Ok(Answer::default())
     }
 

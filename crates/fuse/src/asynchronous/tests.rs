@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const ROOT: u64 = crate::server::ROOT_NODE;
 /// A pid that no process has, since all pids are below 2^22. A request of it counts as killed.
 const KILLED: u32 = u32::MAX;
+/// The first byte of a lock that the back end grants, but whose answer is lost.
+const LOST_LOCK: u64 = 99;
 /// The size of a buffer for entries, in bytes.
 const LISTING_BYTES: u32 = 4096;
 
@@ -153,7 +155,7 @@ impl AsyncFileSystem for Fake {
     async fn set_lock(&self, _: &AsyncNode, lock: &FileLock, _: bool) -> Result<(), Errno> {
         self.call(format!("{:?} {} to {}", lock.kind, lock.start, lock.end));
         self.gate.pass();
-        Ok(())
+        if lock.start == LOST_LOCK { Err(Errno::IO) } else { Ok(()) }
     }
 
     async fn unlock_owner(&self, _: &AsyncNode, owner: u64, _: bool) -> Result<(), Errno> {
@@ -434,6 +436,18 @@ fn lock_that_is_granted_beside_a_signal_is_a_success() {
     rig.fs.gate.set_closed(false);
     assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
     assert_eq!(rig.taken_calls(), ["Write 3 to 9"]);
+}
+
+/// The kernel sends no flush for the owner of a lock of an open file description.
+#[test]
+fn lock_whose_answer_was_lost_ends_with_its_file() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.lookup(b"f\0").unwrap();
+    rig.taken_calls();
+    let lock = args(&[5, 77, LOST_LOCK, LOST_LOCK, 1, 0]);
+    assert_eq!(rig.serve(Opcode::SETLK, node, &lock), Err(Errno::IO));
+    rig.serve(Opcode::RELEASE, node, &args(&[5, 0, 0])).unwrap();
+    assert!(rig.taken_calls().contains(&"unlock 77".to_owned()));
 }
 
 #[test]

@@ -42,8 +42,9 @@ impl Server {
     /// `EAGAIN` if another owner has a lock that conflicts; `EINVAL` for an invalid range; the
     /// other errors of the back end.
     pub fn set_lock(&self, node: u64, handle: u64, lock: &FileLock) -> Result<(), Errno> {
-        self.vfs.set_lock(&self.inode(node)?, handle, lock)?;
-        self.lock_owners.locked(node, handle, lock);
+        let done = self.vfs.set_lock(&self.inode(node)?, handle, lock);
+        self.lock_owners.requested((node, handle), lock, done);
+        done?;
         if self.locks_drop_pages()
             && lock.kind != LockKind::Unlock
             && let Some(notifier) = self.notifier.get()
@@ -68,5 +69,84 @@ impl Server {
                 log::warn!("the locks of a closed file were not dropped: {error}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use corewalk::{Attr, DirSink, FileSystem, Name, Node, Opened, StatFs};
+    use corewalk_base::Mutex;
+
+    use super::*;
+    use crate::{Caller, Options};
+
+    /// A back end with the file `f`, which grants locks and then loses its answers.
+    #[derive(Default)]
+    struct Forgetful {
+        owners: Mutex<Vec<u64>>,
+    }
+
+    impl FileSystem for Forgetful {
+        fn root(&self) -> Result<Attr, Errno> {
+            Ok(Attr::dir(1))
+        }
+
+        fn lookup(&self, _: Node<'_>, _: Name<'_>) -> Result<Attr, Errno> {
+            Ok(Attr::file(2, 1))
+        }
+
+        fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+            Ok(if node.ino() == 2 { Attr::file(2, 1) } else { Attr::dir(1) })
+        }
+
+        fn readdir(&self, _: Node<'_>, _: u64, _: &mut DirSink<'_>) -> Result<(), Errno> {
+            Ok(())
+        }
+
+        fn read(&self, _: Node<'_>, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+            Ok(0)
+        }
+
+        fn statfs(&self) -> Result<StatFs, Errno> {
+            Ok(StatFs::default())
+        }
+
+        fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
+            Ok(Opened::new(10))
+        }
+
+        fn has_open_state(&self) -> bool {
+            true
+        }
+
+        fn has_locks(&self) -> bool {
+            true
+        }
+
+        fn set_lock(&self, _: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+            self.owners.lock().push(lock.owner);
+            Err(Errno::IO)
+        }
+
+        fn unlock_owner(&self, _: Node<'_>, owner: u64, _: bool) -> Result<(), Errno> {
+            self.owners.lock().retain(|other| *other != owner);
+            Ok(())
+        }
+    }
+
+    /// The kernel sends no flush for the owner of a lock of an open file description.
+    #[test]
+    fn lock_whose_answer_was_lost_ends_with_its_file() {
+        let fs = Arc::new(Forgetful::default());
+        let server = Server::new(Arc::clone(&fs) as _, Options::exclusive()).unwrap();
+        let caller = Caller { uid: 0, gid: 0, pid: 0 };
+        let node = server.lookup(caller, crate::server::ROOT_NODE, b"f").unwrap().node;
+        let handle = server.open(caller, node, 2).unwrap().handle;
+        let done = server.set_lock(node, handle, &FileLock::new(7, LockKind::Write));
+        assert_eq!((done, fs.owners.lock().clone()), (Err(Errno::IO), vec![7]));
+        server.release(node, handle, None).unwrap();
+        assert_eq!(*fs.owners.lock(), [0; 0]);
     }
 }
