@@ -65,11 +65,13 @@ BEGIN
         coalesce(p_size - v_size, 0));
 END $$;
 
-CREATE FUNCTION cw_readlink(p_ino bigint) RETURNS bytea LANGUAGE sql AS $$
-    SELECT target FROM node WHERE ino = p_ino
-$$;
+CREATE FUNCTION cw_readlink(p_ino bigint) RETURNS bytea LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT target FROM node WHERE ino = p_ino);
+END $$;
 
-CREATE FUNCTION cw_xattrs(p_ino bigint) RETURNS TABLE (name bytea, value bytea) LANGUAGE sql AS $$
+CREATE FUNCTION cw_xattrs(p_ino bigint) RETURNS TABLE (name bytea, value bytea)
+LANGUAGE sql STABLE AS $$
     SELECT x.name, x.value FROM xattr x WHERE ino = p_ino ORDER BY x.name
 $$;
 
@@ -129,7 +131,7 @@ BEGIN
 END $$;
 
 -- Returns the totals of the file system. `bytes` is at most the maximum of a bigint.
-CREATE FUNCTION cw_statfs() RETURNS TABLE (inodes bigint, bytes bigint) LANGUAGE sql AS $$
+CREATE FUNCTION cw_statfs() RETURNS TABLE (inodes bigint, bytes bigint) LANGUAGE sql STABLE AS $$
     SELECT (u.inodes + s.inodes)::bigint, least(u.bytes + s.bytes, 9223372036854775807)::bigint
         FROM usage u,
         (SELECT coalesce(sum(inodes), 0) AS inodes, coalesce(sum(bytes), 0) AS bytes FROM slot) s

@@ -17,11 +17,10 @@ LANGUAGE sql AS $$
 $$;
 
 -- Locks a request slot. Returns 0 to go on, 1 if the slot has made this change already, or a result
--- code. The slot is read before the session is checked. So a dead session learns that its change
--- was made. The code -2 means that it was not made and never will be (K.8, K.9).
-CREATE FUNCTION cw_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
+-- code.
+CREATE FUNCTION cw_take_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
 LANGUAGE plpgsql AS $$
-DECLARE v_seq bigint; v_boot uuid;
+DECLARE v_seq bigint;
 BEGIN
     SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
     IF NOT FOUND THEN
@@ -29,34 +28,58 @@ BEGIN
         SELECT seq INTO v_seq FROM slot WHERE session = p_session AND slot = p_slot FOR UPDATE;
         IF NOT FOUND THEN RETURN -7; END IF;
     END IF;
+    IF v_seq < p_seq THEN RETURN 0; END IF;
     IF v_seq = p_seq THEN RETURN 1; END IF;
     -- This is a late copy of an old request, from a connection that was given up. 5 is EIO.
-    IF v_seq > p_seq THEN RETURN 5; END IF;
-    IF cw_is_over(p_session) THEN RETURN -2; END IF;
-    SELECT boot INTO v_boot FROM session WHERE id = p_session;
-    PERFORM FROM boot WHERE id = v_boot;
-    IF NOT FOUND THEN RETURN -3; END IF;
-    RETURN 0;
+    RETURN 5;
+END $$;
+
+-- Begins a change that locks no directories. Returns what `cw_begin` returns.
+CREATE FUNCTION cw_slot(p_session bigint, p_slot int, p_seq bigint) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE v_code int := cw_take_slot(p_session, p_slot, p_seq);
+BEGIN
+    IF v_code <> 0 THEN RETURN v_code; END IF;
+    RETURN cw_check_session(p_session);
 END $$;
 
 -- Locks the slot of a change and then its directories, in ascending order. Checks that the change
 -- may be made. Returns 0 to go on, 1 if the slot has made the change already (K.9), or a result
--- code.
+-- code. The slot is read before the session is checked. So a dead session learns that its change
+-- was made. The code -2 means that it was not made and never will be (K.8, K.9).
 CREATE FUNCTION cw_begin(
     p_session bigint, p_slot int, p_seq bigint, p_dirs bigint[]
 ) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE d bigint; v_code int; v_others bigint[];
+DECLARE d bigint; v_code int := cw_take_slot(p_session, p_slot, p_seq);
 BEGIN
-    v_code := cw_slot(p_session, p_slot, p_seq);
     IF v_code <> 0 THEN RETURN v_code; END IF;
-    IF array_length(p_dirs, 1) > 1 THEN
-        p_dirs := (SELECT array_agg(x ORDER BY x) FROM unnest(p_dirs) x);
+    IF cardinality(p_dirs) > 1 THEN
+        IF cardinality(p_dirs) > 2 OR p_dirs[1] > p_dirs[2] THEN
+            p_dirs := (SELECT array_agg(x ORDER BY x) FROM unnest(p_dirs) x);
+        END IF;
     END IF;
     FOREACH d IN ARRAY p_dirs LOOP
         PERFORM pg_advisory_xact_lock(d);
     END LOOP;
-    -- The session may have died while it waited for the locks.
-    IF cw_is_over(p_session) THEN RETURN -2; END IF;
+    -- For most changes, this one statement shows that nothing is in their way. Otherwise
+    -- `cw_begin_slowly` tests the same step by step. The locks are held before the snapshot of the
+    -- statement is taken (K.3).
+    PERFORM FROM session s WHERE s.id = p_session AND NOT s.dead AND s.until > clock_timestamp()
+        AND s.boot = (SELECT b.id FROM boot b)
+        AND NOT EXISTS (SELECT FROM session o WHERE o.id <> s.id AND NOT o.dead
+            AND (o.boot <> s.boot OR o.alone_until > clock_timestamp()))
+        AND NOT EXISTS (SELECT FROM lease WHERE dir = ANY(p_dirs) AND session <> p_session)
+        AND NOT EXISTS (SELECT FROM intent WHERE session = p_session AND slot = p_slot);
+    IF FOUND THEN RETURN 0; END IF;
+    RETURN cw_begin_slowly(p_session, p_slot, p_dirs);
+END $$;
+
+-- The end of `cw_begin` for a change that may have to wait. The locks are held.
+CREATE FUNCTION cw_begin_slowly(p_session bigint, p_slot int, p_dirs bigint[]) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE v_others bigint[]; v_code int := cw_check_session(p_session);
+BEGIN
+    IF v_code <> 0 THEN RETURN v_code; END IF;
     PERFORM FROM session s, boot b WHERE s.id <> p_session AND NOT s.dead
         AND (s.boot <> b.id OR s.alone_until > clock_timestamp());
     IF FOUND THEN

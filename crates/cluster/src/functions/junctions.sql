@@ -22,14 +22,16 @@ BEGIN
 END $$;
 
 -- Returns 0 if a name can be made in a directory, or an errno.
-CREATE FUNCTION cw_can_hold(p_dir bigint) RETURNS int LANGUAGE sql AS $$
-    SELECT coalesce((SELECT CASE WHEN nlink = 0 THEN 2 WHEN flags & 8 <> 0 THEN 66 ELSE 0 END
-        FROM node WHERE ino = p_dir), 2)
-$$;
+CREATE FUNCTION cw_can_hold(p_dir bigint) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce((SELECT CASE WHEN nlink = 0 THEN 2 WHEN flags & 8 <> 0 THEN 66 ELSE 0 END
+        FROM node WHERE ino = p_dir), 2);
+END $$;
 
-CREATE FUNCTION cw_is_junction(p_ino bigint) RETURNS bool LANGUAGE sql AS $$
-    SELECT EXISTS (SELECT FROM node WHERE ino = p_ino AND flags & 8 <> 0)
-$$;
+CREATE FUNCTION cw_is_junction(p_ino bigint) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM node WHERE ino = p_ino AND flags & 8 <> 0);
+END $$;
 
 -- Returns all junctions with their paths from the root.
 CREATE FUNCTION cw_junctions() RETURNS TABLE (ino bigint, url bytea, path bytea) LANGUAGE sql AS $$

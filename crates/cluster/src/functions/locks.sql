@@ -8,7 +8,7 @@
 CREATE FUNCTION cw_conflicts(
     p_session bigint, p_ino bigint, p_owner bigint, p_is_flock bool, p_kind int, p_first bigint,
     p_last bigint
-) RETURNS SETOF flock LANGUAGE sql AS $$
+) RETURNS SETOF flock LANGUAGE sql STABLE AS $$
     SELECT * FROM flock WHERE ino = p_ino AND is_flock = p_is_flock
         AND (session, owner) <> (p_session, p_owner) AND first <= p_last AND last >= p_first
         AND (writes OR p_kind = 2)

@@ -9,7 +9,7 @@
 CREATE FUNCTION cw_fill(
     p_session bigint, p_dir bigint, p_ino bigint, p_after bigint, p_limit int
 ) RETURNS SETOF cw_entry LANGUAGE plpgsql AS $$
-DECLARE v_dir bigint := p_dir; v_code int := 0;
+DECLARE v_dir bigint := p_dir; v_code int;
 BEGIN
     IF v_dir = 0 THEN
         SELECT CASE WHEN mode & 61440 = 16384 THEN ino ELSE home END INTO v_dir
@@ -17,13 +17,9 @@ BEGIN
         IF NOT FOUND THEN RETURN; END IF;
     END IF;
     PERFORM pg_advisory_xact_lock_shared(v_dir);
-    IF cw_is_over(p_session) THEN
-        RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(-2, 0) r;
-        RETURN;
-    END IF;
-    PERFORM FROM session s JOIN boot b ON b.id = s.boot WHERE s.id = p_session;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(-3, 0) r;
+    v_code := cw_check_session(p_session);
+    IF v_code <> 0 THEN
+        RETURN QUERY SELECT NULL::bytea, r.* FROM cw_code(v_code, 0) r;
         RETURN;
     END IF;
     PERFORM FROM intent WHERE dirs @> ARRAY[v_dir];
@@ -60,7 +56,7 @@ BEGIN
         FROM edge e JOIN node n USING (ino) WHERE e.parent = p_dir AND e.name = p_name;
 END $$;
 
-CREATE FUNCTION cw_getattr(p_ino bigint) RETURNS SETOF cw_row LANGUAGE sql AS $$
+CREATE FUNCTION cw_getattr(p_ino bigint) RETURNS SETOF cw_row LANGUAGE sql STABLE AS $$
     SELECT * FROM cw_nodes(0, ARRAY[p_ino])
 $$;
 
@@ -77,13 +73,13 @@ BEGIN
         RETURN QUERY SELECT * FROM cw_stop(v_code, p_session, p_slot, ARRAY[p_dir]);
         RETURN;
     END IF;
-    v_code := cw_can_hold(p_dir);
-    IF v_code <> 0 THEN
-        RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
-        RETURN;
-    END IF;
     -- An inode without a name (O_TMPFILE) has an orphan row instead of an edge.
     IF p_name IS NULL THEN
+        v_code := cw_can_hold(p_dir);
+        IF v_code <> 0 THEN
+            RETURN QUERY SELECT * FROM cw_fail(p_session, p_slot, p_seq, v_code);
+            RETURN;
+        END IF;
         INSERT INTO orphan VALUES (p_ino, p_session);
     ELSE
         INSERT INTO edge VALUES (p_dir, p_name, p_ino, p_mode & 61440, nextval('edge_seq_seq'))
@@ -93,7 +89,14 @@ BEGIN
             RETURN;
         END IF;
         UPDATE node SET mtime = p_now, ctime = p_now, version = version + 1,
-            nlink = nlink + v_is_dir::int WHERE ino = p_dir;
+            nlink = nlink + v_is_dir::int WHERE ino = p_dir AND nlink > 0 AND flags & 8 = 0;
+        IF NOT FOUND THEN
+            -- This is rare. A query before the first change would make each creation slower.
+            DELETE FROM edge WHERE parent = p_dir AND name = p_name;
+            RETURN QUERY SELECT * FROM
+                cw_fail(p_session, p_slot, p_seq, cw_can_hold(p_dir));
+            RETURN;
+        END IF;
     END IF;
     IF p_target IS NOT NULL THEN v_size := octet_length(p_target); END IF;
     IF v_is_dir THEN
@@ -116,17 +119,19 @@ BEGIN
 END $$;
 
 -- Returns the directory whose lease covers an inode, or 0 if the inode does not exist.
-CREATE FUNCTION cw_home(p_ino bigint) RETURNS bigint LANGUAGE sql AS $$
-    SELECT coalesce((SELECT CASE WHEN mode & 61440 = 16384 THEN ino ELSE home END
-        FROM node WHERE ino = p_ino), 0)
-$$;
+CREATE FUNCTION cw_home(p_ino bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce((SELECT CASE WHEN mode & 61440 = 16384 THEN ino ELSE home END
+        FROM node WHERE ino = p_ino), 0);
+END $$;
 
 -- Gives an inode another home if it has no name in its home any more but has names elsewhere.
-CREATE FUNCTION cw_rehome(p_ino bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION cw_rehome(p_ino bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     UPDATE node n SET home = coalesce((SELECT parent FROM edge WHERE ino = p_ino LIMIT 1), home)
         WHERE ino = p_ino AND mode & 61440 <> 16384 AND nlink > 0
-            AND NOT EXISTS (SELECT FROM edge e WHERE e.ino = p_ino AND e.parent = n.home)
-$$;
+            AND NOT EXISTS (SELECT FROM edge e WHERE e.ino = p_ino AND e.parent = n.home);
+END $$;
 
 CREATE FUNCTION cw_link(
     p_session bigint, p_slot int, p_seq bigint,

@@ -8,6 +8,10 @@
 -- with `cw_done` or `cw_fail`. It checks everything before it changes anything, because a result
 -- with an errno commits.
 --
+-- PostgreSQL parses and plans a function in SQL again at each call, unless it is STABLE, returns a
+-- set and stands in FROM. Then it becomes a part of the calling statement, which is planned once
+-- for each connection. So all functions that are called often are such functions, or in PL/pgSQL.
+--
 -- Result codes: 0, an errno, or one of these:
 --   -1  other sessions have leases on the directories; `cookie` is the number of the intent
 --   -2  the session is dead (K.8)
@@ -31,12 +35,14 @@ CREATE TYPE cw_entry AS (
 );
 
 -- Returns a result without inodes.
-CREATE FUNCTION cw_code(p_code int, p_cookie bigint) RETURNS SETOF cw_row LANGUAGE sql AS $$
+CREATE FUNCTION cw_code(p_code int, p_cookie bigint) RETURNS SETOF cw_row
+LANGUAGE sql STABLE AS $$
     SELECT p_code, p_cookie, 0::bigint, 0::bigint, 0, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
         0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0
 $$;
 
-CREATE FUNCTION cw_nodes(p_cookie bigint, p_inos bigint[]) RETURNS SETOF cw_row LANGUAGE sql AS $$
+CREATE FUNCTION cw_nodes(p_cookie bigint, p_inos bigint[]) RETURNS SETOF cw_row
+LANGUAGE sql STABLE AS $$
     SELECT 0, p_cookie, ino, home, mode, uid, gid, nlink, size, rdev, atime, mtime, ctime, btime,
         version, flags
     FROM node WHERE ino = ANY(p_inos)

@@ -55,6 +55,19 @@ BEGIN
     RETURN NOT FOUND;
 END $$;
 
+-- Returns 0 if a session lives and has registered since the last crash of the database, or a result
+-- code.
+CREATE FUNCTION cw_check_session(p_session bigint) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM session WHERE id = p_session AND NOT dead AND until > clock_timestamp()
+        AND boot = (SELECT b.id FROM boot b);
+    IF FOUND THEN RETURN 0; END IF;
+    IF cw_is_over(p_session) THEN RETURN -2; END IF;
+    PERFORM FROM session WHERE id = p_session AND boot = (SELECT b.id FROM boot b);
+    IF NOT FOUND THEN RETURN -3; END IF;
+    RETURN 0;
+END $$;
+
 -- Opens the session `p_id`. The mount has chosen this number at random, and repeats the call with
 -- it, so that no second session is opened. Returns the first inode number of the mount. Returns
 -- nothing if the database has another file system than `p_fs`. If `p_most` other sessions or more

@@ -116,3 +116,14 @@ fn huge_directory_is_listed_in_pages() {
     assert_eq!(names, expected);
     assert_eq!(count(&fs, || assert_eq!(list(&fs, made.ino).len(), 4500)), 0);
 }
+
+#[test]
+fn functions_that_are_called_often_are_planned_once() {
+    let Some(site) = Site::new() else { return };
+    let planned_at_each_call = "SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
+        WHERE pronamespace = 'corewalk'::regnamespace AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql')
+        AND (provolatile = 'v' OR NOT proretset)";
+    let rare = "cw_close_slot cw_dead_objects cw_forget_objects cw_inos cw_judge cw_junctions \
+                cw_new_slot cw_waiting";
+    assert_eq!(site.sql(planned_at_each_call), rare);
+}
