@@ -4,12 +4,13 @@
 -- all directories that have a name of the inode. For chmod(2) and in sticky directories, the kernel
 -- uses the owner and the mode that the last lookup of a name has brought.
 CREATE FUNCTION cw_covers(p_ino bigint, p_is_access boolean) RETURNS bigint[]
-LANGUAGE sql STABLE AS $$
-    SELECT array_agg(DISTINCT dir ORDER BY dir) FROM (
-        SELECT cw_home(p_ino) AS dir
-        UNION ALL SELECT parent FROM edge WHERE ino = p_ino AND p_is_access
-    ) d
-$$;
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT p_is_access THEN RETURN ARRAY[cw_home(p_ino)]; END IF;
+    RETURN (SELECT array_agg(DISTINCT dir ORDER BY dir) FROM (
+        SELECT cw_home(p_ino) AS dir UNION ALL SELECT parent FROM edge WHERE ino = p_ino
+    ) d);
+END $$;
 
 -- Changes attributes. A NULL parameter leaves its attribute as it is. `p_access` is the new access
 -- ACL, and `p_default` the new default ACL. An empty value removes the ACL.
