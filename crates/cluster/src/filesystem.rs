@@ -292,8 +292,15 @@ impl FileSystem for ClusterFs {
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let (known, is_name_cached) = self.meta.lookup(dir.ino(), name.as_bytes())?;
         let attr = self.attr(known, is_name_cached);
-        let entry = Some(self.meta.name_ttl(dir.ino(), name.as_bytes(), Some(attr.ino)));
-        Ok(attr.with_ttl(Ttl { entry, ..attr.ttl }))
+        // The kernel counts links down by itself, and does not ask for their number before link(2).
+        // If another mount had added a link, it would think that an inode has none. So it must look
+        // up the names of such an inode again.
+        let is_linked = attr.nlink > 1 && attr.kind() != FileKind::Directory;
+        let entry = match is_linked && self.meta.session.kernel_time().is_zero() {
+            true => Duration::ZERO,
+            false => self.meta.name_ttl(dir.ino(), name.as_bytes(), Some(attr.ino)),
+        };
+        Ok(attr.with_ttl(Ttl { entry: Some(entry), ..attr.ttl }))
     }
 
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
