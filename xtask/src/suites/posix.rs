@@ -9,7 +9,7 @@ use super::{
     SKIPPED_STATUS, minutes,
     mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, Source, WRITEBACK},
 };
-use crate::{Outcome, checks, process::Ended};
+use crate::{Outcome, process::Ended};
 use std::{env, process::Command, time::Duration};
 
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
@@ -80,7 +80,7 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
 
 /// Runs one check of `corewalk-conformance` on the mount. Returns its report.
 fn run_kit(site: &Site, mount: &mut Mount, check: &str) -> Result<String, Outcome> {
-    let program = checks::target_folder(&site.root).join("release/corewalk-conformance");
+    let program = site.program.with_file_name("corewalk-conformance");
     if !program.exists() {
         let path = program.display();
         let line =
