@@ -129,9 +129,35 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Compiles the workspace for 64-bit ARM, without warnings. With an emulator, also runs the unit
-/// tests of [`ARM_PACKAGES`].
+/// Compiles the libraries and programs of the workspace for 64-bit ARM, without warnings. With an
+/// emulator, also runs the unit tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
+    let checked = aarch64_check(root, &[]);
+    if checked != Outcome::Passed {
+        return checked;
+    }
+    let has_emulator = is_quiet_success(Command::new(ARM_EMULATOR).arg("--version"));
+    if !has_emulator || !Path::new(ARM_LIBRARIES).exists() {
+        return Outcome::Skipped(format!(
+            "aarch64: compiled, but not tested: no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
+        ));
+    }
+    let mut tests = arm(root, &["test", "--lib"]);
+    let runner = format!("{ARM_EMULATOR} -L {ARM_LIBRARIES}");
+    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+    for package in ARM_PACKAGES {
+        tests.args(["-p", package]);
+    }
+    tests_ran(&mut tests, root, "aarch64")
+}
+
+/// Compiles the tests, examples and benchmarks for 64-bit ARM, too.
+pub(crate) fn aarch64_long(root: &Path) -> Outcome {
+    aarch64_check(root, &["--all-targets"])
+}
+
+/// Checks the targets that `words` select for 64-bit ARM, without warnings.
+fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
     let mut add = Command::new("rustup");
     add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
     if !is_quiet_success(&mut add) {
@@ -140,30 +166,16 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     if !is_quiet_success(Command::new(ARM_COMPILER).arg("--version")) {
         return Outcome::Skipped(format!("aarch64: no {ARM_COMPILER}"));
     }
-    let arm = |words: &[&str]| {
-        let mut command = cargo(root, CHECKED);
-        command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
-        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", ARM_COMPILER);
-        command
-    };
-    let mut check = arm(&["check", "--workspace", "--all-targets"]);
-    let (checked, _) = logged(&mut check, root, "aarch64 check");
-    if checked != Ended::Well {
-        return checked.outcome("cargo check for aarch64");
-    }
-    let has_emulator = is_quiet_success(Command::new(ARM_EMULATOR).arg("--version"));
-    if !has_emulator || !Path::new(ARM_LIBRARIES).exists() {
-        return Outcome::Skipped(format!(
-            "aarch64: compiled, but not tested: no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
-        ));
-    }
-    let mut tests = arm(&["test", "--lib"]);
-    let runner = format!("{ARM_EMULATOR} -L {ARM_LIBRARIES}");
-    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-    for package in ARM_PACKAGES {
-        tests.args(["-p", package]);
-    }
-    tests_ran(&mut tests, root, "aarch64")
+    let mut check = arm(root, &["check", "--workspace"]);
+    logged(check.args(words), root, "aarch64 check").0.outcome("cargo check for aarch64")
+}
+
+/// Returns a cargo command for 64-bit ARM, for which a warning is an error.
+fn arm(root: &Path, words: &[&str]) -> Command {
+    let mut command = cargo(root, CHECKED);
+    command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", ARM_COMPILER);
+    command
 }
 
 /// Runs the models of each crate that has any for the model checker `cfg`. In a library, the models
