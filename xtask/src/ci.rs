@@ -2,8 +2,8 @@
 //!
 //! `cargo xtask ci` first builds all tests. The other steps run in four lanes side by side, since
 //! the tests mostly wait. Two lanes run tests and programs, one of them those that mount nothing.
-//! The other two lanes only compute: they build, or run models. They use only processors that are
-//! otherwise idle, so that they do not delay the tests.
+//! The other two lanes only compute: they build, or run models. They give way to the tests, whose
+//! answers may depend on time.
 //!
 //! If a step fails, the others still run, so that one run reports all failures. The command prints
 //! the time and the processor time of each step, and how many passed, failed and were skipped.
@@ -59,15 +59,16 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
         Box::new(|tally| run_tests(tally, root, extent, &built)),
         Box::new(|tally| run_calls(tally, root, extent, &built)),
         Box::new(|tally| {
-            process::use_idle_processors();
+            process::give_way();
             tally.step("programs", || built.get_or_init(|| programs(root)).clone());
+            tally.step("flags", || flags(root));
             tally.step("clippy", || clippy(root));
             tally.step("documentation", || documentation(root));
             tally.step("aarch64", || checks::aarch64(root));
             tally.step("shuttle", || checks::shuttle(root));
         }),
         Box::new(|tally| {
-            process::use_idle_processors();
+            process::give_way();
             tally.step("miri", || checks::miri(root));
             tally.step("loom", || checks::loom(root));
             tally.step("crash", || checks::crash(root));
@@ -100,7 +101,6 @@ fn run_calls(tally: &mut Tally, root: &Path, extent: Extent, built: &OnceLock<Ou
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
     built.wait();
     tally.step("ipc-torture", || torture(root, 5_000));
-    tally.step("flags", || flags(root));
     if extent == Extent::Full {
         let names = suites::CI.into_iter().filter(|name| !suites::has_mount(name));
         names.for_each(|name| suite(tally, root, name, built));
