@@ -30,10 +30,6 @@ pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// `models`.
 const PROGRAMS: &str = "models";
 
-/// How many tests of a program run at the same time. Many tests wait for a lease, a timeout or
-/// another process, so on few processors more tests than processors may run.
-const TEST_THREADS: &str = "4";
-
 /// The steps to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
@@ -80,13 +76,8 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
 
 /// Runs the tests, and the suites on a mount. The suites wait for the programs to be `built`.
 fn run_tests(tally: &mut Tally, root: &Path, extent: Extent, built: &OnceLock<Outcome>) {
-    tally.step("tests", || {
-        let mut command = Command::new("cargo");
-        // With `--no-fail-fast`, one run reports all failures.
-        command.current_dir(root).args(["test", "--workspace", "--no-fail-fast"]);
-        command.env("RUST_TEST_THREADS", TEST_THREADS);
-        process::run(&mut command, STEP_LIMIT).outcome("cargo test")
-    });
+    // With `--no-fail-fast`, one run reports all failures.
+    tally.step("tests", || cargo(root, &["test", "--workspace", "--no-fail-fast"]));
     tally.step("transports", || checks::transports(root));
     if extent == Extent::Full {
         let names = suites::CI.into_iter().filter(|name| suites::has_mount(name));
