@@ -15,20 +15,19 @@
 //!
 //! Source: `docs/developing/testing.md`.
 
-use crate::{Outcome, checks, process, suites, tidy, traps};
+use crate::{
+    Outcome, checks,
+    process::{self, Ended},
+    suites, tidy, traps,
+};
 use std::{
     env,
     path::Path,
     process::Command,
-    sync::OnceLock,
     time::{Duration, Instant},
 };
 
 pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(30 * 60);
-
-/// The folder of the programs for the suites, below the target folder. It is that of the profile
-/// `models`.
-const PROGRAMS: &str = "models";
 
 /// The steps to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +48,11 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.step("tidy", || tidy::run(root));
     tally.step("traps", || traps::run(root, traps::Strictness::Demand));
     tally.step("test build", || cargo(root, &["test", "--workspace", "--no-run"]));
-    // Set once the programs are built.
-    let built = OnceLock::new();
     tally.side_by_side([
-        Box::new(|tally| run_tests(tally, root, extent, &built)),
-        Box::new(|tally| run_calls(tally, root, extent, &built)),
+        Box::new(|tally| run_tests(tally, root, extent)),
+        Box::new(|tally| run_calls(tally, root, extent)),
         Box::new(|tally| {
             process::give_way();
-            tally.step("programs", || built.get_or_init(|| programs(root)).clone());
             tally.step("flags", || flags(root));
             tally.step("clippy", || clippy(root));
             tally.step("documentation", || documentation(root));
@@ -74,54 +70,44 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.finish()
 }
 
-/// Runs the tests, and the suites on a mount. The suites wait for the programs to be `built`.
-fn run_tests(tally: &mut Tally, root: &Path, extent: Extent, built: &OnceLock<Outcome>) {
+/// Runs the tests, and the suites on a mount.
+fn run_tests(tally: &mut Tally, root: &Path, extent: Extent) {
     // With `--no-fail-fast`, one run reports all failures.
     tally.step("tests", || cargo(root, &["test", "--workspace", "--no-fail-fast"]));
     tally.step("transports", || checks::transports(root));
-    if extent == Extent::Full {
-        let names = suites::CI.into_iter().filter(|name| suites::has_mount(name));
-        names.for_each(|name| suite(tally, root, name, built));
-    }
+    run_suites(tally, root, extent, suites::has_mount);
 }
 
-/// Runs the tests of many calls and the suites that mount nothing. Most wait for the programs to be
-/// `built`.
-fn run_calls(tally: &mut Tally, root: &Path, extent: Extent, built: &OnceLock<Outcome>) {
+/// Runs the tests of many calls, and the suites that mount nothing.
+fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     tally.step("storm", || storm(root));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    built.wait();
     tally.step("ipc-torture", || torture(root, 5_000));
+    run_suites(tally, root, extent, |name| !suites::has_mount(name));
+}
+
+/// Runs the suites that `is_wanted` selects by name, with the programs that the step `test build`
+/// has built. Unlike those of a release, they have debug assertions.
+fn run_suites(tally: &mut Tally, root: &Path, extent: Extent, is_wanted: fn(&str) -> bool) {
     if extent == Extent::Full {
-        let names = suites::CI.into_iter().filter(|name| !suites::has_mount(name));
-        names.for_each(|name| suite(tally, root, name, built));
+        for name in suites::CI.into_iter().filter(|name| is_wanted(name)) {
+            tally.step(&format!("suite {name}"), || suites::run_one(root, "debug", name));
+        }
     }
-}
-
-/// Runs the suite `name` once the programs are `built`.
-fn suite(tally: &mut Tally, root: &Path, name: &str, built: &OnceLock<Outcome>) {
-    let is_built = *built.wait() == Outcome::Passed;
-    tally.step(&format!("suite {name}"), || match is_built {
-        true => suites::run_one(root, PROGRAMS, name),
-        false => Outcome::Failed("the build of the programs failed".to_owned()),
-    });
-}
-
-/// Builds the optimized programs of the steps `flags` and `ipc-torture` and of the suites. One
-/// build of the whole workspace enables the same features for all of them.
-fn programs(root: &Path) -> Outcome {
-    let words = "build --profile models --workspace --bin corewalk --bin corewalk-conformance \
-                 --example flags --test torture";
-    let mut command = Command::new("cargo");
-    command.current_dir(root).args(words.split_whitespace());
-    checks::logged(&mut command, root, "programs").0.outcome("cargo build")
 }
 
 /// Runs the test of trap T33, a lost update of a flag: two threads change two flags of one entry
 /// 100 million times, which takes about 20 s.
 fn flags(root: &Path) -> Outcome {
-    let program = checks::target_folder(root).join(PROGRAMS).join("examples/flags");
-    process::run(&mut Command::new(program), STEP_LIMIT).outcome("flags")
+    let mut build = Command::new("cargo");
+    build.current_dir(root).args(["build", "--profile", "models", "--workspace"]);
+    match checks::logged(build.args(["--example", "flags"]), root, "flags").0 {
+        Ended::Well => {
+            let program = checks::target_folder(root).join("models/examples/flags");
+            process::run(&mut Command::new(program), STEP_LIMIT).outcome("flags")
+        }
+        ended => ended.outcome("the build of flags"),
+    }
 }
 
 fn clippy(root: &Path) -> Outcome {

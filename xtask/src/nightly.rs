@@ -41,7 +41,8 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 16] = [
+const LONG: [Long; 17] = [
+    Long { name: "suites of a release", words: &["xtask", "suites"], variables: &[] },
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,

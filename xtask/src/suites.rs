@@ -18,7 +18,7 @@
 //!
 //! # The program
 //!
-//! The program under test is `target/release/corewalk`, that in `target/models` for `cargo xtask
+//! The program under test is `target/release/corewalk`, that in `target/debug` for `cargo xtask
 //! ci`, or the path in `COREWALK_PROGRAM`. The suites expect the following:
 //!
 //! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
