@@ -2,8 +2,10 @@
 //! ARM.
 //!
 //! Each check builds into a target directory of its own, so that no check makes another one build
-//! again. The checks with loom and shuttle run for each crate that has models for them. A check
-//! fails if it runs no test, so that models that are not compiled any more are noticed.
+//! again, or waits for its lock. Clippy, rustdoc and the check for 64-bit ARM share the directory
+//! [`CHECKED`], because their build scripts and macros are the same. The checks with loom and
+//! shuttle run for each crate that has models for them. A check fails if it runs no test, so that
+//! models that are not compiled any more are noticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
@@ -23,6 +25,9 @@ use std::{
 };
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// The target directory of the checks that only compile.
+pub(crate) const CHECKED: &str = "checked";
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
@@ -47,16 +52,16 @@ pub(crate) fn loom(root: &Path) -> Outcome {
 
 /// Runs the loom models of the name cache like [`loom`], but with one preemption more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
-    let mut command = models_of(root, "corewalk_loom", "corewalk");
-    command.args(["--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
+    let mut command = models_of(root, "corewalk_loom");
+    command.args(["-p", "corewalk", "--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 
 /// Runs the models of the crate `corewalk` under shuttle, with five times as many schedules as
 /// [`shuttle`].
 pub(crate) fn shuttle_long(root: &Path) -> Outcome {
-    let mut command = models_of(root, "corewalk_shuttle", "corewalk");
-    command.args(["--test", "shuttle", "--test", "shuttle_paths"]);
+    let mut command = models_of(root, "corewalk_shuttle");
+    command.args(["-p", "corewalk", "--test", "shuttle", "--test", "shuttle_paths"]);
     command.env("COREWALK_SCHEDULES", "3000");
     tests_ran(&mut command, root, "corewalk_shuttle long")
 }
@@ -124,9 +129,35 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Compiles the workspace for 64-bit ARM, without warnings. With an emulator, also runs the unit
-/// tests of [`ARM_PACKAGES`].
+/// Compiles the libraries and programs of the workspace for 64-bit ARM, without warnings. With an
+/// emulator, also runs the unit tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
+    let checked = aarch64_check(root, &[]);
+    if checked != Outcome::Passed {
+        return checked;
+    }
+    let has_emulator = is_quiet_success(Command::new(ARM_EMULATOR).arg("--version"));
+    if !has_emulator || !Path::new(ARM_LIBRARIES).exists() {
+        return Outcome::Skipped(format!(
+            "aarch64: compiled, but not tested: no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
+        ));
+    }
+    let mut tests = arm(root, &["test", "--lib"]);
+    let runner = format!("{ARM_EMULATOR} -L {ARM_LIBRARIES}");
+    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+    for package in ARM_PACKAGES {
+        tests.args(["-p", package]);
+    }
+    tests_ran(&mut tests, root, "aarch64")
+}
+
+/// Compiles the tests, examples and benchmarks for 64-bit ARM, too.
+pub(crate) fn aarch64_long(root: &Path) -> Outcome {
+    aarch64_check(root, &["--all-targets"])
+}
+
+/// Checks the targets that `words` select for 64-bit ARM, without warnings.
+fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
     let mut add = Command::new("rustup");
     add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
     if !is_quiet_success(&mut add) {
@@ -135,29 +166,16 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     if !is_quiet_success(Command::new(ARM_COMPILER).arg("--version")) {
         return Outcome::Skipped(format!("aarch64: no {ARM_COMPILER}"));
     }
-    let arm = |words: &[&str]| {
-        let mut command = cargo(root, "aarch64");
-        command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
-        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", ARM_COMPILER);
-        command
-    };
-    let checked = process::run(&mut arm(&["check", "--workspace", "--all-targets"]), LIMIT);
-    if checked != Ended::Well {
-        return checked.outcome("cargo check for aarch64");
-    }
-    let has_emulator = is_quiet_success(Command::new(ARM_EMULATOR).arg("--version"));
-    if !has_emulator || !Path::new(ARM_LIBRARIES).exists() {
-        return Outcome::Skipped(format!(
-            "aarch64: compiled, but not tested: no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
-        ));
-    }
-    let mut tests = arm(&["test", "--lib"]);
-    let runner = format!("{ARM_EMULATOR} -L {ARM_LIBRARIES}");
-    tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-    for package in ARM_PACKAGES {
-        tests.args(["-p", package]);
-    }
-    tests_ran(&mut tests, root, "aarch64")
+    let mut check = arm(root, &["check", "--workspace"]);
+    logged(check.args(words), root, "aarch64 check").0.outcome("cargo check for aarch64")
+}
+
+/// Returns a cargo command for 64-bit ARM, for which a warning is an error.
+fn arm(root: &Path, words: &[&str]) -> Command {
+    let mut command = cargo(root, CHECKED);
+    command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", ARM_COMPILER);
+    command
 }
 
 /// Runs the models of each crate that has any for the model checker `cfg`. In a library, the models
@@ -170,32 +188,39 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     if found.is_empty() {
         return Outcome::Skipped(format!("no crate has models under {cfg}"));
     }
-    for (package, target) in found {
-        let mut command = models_of(root, cfg, &package);
-        let what = match &target {
-            // Other unit tests would panic, because they use the model checker's atomics outside of
-            // a model.
+    // One build for all crates enables the same features, so no dependency is built twice.
+    let mut libraries = models_of(root, cfg);
+    let mut tests = models_of(root, cfg);
+    let (mut has_libraries, mut has_tests) = (false, false);
+    for (package, target) in &found {
+        match target {
             ModelTarget::Library => {
-                command.args(["--lib", filter]);
-                format!("{cfg} {package}")
+                has_libraries = true;
+                libraries.args(["-p", package]);
             }
             ModelTarget::Test(name) => {
-                command.args(["--test", name]);
-                format!("{cfg} {package} {name}")
+                has_tests = true;
+                tests.args(["-p", package, "--test", name]);
             }
-        };
-        let outcome = tests_ran(&mut command, root, &what);
-        if outcome != Outcome::Passed {
-            return outcome;
         }
     }
-    Outcome::Passed
+    // Other unit tests would panic, because they use the model checker's atomics outside of a
+    // model.
+    libraries.args(["--lib", filter]);
+    let mut outcome = Outcome::Passed;
+    if has_libraries {
+        outcome = tests_ran(&mut libraries, root, &format!("{cfg} libraries"));
+    }
+    if has_tests && outcome == Outcome::Passed {
+        outcome = tests_ran(&mut tests, root, &format!("{cfg} tests"));
+    }
+    outcome
 }
 
-/// Returns the command that tests `package` with `cfg`.
-fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
+/// Returns the command that tests packages with `cfg`.
+fn models_of(root: &Path, cfg: &str) -> Command {
     let mut command = cargo(root, cfg.trim_start_matches("corewalk_"));
-    command.args(["test", "--profile", "models", "-p", package]);
+    command.args(["test", "--profile", "models"]);
     command.env("RUSTFLAGS", format!("--cfg {cfg}"));
     command
 }
@@ -240,7 +265,8 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
     code.contains(&inside) || code.contains(&format!("#![cfg({cfg})]"))
 }
 
-fn cargo(root: &Path, target: &str) -> Command {
+/// Returns a cargo command that builds into the directory `target` of the target directory.
+pub(crate) fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
     // `RUSTUP_TOOLCHAIN` would make every check use the toolchain of xtask.
@@ -258,19 +284,13 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// Runs the `cargo test` in `command`. Fails if no test has passed.
+/// Runs the `cargo test` in `command`. Fails if in one of its test programs no test has passed.
 pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
-    let folder = target_folder(root);
-    let log = folder.join(format!("{}.log", what.replace(' ', "-")));
-    if let Err(error) = fs::create_dir_all(&folder) {
-        return Outcome::Failed(format!("{}: {error}", folder.display()));
-    }
-    let (ended, output) = process::run_logged(command, &log, LIMIT);
-    let passed = passed_tests(&output);
+    let (ended, output) = logged(command, root, what);
     if ended != Ended::Well {
-        eprintln!("{}", tail(&output, 80));
         return ended.outcome(what);
     }
+    let passed = passed_tests(&output);
     println!("{what}: {passed} tests passed");
     match passed {
         0 => Outcome::Failed(format!("{what}: no test ran")),
@@ -278,12 +298,30 @@ pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outco
     }
 }
 
+/// Runs `command` with its output in a file named after `what`. Returns the output. If the command
+/// fails, prints the last lines.
+pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, String) {
+    let folder = target_folder(root);
+    if let Err(error) = fs::create_dir_all(&folder) {
+        eprintln!("{}: {error}", folder.display());
+        return (Ended::NotStarted, String::new());
+    }
+    let log = folder.join(format!("{}.log", what.replace(' ', "-")));
+    let (ended, output) = process::run_logged(command, &log, LIMIT);
+    if ended != Ended::Well {
+        eprintln!("{}", tail(&output, 80));
+    }
+    (ended, output)
+}
+
+/// Returns how many tests have passed, or 0 if none has in one of the test programs.
 fn passed_tests(output: &str) -> u64 {
-    output
+    let passed: Vec<u64> = output
         .lines()
         .filter_map(|line| line.strip_prefix("test result: ok. "))
-        .filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok())
-        .sum()
+        .filter_map(|rest| rest.split(' ').next()?.parse().ok())
+        .collect();
+    if passed.contains(&0) { 0 } else { passed.iter().sum() }
 }
 
 /// Returns the last `count` lines of `text`.
@@ -332,6 +370,7 @@ mod tests {
         let output = "running 3 tests\ntest result: ok. 3 passed; 0 failed\n\
                       test result: ok. 4 passed; 0 failed\ntest result: FAILED. 9 passed; 1 failed";
         assert_eq!(passed_tests(output), 7);
+        assert_eq!(passed_tests("test result: ok. 3 passed;\ntest result: ok. 0 passed;"), 0);
         assert_eq!(passed_tests("test result: ok. 0 passed; 0 failed"), 0);
     }
 

@@ -1,9 +1,12 @@
 //! All checks that must pass before a change is merged.
 //!
-//! `cargo xtask ci` runs the steps, cheap ones first. Steps that use less than one processor run
-//! beside others. If a step fails, the others still run, so that one run reports all failures. The
-//! command prints the time and the processor time of each step. It also prints how many steps
-//! passed, failed and were skipped. On two processors all steps take about 38 minutes.
+//! `cargo xtask ci` first builds all tests. The other steps run in four lanes side by side, since
+//! the tests mostly wait. Two lanes run tests and programs, one of them those that mount nothing.
+//! The other two lanes only compute: they build, or run models. They give way to the tests, whose
+//! answers may depend on time.
+//!
+//! If a step fails, the others still run, so that one run reports all failures. The command prints
+//! the time and the processor time of each step, and how many passed, failed and were skipped.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains `all`, as in `.ci/run`, it
 //! counts as failed.
@@ -18,7 +21,7 @@ use crate::{
     suites, tidy, traps,
 };
 use std::{
-    env, fs,
+    env,
     path::Path,
     process::Command,
     time::{Duration, Instant},
@@ -35,82 +38,88 @@ pub(crate) enum Extent {
     Quick,
 }
 
-/// Tells where the result of `cargo test --workspace` comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tests<'a> {
-    /// From a step of this run.
-    Run,
-    /// The exit status of the workspace's tests, which were run before the start of xtask.
-    Ended(&'a str),
-}
+/// Steps that run one after another, beside those of other lanes.
+type Lane<'a> = Box<dyn FnOnce(&mut Tally) + Send + 'a>;
 
 /// Runs the steps and prints the outcome of each.
-pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
+pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     let mut tally = Tally::new();
     tally.step("format", || format(root));
     tally.step("tidy", || tidy::run(root));
     tally.step("traps", || traps::run(root, traps::Strictness::Demand));
-    tally.step("tests", || match tests {
-        Tests::Run => cargo(root, &["test", "--workspace"]),
-        Tests::Ended("0") => Outcome::Passed,
-        Tests::Ended(status) => Outcome::Failed(format!("cargo test: exit status {status}")),
-    });
-    tally.step("clippy", || {
-        cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
-    });
-    tally.step("documentation", || documentation(root));
-    // Trap T33, a lost update of a flag: two threads change two flags of one entry 100 million
-    // times, which takes about 20 s.
-    tally.step("flags", || {
-        cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
-    });
-    tally.step("ipc-torture", || torture(root, 5_000));
-    tally.step("transports", || checks::transports(root));
-    // The steps of the second list use less than one processor.
-    tally.side_by_side(
-        |tally| {
-            tally.step("crash", || checks::crash(root));
-            tally.step("loom", || checks::loom(root));
+    tally.step("test build", || cargo(root, &["test", "--workspace", "--no-run"]));
+    tally.side_by_side([
+        Box::new(|tally| run_tests(tally, root, extent)),
+        Box::new(|tally| run_calls(tally, root, extent)),
+        Box::new(|tally| {
+            process::give_way();
+            tally.step("flags", || flags(root));
+            tally.step("clippy", || clippy(root));
+            tally.step("documentation", || documentation(root));
+            tally.step("aarch64", || checks::aarch64(root));
             tally.step("shuttle", || checks::shuttle(root));
-            tally.step("tsan", || checks::tsan(root));
-        },
-        |tally| {
+        }),
+        Box::new(|tally| {
+            process::give_way();
             tally.step("miri", || checks::miri(root));
-            tally.step("storm", || storm(root));
-            tally.step("ipc-hostile", || hostile(root, 1_000_000));
-        },
-    );
-    tally.step("aarch64", || checks::aarch64(root));
-    if extent == Extent::Full {
-        suites_after_build(&mut tally, root);
-    }
+            tally.step("loom", || checks::loom(root));
+            tally.step("crash", || checks::crash(root));
+            tally.step("tsan", || checks::tsan(root));
+        }),
+    ]);
     tally.finish()
 }
 
-/// Builds the programs in release mode, and runs the test suites with them.
-fn suites_after_build(tally: &mut Tally, root: &Path) {
-    let mut is_built = false;
-    tally.step("release build", || {
-        // The suites of back ends by path and of asynchronous ones use these examples. The step
-        // `tests` has built them.
-        let examples = ["build", "--workspace", "--example", "mirror", "--example", "async_memory"];
-        let programs = ["build", "--release", "-p", "corewalk-cli", "-p", "corewalk-conformance"];
-        let outcome = match cargo(root, &programs) {
-            Outcome::Passed => cargo(root, &examples),
-            outcome => outcome,
-        };
-        is_built = outcome == Outcome::Passed;
-        outcome
-    });
-    for name in suites::CI {
-        tally.step(&format!("suite {name}"), || {
-            if is_built {
-                suites::run_one(root, name)
-            } else {
-                Outcome::Failed("the release build failed".to_owned())
-            }
-        });
+/// Runs the tests, and the suites on a mount.
+fn run_tests(tally: &mut Tally, root: &Path, extent: Extent) {
+    // With `--no-fail-fast`, one run reports all failures.
+    tally.step("tests", || cargo(root, &["test", "--workspace", "--no-fail-fast"]));
+    tally.step("transports", || checks::transports(root));
+    run_suites(tally, root, extent, suites::has_mount);
+}
+
+/// Runs the tests of many calls, and the suites that mount nothing.
+fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
+    tally.step("storm", || storm(root));
+    tally.step("ipc-hostile", || hostile(root, 1_000_000));
+    tally.step("ipc-torture", || torture(root, 5_000));
+    run_suites(tally, root, extent, |name| !suites::has_mount(name));
+}
+
+/// Runs the suites that `is_wanted` selects by name, with the programs that the step `test build`
+/// has built. Unlike those of a release, they have debug assertions.
+fn run_suites(tally: &mut Tally, root: &Path, extent: Extent, is_wanted: fn(&str) -> bool) {
+    if extent == Extent::Full {
+        for name in suites::CI.into_iter().filter(|name| is_wanted(name)) {
+            tally.step(&format!("suite {name}"), || suites::run_one(root, "debug", name));
+        }
     }
+}
+
+/// Runs the test of trap T33, a lost update of a flag: two threads change two flags of one entry
+/// 100 million times, which takes about 20 s.
+fn flags(root: &Path) -> Outcome {
+    let mut build = Command::new("cargo");
+    build.current_dir(root).args(["build", "--profile", "models", "--workspace"]);
+    match checks::logged(build.args(["--example", "flags"]), root, "flags").0 {
+        Ended::Well => {
+            let program = checks::target_folder(root).join("models/examples/flags");
+            process::run(&mut Command::new(program), STEP_LIMIT).outcome("flags")
+        }
+        ended => ended.outcome("the build of flags"),
+    }
+}
+
+fn clippy(root: &Path) -> Outcome {
+    let mut command = checks::cargo(root, checks::CHECKED);
+    command.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    checks::logged(&mut command, root, "clippy").0.outcome("cargo clippy")
+}
+
+fn documentation(root: &Path) -> Outcome {
+    let mut command = checks::cargo(root, checks::CHECKED);
+    command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--workspace", "--no-deps"]);
+    checks::logged(&mut command, root, "documentation").0.outcome("cargo doc")
 }
 
 /// Checks that rustfmt would not change a file.
@@ -120,9 +129,9 @@ pub(crate) fn format(root: &Path) -> Outcome {
 
 /// Runs the torture test of the IPC crate, which kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
-    let kills = kills.to_string();
-    let test = ["test", "--profile", "models", "-p", "corewalk-ipc", "--test", "torture", "--"];
-    cargo(root, &[&test[..], &[&kills]].concat())
+    let mut command = workspace_test(root, "torture");
+    command.args(["--profile", "models", "--", &kills.to_string()]);
+    process::run(&mut command, STEP_LIMIT).outcome("torture")
 }
 
 /// Runs the IPC test of damaged memory, which overwrites `words` words of a namespace while other
@@ -158,16 +167,6 @@ pub(crate) fn cargo(root: &Path, words: &[&str]) -> Outcome {
     process::run(&mut command, STEP_LIMIT).outcome(&format!("cargo {}", words[0]))
 }
 
-fn documentation(root: &Path) -> Outcome {
-    let mut command = Command::new("cargo");
-    command.current_dir(root).env("RUSTDOCFLAGS", "-D warnings");
-    command.args(["doc", "--workspace", "--no-deps"]);
-    match process::run(&mut command, STEP_LIMIT) {
-        Ended::Well => Outcome::Passed,
-        ended => ended.outcome("cargo doc"),
-    }
-}
-
 /// How a skipped step counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Skips {
@@ -180,9 +179,6 @@ enum Skips {
 pub(crate) struct Tally {
     start: Instant,
     skips: Skips,
-    /// True if steps of another tally run at the same time. Then the processor time of one step is
-    /// unknown, since the kernel counts only that of all children together.
-    is_beside: bool,
     lines: Vec<String>,
     passed: u32,
     failed: u32,
@@ -202,7 +198,6 @@ impl Tally {
         Self {
             start: Instant::now(),
             skips,
-            is_beside: false,
             lines: Vec::new(),
             passed: 0,
             failed: 0,
@@ -214,7 +209,7 @@ impl Tally {
     /// Runs `step` and counts its outcome.
     pub(crate) fn step(&mut self, name: &str, step: impl FnOnce() -> Outcome) {
         println!("=== {name}");
-        let (start, cpu) = (Instant::now(), children_cpu());
+        let (start, cpu) = (Instant::now(), process::thread_cpu());
         let (count, text) = match step() {
             Outcome::Passed => (&mut self.passed, "passed".to_owned()),
             Outcome::Failed(why) => (&mut self.failed, format!("FAILED: {why}")),
@@ -228,28 +223,26 @@ impl Tally {
             }
         };
         *count += 1;
-        let cpu = (!self.is_beside).then(|| children_cpu().saturating_sub(cpu));
-        self.print(name, start.elapsed(), cpu, &text);
-    }
-
-    /// Prints a line about a step, and keeps it for the end of the run.
-    fn print(&mut self, name: &str, took: Duration, cpu: Option<Duration>, text: &str) {
-        let cpu = cpu.map_or(" ".repeat(12), |cpu| format!("{:>6.1} s CPU", cpu.as_secs_f64()));
-        let line = format!("{name:<18} {:>6.1} s  {cpu}  {text}", took.as_secs_f64());
+        let (took, cpu) = (start.elapsed().as_secs_f64(), process::thread_cpu() - cpu);
+        let line = format!("{name:<18} {took:>6.1} s  {:>6.1} s CPU  {text}", cpu.as_secs_f64());
         println!("--- {line}");
         self.lines.push(line);
     }
 
-    /// Runs two lists of steps at the same time.
-    pub(crate) fn side_by_side(
-        &mut self,
-        first: impl FnOnce(&mut Tally) + Send,
-        second: impl FnOnce(&mut Tally),
-    ) {
-        let (start, cpu) = (Instant::now(), children_cpu());
+    /// Runs the steps of several lanes at the same time.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a lane does.
+    fn side_by_side<const LANES: usize>(&mut self, lanes: [Lane<'_>; LANES]) {
         let skips = self.skips;
-        let tallies =
-            process::side_by_side(|| Tally::beside(skips, first), || Tally::beside(skips, second));
+        let tallies = process::side_by_side(lanes.map(|lane| {
+            move || {
+                let mut tally = Tally::with(skips);
+                lane(&mut tally);
+                tally
+            }
+        }));
         for tally in tallies {
             self.lines.extend(tally.lines);
             self.passed += tally.passed;
@@ -257,14 +250,6 @@ impl Tally {
             self.skipped += tally.skipped;
             self.left_out.extend(tally.left_out);
         }
-        let cpu = children_cpu().saturating_sub(cpu);
-        self.print("side by side", start.elapsed(), Some(cpu), "the steps without processor time");
-    }
-
-    fn beside(skips: Skips, steps: impl FnOnce(&mut Tally)) -> Tally {
-        let mut tally = Tally { is_beside: true, ..Tally::with(skips) };
-        steps(&mut tally);
-        tally
     }
 
     /// Prints all steps and the counts. Returns the outcome of the run.
@@ -294,21 +279,6 @@ impl Tally {
 /// Returns true if the list `COREWALK_REQUIRE` allows no skipped step.
 fn demands_all(list: &str) -> bool {
     list.split(',').any(|word| word.trim() == "all")
-}
-
-/// Returns the processor time of all child processes that have ended.
-fn children_cpu() -> Duration {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
-}
-
-/// Returns the processor time of a process's ended children, in clock ticks of 10 ms: the sum of
-/// the fields `cutime` and `cstime` of `stat`, the text of `/proc/PID/stat`.
-fn children_ticks(stat: &str) -> Option<u64> {
-    // Skip the name of the program, which ends at the last parenthesis of the line.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
-    Some(fields.next()?.ok()? + fields.next()?.ok()?)
 }
 
 #[cfg(test)]
@@ -352,17 +322,17 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_of_steps_side_by_side_are_counted() {
+    fn outcomes_of_all_lanes_are_counted() {
         let mut tally = Tally::with(Skips::Count);
         let failed = |tally: &mut Tally| tally.step("a", || Outcome::Failed("bad".to_owned()));
         let skipped = |tally: &mut Tally| {
             tally.step("b", || Outcome::Skipped("no reason".to_owned()));
             tally.step("c", || Outcome::Passed);
         };
-        tally.side_by_side(failed, skipped);
+        tally.side_by_side([Box::new(failed), Box::new(skipped)]);
         assert_eq!((tally.passed, tally.failed, tally.skipped), (1, 1, 1));
         assert_eq!(tally.left_out, ["b"]);
-        assert_eq!(tally.lines.len(), 4);
+        assert_eq!(tally.lines.len(), 3);
         assert_eq!(tally.finish(), Outcome::Failed("1 steps failed".to_owned()));
     }
 
@@ -379,12 +349,5 @@ mod tests {
     fn only_the_word_all_forbids_a_skipped_step() {
         let demands = ["all", "machine, all", "", "root", "alls"].map(demands_all);
         assert_eq!(demands, [true, true, false, false, false]);
-    }
-
-    #[test]
-    fn processor_time_of_children_is_read_after_the_name() {
-        let stat = "7 (a) b) S 1 7 7 0 -1 4194560 100 200 0 0 3 4 50 60 20 0 1 0 9 1 2";
-        assert_eq!(children_ticks(stat), Some(110));
-        assert_eq!(children_ticks("7 (a"), None);
     }
 }

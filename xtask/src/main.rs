@@ -30,8 +30,7 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   check               format, tidy, traps, clippy and unit tests of the changed crates: minutes
-  ci [--quick]        all tests and checks; --quick leaves out the suites: 35 minutes
-  ci --tested STATUS  as ci, but take STATUS as the exit status of `cargo test --workspace`
+  ci [--quick]        all tests and checks; --quick leaves out the suites: half an hour
   nightly             long versions of the randomized tests: hours
   tidy                check the rules of docs/developing/style.md that a program can check
   traps [--strict]    print the tests of each trap in docs/developing/traps.md; --strict: fail if one has none
@@ -81,9 +80,8 @@ fn main() -> ExitCode {
     let root = repository_root();
     let outcome = match words.as_slice() {
         ["check"] => check::run(&root),
-        ["ci"] => ci::run(&root, ci::Extent::Full, ci::Tests::Run),
-        ["ci", "--quick"] => ci::run(&root, ci::Extent::Quick, ci::Tests::Run),
-        ["ci", "--tested", status] => ci::run(&root, ci::Extent::Full, ci::Tests::Ended(status)),
+        ["ci"] => ci::run(&root, ci::Extent::Full),
+        ["ci", "--quick"] => ci::run(&root, ci::Extent::Quick),
         ["nightly"] => nightly::run(&root),
         ["tidy"] => tidy::run(&root),
         ["traps"] => traps::run(&root, traps::Strictness::Report),

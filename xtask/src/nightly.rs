@@ -41,7 +41,8 @@ const POSIX_SUITES: &[&str] = &[
     "postgres",
 ];
 
-const LONG: [Long; 19] = [
+const LONG: [Long; 20] = [
+    Long { name: "suites of a release", words: &["xtask", "suites"], variables: &[] },
     Long {
         name: "suites over io_uring",
         words: POSIX_SUITES,
@@ -153,6 +154,7 @@ pub(crate) fn run(root: &Path) -> Outcome {
     tally.step("ipc-torture", || ci::torture(root, 50_000));
     tally.step("loom, long", || checks::loom_long(root));
     tally.step("shuttle, long", || checks::shuttle_long(root));
+    tally.step("aarch64, long", || checks::aarch64_long(root));
     tally.step("miri, 16 seeds", || checks::miri_with(root, "-Zmiri-many-seeds=0..16"));
     tally.step("oldest compiler", || release::oldest_compiler(root));
     tally.step("licences", || release::licences(root));

@@ -9,6 +9,7 @@
 
 use crate::Outcome;
 use std::{
+    cell::Cell,
     fs::{self, File},
     io,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
@@ -22,6 +23,15 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// How long a killed process may take to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The nice value after [`give_way`]. With a higher one, a command could get so little of a busy
+/// processor that the watchdog of a test ends it.
+const NICE: u32 = 10;
+
+thread_local! {
+    /// The processor time of the commands that this thread has run, and of their children.
+    static CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,20 +99,35 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> 
     (ended, String::from_utf8_lossy(&output).into_owned())
 }
 
-/// Runs two tasks at the same time. Returns what they return.
+/// Runs all tasks at the same time, each in a new thread. Returns what they return.
 ///
 /// # Panics
 ///
-/// Panics if `first` or `second` does.
-pub(crate) fn side_by_side<T: Send>(
-    first: impl FnOnce() -> T + Send,
-    second: impl FnOnce() -> T,
-) -> [T; 2] {
+/// Panics if a task does.
+pub(crate) fn side_by_side<T: Send, const COUNT: usize>(
+    tasks: [impl FnOnce() -> T + Send; COUNT],
+) -> [T; COUNT] {
     thread::scope(|scope| {
-        let first = scope.spawn(first);
-        let second = second();
-        [first.join().expect("a task panicked"), second]
+        let threads = tasks.map(|task| scope.spawn(task));
+        threads.map(|thread| thread.join().expect("a task panicked"))
     })
+}
+
+/// Returns the processor time of the commands that this thread has run, and of their children.
+pub(crate) fn thread_cpu() -> Duration {
+    CPU.get()
+}
+
+/// Lets the commands that this thread runs later have only a small share of a busy processor. If
+/// that fails, they run as usual.
+pub(crate) fn give_way() {
+    let task = fs::read_link("/proc/thread-self").unwrap_or_default();
+    if let Some(task) = task.file_name() {
+        // A child inherits the nice value of the thread that starts it.
+        let mut renice = Command::new("renice");
+        renice.args(["-n", &NICE.to_string(), "-p"]).arg(task).stdout(Stdio::null());
+        run(&mut renice, KILL_TIMEOUT);
+    }
 }
 
 /// Waits for `child`. Kills its process group after `limit`.
@@ -120,13 +145,32 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
+        // Read the time before the wait, which removes the process.
+        let cpu = cpu_of(child.id());
         match child.try_wait() {
-            Ok(Some(status)) => return Some(Ended::of(status)),
+            Ok(Some(status)) => {
+                CPU.set(CPU.get() + cpu);
+                return Some(Ended::of(status));
+            }
             Ok(None) if Instant::now() < deadline => thread::sleep(POLL),
             Ok(None) => return None,
             Err(_) => return Some(Ended::Stuck),
         }
     }
+}
+
+/// Returns the processor time of the process `pid` and of its children that have ended.
+fn cpu_of(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
+}
+
+/// Returns the sum of the fields `utime`, `stime`, `cutime` and `cstime` of `stat`, the text of
+/// `/proc/PID/stat`, in clock ticks of 10 ms.
+fn ticks(stat: &str) -> Option<u64> {
+    // Skip the name of the program, which ends at the last parenthesis of the line.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').skip(11).take(4).map(|field| field.parse::<u64>().ok()).sum()
 }
 
 /// Kills `child` and its process group, and waits for it.
@@ -188,6 +232,22 @@ mod tests {
     fn command_that_hangs_is_killed_with_its_children() {
         let ended = run(&mut shell("sleep 1000 & wait"), Duration::from_millis(100));
         assert_eq!(ended, Ended::TimedOut);
+    }
+
+    #[test]
+    fn processor_time_is_that_of_a_command_and_its_children() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194560 100 200 0 0 3 4 50 60 20 0 1 0 9 1 2";
+        assert_eq!(ticks(stat), Some(117));
+        assert_eq!(ticks("7 (a"), None);
+        let script = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exit 0";
+        run(&mut shell(&format!("sh -c '{script}'")), LONG);
+        assert!(thread_cpu() > Duration::ZERO);
+    }
+
+    #[test]
+    fn thread_that_gives_way_starts_commands_that_do() {
+        give_way();
+        assert_eq!(run(&mut shell(&format!("test $(nice) -ge {NICE}")), LONG), Ended::Well);
     }
 
     #[test]

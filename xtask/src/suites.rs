@@ -19,15 +19,15 @@
 //!
 //! # The program
 //!
-//! The program under test is `target/release/corewalk`, or the path in `COREWALK_PROGRAM`. The
-//! suites expect three things of it.
+//! The program under test is `target/release/corewalk`, that in `target/debug` for `cargo xtask
+//! ci`, or the path in `COREWALK_PROGRAM`. The suites expect three things of it.
 //!
 //! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
 //!   tmpfs on MNT` when the mount is ready.
 //! - On SIGTERM it unmounts and exits with status 0.
 //! - `corewalk stat MNT --json` prints counters.
 //!
-//! The suites of pjdfstest and fsx also need `target/release/corewalk-conformance`.
+//! The suites of pjdfstest and fsx also need `corewalk-conformance`, in the folder of the program.
 //!
 //! A suite whose packages cannot be installed is skipped.
 //!
@@ -56,6 +56,9 @@ use std::{
     process::{Command, ExitCode},
     time::Duration,
 };
+
+/// The environment variable with the path of the program under test.
+const PROGRAM: &str = "COREWALK_PROGRAM";
 
 /// The option with which this program runs itself inside the namespaces.
 pub(crate) const INSIDE: &str = "--inside";
@@ -284,25 +287,28 @@ pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     let names = if names.is_empty() { CI.as_slice() } else { names };
     let mut tally = Tally::new();
     for name in names {
-        tally.step(name, || run_one(root, name));
+        tally.step(name, || run_one(root, "release", name));
     }
     tally.finish()
 }
 
-/// Runs the suite `name` in new namespaces.
-pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
+/// Runs the suite `name` in new namespaces, with the programs in the folder `profile` of the target
+/// folder.
+pub(crate) fn run_one(root: &Path, profile: &str, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
     };
-    let program = program(root);
+    let program = program(root, profile);
     if !program.exists() {
         let path = program.display();
         let line = format!("{path} does not exist; run cargo build --release -p corewalk-cli");
         return Outcome::Failed(line);
     }
-    // The suites of System V IPC mount nothing, so they need no `/dev/fuse`.
-    if !name.starts_with("ipc-") && !Path::new("/dev/fuse").exists() {
-        return Outcome::Skipped("there is no /dev/fuse".to_owned());
+    if has_mount(name) {
+        if !Path::new("/dev/fuse").exists() {
+            return Outcome::Skipped("there is no /dev/fuse".to_owned());
+        }
+        checks::enable_uring();
     }
     for (file, package) in suite.needs {
         if !is_available(file) && !install(package) {
@@ -320,12 +326,17 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
         .args(["--propagation", "private", "--"])
         .arg(this)
         .args(["suites", INSIDE, name])
+        .env(PROGRAM, program)
         .current_dir(root);
-    checks::enable_uring();
     match process::run(&mut command, suite.limit) {
         Ended::Exit(SKIPPED_STATUS) => Outcome::Skipped("its output has the reason".to_owned()),
         ended => ended.outcome(name),
     }
+}
+
+/// Returns true if the suite `name` mounts a file system. Those of System V IPC do not.
+pub(crate) fn has_mount(name: &str) -> bool {
+    !name.starts_with("ipc-")
 }
 
 /// Runs the suite `name` in this process, which [`run_one`] has started in new namespaces.
@@ -333,7 +344,7 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
     };
-    let site = match Site::new(root, &program(root), name) {
+    let site = match Site::new(root, &program(root, "release"), name) {
         Ok(site) => site,
         Err(error) => {
             return Outcome::Failed(format!("{name}: cannot set up its directory: {error}"));
@@ -362,10 +373,11 @@ fn find(name: &str) -> Option<&'static Suite> {
     SUITES.iter().find(|suite| suite.name == name)
 }
 
-fn program(root: &Path) -> PathBuf {
-    match env::var_os("COREWALK_PROGRAM") {
+/// Returns the program under test.
+fn program(root: &Path, profile: &str) -> PathBuf {
+    match env::var_os(PROGRAM) {
         Some(path) => PathBuf::from(path),
-        None => checks::target_folder(root).join("release/corewalk"),
+        None => checks::target_folder(root).join(profile).join("corewalk"),
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     SKIPPED_STATUS, minutes,
     mount::{Mount, OPTIONS, SERVER_PERMISSIONS, Site, Source, WRITEBACK},
 };
-use crate::{Outcome, checks, process::Ended};
+use crate::{Outcome, process::Ended};
 use std::{env, process::Command, time::Duration};
 
 pub(super) const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
@@ -87,7 +87,7 @@ pub(super) fn enough_passed(report: &str) -> Result<(), Outcome> {
 /// Returns the command that runs one check of `corewalk-conformance`. The caller appends the path
 /// of the mount.
 pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
-    let program = checks::target_folder(&site.root).join("release/corewalk-conformance");
+    let program = site.program.with_file_name("corewalk-conformance");
     if !program.exists() {
         let path = program.display();
         let line =

@@ -92,14 +92,15 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Builds the program that makes the calls, and returns its path.
+/// Builds the program that makes the calls, and returns its path. `cargo test --workspace` has
+/// built it in the same way.
 fn built(site: &Site) -> Result<PathBuf, Outcome> {
     let target = checks::target_folder(&site.root);
     let mut command = Command::new("cargo");
-    command.args(["build", "-q", "--release", "-p", "corewalk", "--example", "xattr_calls"]);
+    command.args(["build", "-q", "--workspace", "--example", "xattr_calls"]);
     command.current_dir(&site.root).env("CARGO_TARGET_DIR", &target);
     site.run("xattr-build", &mut command)?;
-    Ok(target.join("release/examples/xattr_calls"))
+    Ok(target.join("debug/examples/xattr_calls"))
 }
 
 /// A new ext4 file system in a loop device, unmounted on drop.
