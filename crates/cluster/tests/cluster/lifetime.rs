@@ -6,16 +6,8 @@ use corewalk::{Errno, FileSystem as _};
 use corewalk_cluster::{ClusterFs, fsck};
 
 use crate::fixtures::{
-    ROOT, Site, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
+    ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
-
-/// Removes the objects that no file uses, as a mount does after a minute.
-fn collect(site: &Site, fs: &ClusterFs) {
-    site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
-    for _ in 0..30 {
-        fs.maintain();
-    }
-}
 
 /// Ends the open sessions, as other mounts do when they are not renewed.
 fn end_sessions(site: &Site) {
