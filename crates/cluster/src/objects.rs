@@ -25,6 +25,7 @@
 use std::fs;
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ const OVERLOADED: [&str; 2] = ["408", "429"];
 #[derive(Clone, Debug)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
+    /// The directory, if the objects are in one.
+    folder: Option<Arc<PathBuf>>,
 }
 
 impl Objects {
@@ -72,18 +75,18 @@ impl Objects {
     /// # Errors
     /// The errors of mkdir(2); `InvalidInput` if a setting has an invalid value.
     pub fn open(place: &Place, settings: &[(String, String)]) -> io::Result<Objects> {
-        let store: Arc<dyn ObjectStore> = match place {
+        let (store, folder): (Arc<dyn ObjectStore>, _) = match place {
             Place::Directory(folder) => {
                 fs::create_dir_all(folder)?;
                 let local = LocalFileSystem::new_with_prefix(folder).map_err(invalid)?;
-                Arc::new(local.with_fsync(true))
+                (Arc::new(local.with_fsync(true)), Some(Arc::new(folder.clone())))
             }
             Place::S3 { bucket, prefix } => {
                 let store = s3(bucket, settings)?;
-                Arc::new(PrefixStore::new(store, prefix.as_str()))
+                (Arc::new(PrefixStore::new(store, prefix.as_str())), None)
             }
         };
-        Ok(Objects { store })
+        Ok(Objects { store, folder })
     }
 
     /// Writes an object and makes it durable.
@@ -115,8 +118,15 @@ impl Objects {
     /// The errors of the store.
     pub async fn delete(&self, key: &str) -> io::Result<()> {
         match self.store.delete(&Path::from(key)).await {
-            Err(Error::NotFound { .. }) => Ok(()),
-            done => done.map_err(io_error),
+            Err(Error::NotFound { .. }) => {}
+            done => done.map_err(io_error)?,
+        }
+        let Some(folder) = self.folder.clone() else { return Ok(()) };
+        // A process that was killed in `put` has left its temporary file, which `list` omits.
+        let temporary = folder.join(format!("{key}#1"));
+        match tokio::task::spawn_blocking(move || fs::remove_file(temporary)).await? {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -230,6 +240,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = Place::Directory(folder.path().join("made/by/open"));
         run(async { check(&Objects::open(&place, &[]).unwrap()).await });
+    }
+
+    #[test]
+    fn temporary_file_of_a_killed_process_goes_with_its_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects = Objects::open(&Place::Directory(folder.path().into()), &[]).unwrap();
+        fs::write(folder.path().join("a#1"), "half").unwrap();
+        run(async { objects.delete("a").await.unwrap() });
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
