@@ -30,7 +30,7 @@ mod state;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use corewalk_base::{Condvar, Mutex, MutexGuard};
+use corewalk_base::{Condvar, Mutex, MutexGuard, heap};
 
 use self::state::{Names, State};
 use crate::node::Inode;
@@ -38,7 +38,7 @@ use crate::options::Flaws;
 use crate::session::Caches;
 
 /// The estimated memory of a name or an inode, with its share of the hash tables, in bytes.
-const ENTRY_BYTES: usize = 400;
+const ENTRY_BYTES: usize = 500;
 
 pub(crate) type Xattrs = Arc<Vec<(Vec<u8>, Vec<u8>)>>;
 
@@ -226,7 +226,7 @@ impl Cache {
         if let Some(directory) = state.dirs.get_mut(&dir) {
             directory.names.extend(after, last, names, at_end);
         }
-        self.shrink(&mut state);
+        self.shrink(state);
         true
     }
 
@@ -247,7 +247,7 @@ impl Cache {
         if let Some((_, inode)) = found {
             state.insert(ino, inode);
         }
-        self.shrink(&mut state);
+        self.shrink(state);
     }
 
     /// Reports some of the names after `cookie` to `sink`.
@@ -359,7 +359,7 @@ impl Cache {
             }
         }
         state.end_changing(change);
-        self.shrink(&mut state);
+        self.shrink(state);
     }
 
     /// Ends a change that failed. If the database said that it has changed nothing, the cache
@@ -435,7 +435,7 @@ impl Cache {
     }
 
     /// If the cache is above its limit, drops directories until it is a quarter below.
-    fn shrink(&self, state: &mut State) {
+    fn shrink(&self, mut state: MutexGuard<'_, State>) {
         if state.count <= self.limit {
             return;
         }
@@ -444,10 +444,15 @@ impl Cache {
         oldest.sort_unstable();
         for (_, dir) in oldest {
             if state.count <= self.limit / 4 * 3 {
-                return;
+                break;
             }
             state.remove_dir(dir);
         }
+        drop(state);
+        // The allocator keeps freed memory for the threads that have allocated it. Without this
+        // call, each group of threads that fill directories would come to keep as much as the
+        // limit.
+        heap::give_back_freed();
     }
 }
 

@@ -19,7 +19,7 @@ fn statements(path: &Path) -> u64 {
 }
 
 /// Makes a file system whose objects are in `folder`. Returns its URL.
-fn made(postgres: &Postgres, folder: &Folder) -> String {
+pub(crate) fn made(postgres: &Postgres, folder: &Folder) -> String {
     let address = format!("pg://{}", postgres.new_database("files"));
     let url = format!("{address}?data=file:{}", folder.path("objects").display());
     assert_eq!(run(corewalk(&["mkfs", &url])).status.code(), Some(0));
