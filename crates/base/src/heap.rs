@@ -4,7 +4,11 @@
 //! object there keeps all freed pages before it resident. A program that has freed many objects
 //! calls [`give_back_freed`].
 //!
-//! Source: malloc_trim(3).
+//! The allocator of glibc has several heaps, up to eight for each processor, and a thread allocates
+//! from one of them. Memory that another thread has allocated and freed serves its own heap only. A
+//! program whose threads fill and empty one cache calls [`limit_heaps`] first.
+//!
+//! Source: malloc_trim(3), mallopt(3).
 #![expect(unsafe_code, reason = "the C library is called")]
 
 /// Gives the unused pages of the heap back to the system.
@@ -23,4 +27,24 @@ pub fn give_back_freed() {
     // SAFETY: `malloc_trim` takes the allocator's own locks, and gives back only memory that is not
     // in use.
     let _was_any = unsafe { libc::malloc_trim(0) };
+}
+
+/// The number of heaps after [`limit_heaps`].
+#[cfg(all(target_env = "gnu", not(miri)))]
+const HEAPS: libc::c_int = 4;
+
+/// Makes the allocator use at most four heaps, if it has no more yet. More threads then wait for
+/// each other when they allocate blocks of more than a kilobyte.
+///
+/// The limit is for the whole process. With a C library other than glibc the function does nothing.
+///
+/// # Examples
+///
+/// ```
+/// corewalk_base::heap::limit_heaps();
+/// ```
+pub fn limit_heaps() {
+    #[cfg(all(target_env = "gnu", not(miri)))]
+    // SAFETY: `mallopt` takes the allocator's own lock, and only sets the limit for new heaps.
+    let _is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS) };
 }

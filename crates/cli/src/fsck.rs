@@ -30,7 +30,8 @@ pub(crate) const USAGE: u8 = 16;
 The check changes nothing and needs no permission to write. A store must not be mounted: the check
 waits up to 5 seconds for another process to close it. A cluster file system may be mounted.
 
-It prints one line for each error, and then the totals.
+It prints one line for each error, and then the totals. A stray is an object that no mount removes,
+since it was written after its mount had given it up. It is no error, but takes space.
 
 Exit status, as in fsck(8):
      0  no errors
@@ -44,11 +45,19 @@ pub(crate) struct Arguments {
     /// Print one JSON object: the list of errors and the totals.
     #[arg(long)]
     json: bool,
+    /// Of a cluster file system, make mounts remove the strays. The next mount does it, or one that
+    /// runs, after a minute or two.
+    #[arg(long)]
+    remove_strays: bool,
 }
 
 /// Checks the file system and prints the errors and the totals.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (text, is_clean) = match Source::parse(&arguments.source) {
+        Ok(Source::Store(_)) if arguments.remove_strays => {
+            let line = "--remove-strays is for a cluster file system".to_owned();
+            return Err(Failure::Command(USAGE, line));
+        }
         Ok(Source::Store(path)) => {
             let report =
                 open_when_free(path, || corewalk_store::fsck(path)).map_err(operational)?;
@@ -56,8 +65,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             (text, report.findings.is_empty())
         }
         Ok(Source::Cluster(url)) => {
-            let checked = corewalk_cluster::fsck(&parse_url(url)?, &object_settings());
-            let report = checked.map_err(|error| operational(Failure::of(url, error)))?;
+            let failed = |error| operational(Failure::of(url, error));
+            let parsed = parse_url(url)?;
+            let report = corewalk_cluster::fsck(&parsed, &object_settings()).map_err(failed)?;
+            if arguments.remove_strays {
+                corewalk_cluster::record_strays(&parsed, &report).map_err(failed)?;
+            }
             let text = if arguments.json { cluster_json(&report) } else { cluster_lines(&report) };
             (text, report.findings.is_empty())
         }
@@ -91,14 +104,15 @@ fn listed(findings: &[impl Display]) -> String {
 
 fn cluster_lines(report: &corewalk_cluster::Report) -> String {
     format!(
-        "{}{} errors, {} inodes, {} orphans, {} bytes, {} objects, {} unused objects\n",
+        "{}{} errors, {} inodes, {} orphans, {} bytes, {} objects, {} unused objects, {} strays\n",
         listed(&report.findings),
         report.findings.len(),
         report.inodes,
         report.orphans,
         report.bytes,
         report.objects,
-        report.unused_objects
+        report.unused_objects,
+        report.strays.len()
     )
 }
 
@@ -111,6 +125,7 @@ fn cluster_json(report: &corewalk_cluster::Report) -> String {
         "bytes": report.bytes,
         "objects": report.objects,
         "unused_objects": report.unused_objects,
+        "strays": report.strays,
     });
     format!("{object}\n")
 }

@@ -18,6 +18,7 @@ mod daemon;
 mod descriptors;
 mod junctions;
 mod options;
+mod progress;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -261,7 +262,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Write everything even after a lazy unmount: later writes of programs that still have files
     // open cannot reach the file system.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
-    let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| cluster.close()));
+    let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| progress::close(&cluster)));
     // The file systems of junctions may take long to end, and do not need this one.
     drop(junctions);
     drop(created);

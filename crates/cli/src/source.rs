@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use corewalk::FileSystem;
 use corewalk::tmpfs::Tmpfs;
+use corewalk_base::heap;
 use corewalk_base::primitives::thread;
 use corewalk_cluster::{ClusterFs, SCHEME, Url};
 use corewalk_fuse::Options;
@@ -150,6 +151,8 @@ impl Source {
             Source::Cluster(url) => {
                 let options = plan.cluster.clone().with_settings(object_settings());
                 let options = options.with_cache_bytes(plan.server.vfs.cache_bytes as usize);
+                // All threads fill its cache, and free what it drops.
+                heap::limit_heaps();
                 let fs = ClusterFs::open(&parse_url(url)?, &options);
                 let fs = Arc::new(fs.map_err(|error| Failure::of(url, error))?);
                 Ok(Opened { cluster: Some(fs.clone()), ..opened(fs) })

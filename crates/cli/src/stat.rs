@@ -72,7 +72,21 @@ Counters of a store:
   store_xattr_entries, store_xattr_reclaimed
                         entries of the index of shared sets; entries dropped to make room
   store_has_reserve     1 if the space for commits on a full disk is reserved
-  store_is_read_only    1 if nothing can be changed: mounted with ro, or a commit failed";
+  store_is_read_only    1 if nothing can be changed: mounted with ro, or a commit failed
+
+Counters of a cluster file system:
+  cluster_statements    statements sent to the database
+  cluster_connections_opened
+                        connections to the database, broken ones too
+  cluster_sessions      sessions that this mount has had; more than 1 after its lease time was over
+  cluster_leases        directories that this mount may answer from its cache
+  cluster_intents_seen  changes of other mounts that waited for this one
+  cluster_acknowledgements
+                        times that this mount dropped directories for them
+  cluster_waits         times that a change of this mount waited for other mounts
+  cluster_cached_entries
+                        names and inodes in its cache
+  cluster_dirty_bytes   bytes that were written and are in memory only: the pending upload";
 
 /// The command line.
 #[derive(clap::Args, Debug)]

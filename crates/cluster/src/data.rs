@@ -91,7 +91,7 @@ struct OpenFile {
 pub(crate) struct File {
     ino: u64,
     content: Mutex<Content>,
-    /// The size and the modification time, if they differ from those of the database.
+    /// [`Content::end`] and the modification time, if the database lacks a change.
     view: Mutex<Option<(u64, Timespec)>>,
     /// The highest version of the inode whose attributes the kernel has got.
     ///
@@ -103,14 +103,18 @@ pub(crate) struct File {
 /// The contents of a file, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    /// The session that has loaded the contents, or 0 if they must be loaded. Contents of an
-    /// earlier session may be old.
+    /// The session that has loaded the contents, or 0.
     loaded_by: i64,
+    /// True if another mount may have changed the contents since they were loaded.
+    is_old: bool,
     /// `node.contents` of these contents. Each change of the contents gives a higher number.
     number: i64,
     /// A version of the inode (`node.version`) with these contents.
     version: i64,
     size: u64,
+    /// The file has at least this many bytes because of changes that were not flushed. `size` may
+    /// be higher, but another mount may have truncated the file since.
+    end: u64,
     inline: Bytes,
     slices: Pieces,
     dirty: Dirty,
@@ -165,18 +169,16 @@ impl Files {
         Some(InUse { data: self, file: open.file.clone() })
     }
 
-    /// Begins a use of a file that [`Files::close`] ends. Contents without changes are loaded
-    /// again, since another mount may have changed them. Returns the handle of the open file. The
-    /// lowest bit tells whether it is open for writing.
+    /// Begins a use of a file that [`Files::close`] ends. The contents are loaded again, since
+    /// another mount may have changed them. Returns the handle of the open file. The lowest bit
+    /// tells whether it is open for writing.
     pub(crate) fn open(&self, ino: u64, is_writer: bool) -> u64 {
         let used = self.file(ino);
         let mut content = used.file.content.lock();
         self.settle(&used.file, &mut content);
         // ORDERING: Relaxed. The lock of the contents orders the handles of a file.
         let handle = self.opens.fetch_add(1, Ordering::Relaxed) << 1 | u64::from(is_writer);
-        if !content.is_changed {
-            content.loaded_by = 0;
-        }
+        content.is_old = true;
         drop(content);
         std::mem::forget(used);
         handle
@@ -200,7 +202,7 @@ impl Files {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
         self.flush_content(&used.file, &mut content)?;
-        content.loaded_by = 0;
+        content.is_old = true;
         Ok(())
     }
 
@@ -244,14 +246,12 @@ impl Files {
         let mut newest = file.newest.lock();
         *newest = version.max(*newest);
         let view = *file.view.lock();
-        match view {
-            Some((size, mtime)) => attr
-                .with_mtime(mtime)
-                .with_ctime(mtime.max(attr.ctime))
-                .with_size(size)
-                .with_blocks(size.div_ceil(512)),
-            None => attr,
-        }
+        let Some((end, mtime)) = view else { return attr };
+        let size = attr.size.max(end);
+        attr.with_mtime(mtime)
+            .with_ctime(mtime.max(attr.ctime))
+            .with_size(size)
+            .with_blocks(size.div_ceil(512))
     }
 
     /// Reads at `offset`. Returns the number of bytes, which is less than asked for at the end of
@@ -277,8 +277,8 @@ impl Files {
             match fetched {
                 // Another mount may have replaced the object. The slices of the file are loaded
                 // again, once.
-                Err(Errno::NOENT) if !is_retry && content.dirty.is_empty() => {
-                    (content.loaded_by, is_retry) = (0, true);
+                Err(Errno::NOENT) if !is_retry => {
+                    (content.is_old, is_retry) = (true, true);
                     continue;
                 }
                 Err(Errno::NOENT) => return Err(Errno::IO),
@@ -391,17 +391,9 @@ impl Files {
         }
         let before = content.dirty.bytes();
         content.dirty.write(offset, bytes);
-        content.size = content.size.max(offset + bytes.len() as u64);
-        self.note_dirty(file, content, before);
-        Ok(())
-    }
-
-    fn note_dirty(&self, file: &File, content: &mut Content, before: usize) {
-        content.mtime = Timespec::now();
-        content.is_changed = true;
-        content.since.get_or_insert_with(Instant::now);
-        *file.view.lock() = Some((content.size, content.mtime));
         self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
+        note_change(file, content, offset + bytes.len() as u64);
+        Ok(())
     }
 
     /// Changes the size of a file by `change`, which returns the changed inode. Dirty bytes before
@@ -419,9 +411,7 @@ impl Files {
         let done = change();
         let Ok(inode) = done else {
             // The database may have made the change although the call failed.
-            if !content.is_changed {
-                content.loaded_by = 0;
-            }
+            content.is_old |= !content.is_changed;
             return done;
         };
         // If the version has grown by more than 1, another mount may have changed the contents.
@@ -432,13 +422,15 @@ impl Files {
         let keep = content.inline.len().min(size as usize);
         content.inline.truncate(keep);
         (content.size, content.mtime) = (size, inode.attr.mtime);
+        content.end = content.end.min(size);
         let before = content.dirty.bytes();
         content.dirty.cut(size);
         self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
         if content.dirty.is_empty() {
-            (content.is_changed, content.since) = (false, None);
+            (content.is_changed, content.end, content.since) = (false, 0, None);
         }
-        *used.file.view.lock() = content.is_changed.then_some((size, content.mtime));
+        let view = (content.end, content.mtime);
+        *used.file.view.lock() = content.is_changed.then_some(view);
         Ok(inode)
     }
 
@@ -472,9 +464,7 @@ impl Files {
         let mut content = self.loaded(&used.file)?;
         self.meta.check_locks(ino, handle)?;
         if content.size < size {
-            content.size = size;
-            let before = content.dirty.bytes();
-            self.note_dirty(&used.file, &mut content, before);
+            note_change(&used.file, &mut content, size);
         }
         Ok(())
     }
@@ -483,28 +473,35 @@ impl Files {
     fn loaded<'f>(&self, file: &'f File) -> Result<MutexGuard<'f, Content>, Errno> {
         let mut content = file.content.lock();
         let session = self.meta.session.id();
-        let is_newest = content.version >= *file.newest.lock();
-        if content.loaded_by == session && is_newest || content.loaded_by != 0 && content.is_changed
-        {
+        let is_old = content.is_old || content.version < *file.newest.lock();
+        if content.loaded_by == session && !is_old {
+            return Ok(content);
+        }
+        // The next flush must find out whether another mount has changed the file since the earlier
+        // session ended. So the contents of that session stay.
+        if content.loaded_by != session && content.is_changed {
             return Ok(content);
         }
         // A new file is empty, so the database need not be asked.
         let known = self.meta.cache.inode(file.ino);
         let is_live = !self.meta.session.left().is_zero();
-        if is_live && known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1) {
+        let is_new = known.is_some_and(|inode| inode.attr.size == 0 && inode.version == 1);
+        if is_live && is_new && !content.is_changed {
             (content.loaded_by, content.number, content.version) = (session, 1, 1);
+            content.is_old = false;
             return Ok(content);
         }
         self.load(file, &mut content)?;
         Ok(content)
     }
 
+    /// Loads the contents below the dirty bytes.
     fn load(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
         let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
         let head = rows.first().ok_or(Errno::STALE)?;
         (content.number, content.version) = (head.get("contents"), head.get("version"));
-        content.size = head.get::<_, i64>("size") as u64;
+        content.size = content.end.max(head.get::<_, i64>("size") as u64);
         let inline: Option<&[u8]> = head.get("inline");
         content.inline = Bytes::copy_from_slice(inline.unwrap_or_default());
         content.slices = Pieces::default();
@@ -514,9 +511,23 @@ impl Files {
             let source = object.map_or(Source::Zeros, |key| Source::Object(key.into(), 0, len));
             content.slices.add(pos..pos + len, source);
         }
-        content.loaded_by = session;
+        (content.loaded_by, content.is_old) = (session, false);
+        if content.is_changed {
+            // The kernel drops its cached pages when it sees a new modification time.
+            note_change(file, content, 0);
+        }
         Ok(())
     }
+}
+
+/// Notes a change of the contents that makes the file at least `end` bytes long.
+fn note_change(file: &File, content: &mut Content, end: u64) {
+    content.end = content.end.max(end);
+    content.size = content.size.max(end);
+    content.mtime = Timespec::now();
+    content.is_changed = true;
+    content.since.get_or_insert_with(Instant::now);
+    *file.view.lock() = Some((content.end, content.mtime));
 }
 
 impl Content {

@@ -33,7 +33,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corewalk_base::{Condvar, Mutex, MutexGuard};
+use corewalk_base::{Condvar, Mutex, MutexGuard, heap};
 
 use self::kernel::{Given, Kernel, Owed};
 use self::state::{Names, State};
@@ -42,7 +42,7 @@ use crate::options::{ClusterOptions, Flaws};
 use crate::session::Caches;
 
 /// The estimated memory of a name or an inode, with its share of the hash tables, in bytes.
-const ENTRY_BYTES: usize = 400;
+const ENTRY_BYTES: usize = 500;
 
 pub(crate) type Xattrs = Arc<Vec<(Vec<u8>, Vec<u8>)>>;
 
@@ -243,7 +243,7 @@ impl Cache {
         if let Some(directory) = state.dirs.get_mut(&dir) {
             directory.names.extend(after, last, names, at_end);
         }
-        self.shrink(&mut state);
+        self.shrink(state);
         true
     }
 
@@ -264,7 +264,7 @@ impl Cache {
         if let Some((_, inode)) = found {
             state.insert(ino, inode);
         }
-        self.shrink(&mut state);
+        self.shrink(state);
     }
 
     /// Reports some of the names after `cookie` to `sink`.
@@ -376,7 +376,7 @@ impl Cache {
             }
         }
         state.end_changing(change);
-        self.shrink(&mut state);
+        self.shrink(state);
     }
 
     /// Ends a change that failed. If the database said that it has changed nothing, the cache
@@ -454,7 +454,7 @@ impl Cache {
 
     /// If the cache is above its limit, drops directories until it is a quarter below. The leases
     /// and the record of the kernel's answers stay. So an intent still expires these answers.
-    fn shrink(&self, state: &mut State) {
+    fn shrink(&self, mut state: MutexGuard<'_, State>) {
         if state.count <= self.limit {
             return;
         }
@@ -463,10 +463,15 @@ impl Cache {
         oldest.sort_unstable();
         for (_, dir) in oldest {
             if state.count <= self.limit / 4 * 3 {
-                return;
+                break;
             }
             state.remove_dir(dir);
         }
+        drop(state);
+        // The allocator keeps freed memory for the threads that have allocated it. Without this
+        // call, each group of threads that fill directories would come to keep as much as the
+        // limit.
+        heap::give_back_freed();
     }
 }
 

@@ -200,6 +200,11 @@ impl ClusterFs {
         &self.id
     }
 
+    /// Returns how many bytes programs have written that are in the memory of this mount only.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.data.dirty_bytes.sum().max(0) as u64
+    }
+
     /// Returns attributes as a caller sees them: with the size and time of writes that are not
     /// flushed yet. Adds how long the kernel may keep them.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
@@ -578,7 +583,7 @@ impl FileSystem for ClusterFs {
         sink("cluster_name_expiries", names);
         sink("cluster_attribute_expiries", attributes);
         sink("cluster_cached_entries", self.meta.cache.len() as u64);
-        sink("cluster_dirty_bytes", self.data.dirty_bytes.sum().max(0) as u64);
+        sink("cluster_dirty_bytes", self.dirty_bytes());
     }
 }
 

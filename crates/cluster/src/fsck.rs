@@ -4,6 +4,12 @@
 //! After the snapshot it lists the objects. Each object that a slice names must exist and be long
 //! enough. A mount may have replaced an object since the snapshot. So a missing object counts only
 //! if a file still uses it after the listing.
+//!
+//! # Strays
+//! A mount records an object in the database before it writes the object. The record stays until
+//! the object was removed. But a request that was given up may write the object even later. Such a
+//! *stray* is in the listing, and the database, asked after the listing, does not know it. No file
+//! will ever name it, because no key is used again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -98,8 +104,10 @@ pub struct Report {
     pub bytes: i64,
     /// The number of objects that files use.
     pub objects: i64,
-    /// The number of other objects, which a mount removes after some time.
+    /// The number of other objects. A mount removes them after some time, except the strays.
     pub unused_objects: i64,
+    /// The keys of the unused objects that the database does not know.
+    pub strays: Vec<String>,
 }
 
 const FORMAT: &str = "SELECT version, data, id::text FROM format";
@@ -134,6 +142,15 @@ const DOOMED: &str = "SELECT s.ino, s.object FROM slice s
         OR EXISTS (SELECT FROM dead_object d WHERE d.object = s.object)";
 const STORED: &str = "SELECT inodes, bytes FROM cw_statfs()";
 const SLICES: &str = "SELECT ino, object, len FROM slice WHERE object IS NOT NULL";
+const STRAYS: &str = "SELECT o FROM unnest($1::text[]) o
+    WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
+        AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
+        AND NOT EXISTS (SELECT FROM dead_object d WHERE d.object = o)";
+/// Looks for the objects again, because the check may have asked a standby that lags behind.
+const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM unnest($1::text[]) o
+    WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
+        AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
+    ON CONFLICT DO NOTHING";
 const STILL: &str = "SELECT DISTINCT ino, object FROM slice WHERE object = ANY($1)";
 
 /// A query that returns the errors of one kind, and how a row becomes a finding.
@@ -147,6 +164,20 @@ type Check = (&'static str, fn(&Row) -> Finding);
 pub fn fsck(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
     let runtime = new_runtime().map_err(OpenError::Runtime)?;
     runtime.block_on(check(url, settings))
+}
+
+/// Records the strays of a report in the database, so that mounts remove them.
+///
+/// # Errors
+/// The reason why the strays cannot be recorded.
+pub fn record_strays(url: &Url, report: &Report) -> Result<(), OpenError> {
+    let runtime = new_runtime().map_err(OpenError::Runtime)?;
+    runtime.block_on(async {
+        let (client, _) = url.address.open().await.map_err(OpenError::Database)?;
+        let recorded = client.execute(RECORD, &[&report.strays]).await;
+        recorded.map_err(|error| OpenError::Database(DatabaseError::Client(error)))?;
+        Ok(())
+    })
 }
 
 async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenError> {
@@ -174,8 +205,10 @@ async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenE
     let objects =
         Objects::open(&place.of_file_system(&id), settings).map_err(OpenError::Objects)?;
     let listed = objects.list("").await.map_err(OpenError::Objects)?;
-    let missing = check_objects(&slices, listed, &mut report);
+    let (missing, unused) = check_objects(&slices, listed, &mut report);
     check_again(&client, missing, &mut report).await.map_err(failed)?;
+    let strays = client.query(STRAYS, &[&unused]).await.map_err(failed)?;
+    report.strays = strays.iter().map(|row| row.get(0)).collect();
     Ok(report)
 }
 
@@ -207,8 +240,13 @@ fn links(row: &Row) -> Finding {
     Finding::Links { ino: row.get(0), stored: row.get(1), counted: row.get(2) }
 }
 
-/// Counts the objects. Returns the keys of the objects that are missing or too short.
-fn check_objects(slices: &[Row], listed: Vec<(String, u64)>, report: &mut Report) -> Vec<String> {
+/// Counts the objects. Returns the keys of the objects that are missing or too short, and those of
+/// unused objects.
+fn check_objects(
+    slices: &[Row],
+    listed: Vec<(String, u64)>,
+    report: &mut Report,
+) -> (Vec<String>, Vec<String>) {
     let mut missing = Vec::new();
     let mut objects: HashMap<String, u64> = listed.into_iter().collect();
     for row in slices {
@@ -219,7 +257,7 @@ fn check_objects(slices: &[Row], listed: Vec<(String, u64)>, report: &mut Report
         }
     }
     report.unused_objects = objects.len() as i64;
-    missing
+    (missing, objects.into_keys().collect())
 }
 
 /// Reports the missing objects that files still use.

@@ -59,7 +59,7 @@ mod session;
 
 pub use connection::DatabaseError;
 pub use filesystem::{ClusterFs, OpenError};
-pub use fsck::{Finding, Report, fsck};
+pub use fsck::{Finding, Report, fsck, record_strays};
 pub use junctions::{JUNCTION, Junction};
 pub use mkfs::{MakeError, mkfs};
 #[doc(hidden)]

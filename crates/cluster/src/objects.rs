@@ -9,7 +9,8 @@
 //!
 //! An error is an [`io::Error`]. Only its kind matters to callers: `NotFound` means that there is
 //! no such object. `TimedOut` means that the store is away and may come back. `StorageFull` and
-//! `QuotaExceeded` mean that it is full.
+//! `QuotaExceeded` mean that it is full. Any other kind means that the store has refused the
+//! request.
 //!
 //! # Guarantees
 //! - O.1: after `put` has returned, the object survives a crash of every machine.
@@ -24,6 +25,7 @@
 use std::fs;
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,11 +48,21 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
 /// The name of a directory store in the errors of `object_store`.
 const LOCAL: &str = "LocalFileSystem";
+/// The begin of the error of `object_store` for a status other than 2xx. The status follows. The
+/// type of this error is private, so its text is read.
+const STATUS: &str = "Server returned non-2xx status code: ";
+/// The begin of its error for a redirection to nowhere, such as that of a wrong region.
+const REDIRECT: &str = "Received redirect without LOCATION";
+/// The statuses below 500 that mean that the server is overloaded: request timeout, too many
+/// requests.
+const OVERLOADED: [&str; 2] = ["408", "429"];
 
 /// A store of objects.
 #[derive(Clone, Debug)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
+    /// The directory, if the objects are in one.
+    folder: Option<Arc<PathBuf>>,
 }
 
 impl Objects {
@@ -63,18 +75,18 @@ impl Objects {
     /// # Errors
     /// The errors of mkdir(2); `InvalidInput` if a setting has an invalid value.
     pub fn open(place: &Place, settings: &[(String, String)]) -> io::Result<Objects> {
-        let store: Arc<dyn ObjectStore> = match place {
+        let (store, folder): (Arc<dyn ObjectStore>, _) = match place {
             Place::Directory(folder) => {
                 fs::create_dir_all(folder)?;
                 let local = LocalFileSystem::new_with_prefix(folder).map_err(invalid)?;
-                Arc::new(local.with_fsync(true))
+                (Arc::new(local.with_fsync(true)), Some(Arc::new(folder.clone())))
             }
             Place::S3 { bucket, prefix } => {
                 let store = s3(bucket, settings)?;
-                Arc::new(PrefixStore::new(store, prefix.as_str()))
+                (Arc::new(PrefixStore::new(store, prefix.as_str())), None)
             }
         };
-        Ok(Objects { store })
+        Ok(Objects { store, folder })
     }
 
     /// Writes an object and makes it durable.
@@ -106,8 +118,15 @@ impl Objects {
     /// The errors of the store.
     pub async fn delete(&self, key: &str) -> io::Result<()> {
         match self.store.delete(&Path::from(key)).await {
-            Err(Error::NotFound { .. }) => Ok(()),
-            done => done.map_err(io_error),
+            Err(Error::NotFound { .. }) => {}
+            done => done.map_err(io_error)?,
+        }
+        let Some(folder) = self.folder.clone() else { return Ok(()) };
+        // A process that was killed in `put` has left its temporary file, which `list` omits.
+        let temporary = folder.join(format!("{key}#1"));
+        match tokio::task::spawn_blocking(move || fs::remove_file(temporary)).await? {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -153,21 +172,35 @@ fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStor
 
 /// Converts an error of the store to one of the kinds that callers know.
 fn io_error(error: Error) -> io::Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(inner) = cause {
-        let kind = inner.downcast_ref::<io::Error>().map(io::Error::kind);
-        if let Some(kind @ (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) = kind {
-            return io::Error::new(kind, error);
-        }
-        cause = inner.source();
+    let mut kinds =
+        causes(&error).filter_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+    let full = kinds
+        .find(|kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded));
+    drop(kinds);
+    if let Some(kind) = full {
+        return io::Error::new(kind, error);
     }
-    match error {
-        // The server did not answer, or is overloaded.
-        Error::Generic { store, .. } if store != LOCAL => {
-            io::Error::new(io::ErrorKind::TimedOut, error)
-        }
-        error => error.into(),
+    let is_remote = matches!(error, Error::Generic { store, .. } if store != LOCAL);
+    if is_remote && !causes(&error).any(is_refusal) {
+        return io::Error::new(io::ErrorKind::TimedOut, error);
     }
+    error.into()
+}
+
+/// Returns an error and the errors that have caused it.
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
+}
+
+/// Returns true if the server has answered that it will not do the request. Then a repetition of
+/// the request does not help.
+fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    let text = error.to_string();
+    let status = text.strip_prefix(STATUS).and_then(|text| text.get(..3));
+    let is_refused = status.is_some_and(|status| status < "500" && !OVERLOADED.contains(&status));
+    is_refused || text.starts_with(REDIRECT)
 }
 
 fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -178,6 +211,7 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 mod tests {
     use super::*;
     use corewalk_testkit::s3::S3Server;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     /// Checks the guarantees O.2 and O.3 as far as one client can see them.
     async fn check(objects: &Objects) {
@@ -209,6 +243,15 @@ mod tests {
     }
 
     #[test]
+    fn temporary_file_of_a_killed_process_goes_with_its_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects = Objects::open(&Place::Directory(folder.path().into()), &[]).unwrap();
+        fs::write(folder.path().join("a#1"), "half").unwrap();
+        run(async { objects.delete("a").await.unwrap() });
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn object_in_s3_is_found_until_it_is_deleted() {
         let Some(server) = S3Server::start("bucket") else { return };
         let open = |prefix: &str| {
@@ -219,6 +262,64 @@ mod tests {
             check(&open("a/prefix")).await;
             check(&open("b")).await;
             assert_eq!(open("").list("").await.unwrap().len(), 2);
+        });
+    }
+
+    /// Answers each request with `status`, until the runtime ends. Returns the address.
+    async fn serve(status: u16) -> std::net::SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let body = "<Error><Message>its words</Message></Error>";
+                let length = body.len();
+                let answer = format!(
+                    "HTTP/1.1 {status} Status\r\nContent-Length: {length}\r\n\
+                     Connection: close\r\n\r\n{body}"
+                );
+                tokio::spawn(async move {
+                    let mut request = [0; 4096];
+                    let mut has_answered = false;
+                    // The end of the connection before the client has closed it could take the
+                    // answer away.
+                    while client.read(&mut request).await.is_ok_and(|count| count > 0) {
+                        if !std::mem::replace(&mut has_answered, true) {
+                            client.write_all(answer.as_bytes()).await.unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn answer_of_s3_is_an_error_and_only_an_overloaded_server_is_away() {
+        use io::ErrorKind::{NotFound, TimedOut};
+        let refused = [301, 400, 401, 403, 405, 409, 411, 412, 413, 416, 418];
+        let refused = refused.map(|status| (status, None));
+        let others = [(404, Some(NotFound)), (408, Some(TimedOut)), (429, Some(TimedOut))];
+        let away = [(500, Some(TimedOut)), (503, Some(TimedOut))];
+        run(async {
+            let checks =
+                refused.into_iter().chain(others).chain(away).map(async |(status, kind)| {
+                    let place = Place::S3 { bucket: "bucket".to_owned(), prefix: String::new() };
+                    let settings = [
+                        ("AWS_ENDPOINT_URL", format!("http://{}", serve(status).await)),
+                        ("AWS_ACCESS_KEY_ID", "user".to_owned()),
+                        ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+                    ];
+                    let settings = settings.map(|(name, value)| (name.to_owned(), value));
+                    let objects = Objects::open(&place, &settings).unwrap();
+                    for error in [
+                        objects.put("1/0/a", Bytes::from_static(b"x")).await.unwrap_err(),
+                        objects.get("1/0/a", 0..1).await.unwrap_err(),
+                    ] {
+                        assert_eq!(error.kind(), kind.unwrap_or(io::ErrorKind::Other), "{error}");
+                        assert!(status < 400 || error.to_string().contains("its words"), "{error}");
+                    }
+                });
+            futures_util::future::join_all(checks).await;
         });
     }
 

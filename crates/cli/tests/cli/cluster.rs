@@ -1,6 +1,7 @@
 //! Tests of cluster file systems through the program: mkfs, mount, check, refusal.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 
 use corewalk_testkit::postgres::Postgres;
@@ -15,6 +16,14 @@ fn statements(path: &Path) -> u64 {
     let printed = run(command).stdout;
     let counters: serde_json::Value = serde_json::from_slice(&printed).expect("JSON is printed");
     counters["cluster_statements"].as_u64().expect("the counter is there")
+}
+
+/// Makes a file system whose objects are in `folder`. Returns its URL.
+pub(crate) fn made(postgres: &Postgres, folder: &Folder) -> String {
+    let address = format!("pg://{}", postgres.new_database("files"));
+    let url = format!("{address}?data=file:{}", folder.path("objects").display());
+    assert_eq!(run(corewalk(&["mkfs", &url])).status.code(), Some(0));
+    address
 }
 
 #[test]
@@ -39,6 +48,14 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     let held = format!("pid {} since", server.pid());
     folder.assert_refused(corewalk(&["mkfs", "--force", &url]), 1, &held);
 
+    let help = run(corewalk(&["stat", "--help"])).stdout;
+    let help = String::from_utf8_lossy(&help);
+    let stat = run(corewalk(&["stat", path.to_str().expect("the path is text")])).stdout;
+    let stat = String::from_utf8_lossy(&stat);
+    let names = stat.lines().filter_map(|line| line.split(' ').next());
+    for name in names.filter(|name| name.starts_with("cluster_")) {
+        assert!(help.contains(&format!("  {name}")), "{name}");
+    }
     fs::create_dir(path.join("dir")).expect("the directory is made");
     let before = statements(&path);
     let small = vec![7_u8; 4096];
@@ -69,15 +86,46 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
 
-    let checked = run(corewalk(&["fsck", &address]));
+    let objects = fs::read_dir(folder.path("objects")).expect("the directory exists").next();
+    let objects = objects.expect("it has a file system").expect("it can be read").path();
+    fs::write(objects.join("stray"), "late").expect("the object is written");
+    let checked = run(corewalk(&["fsck", "--remove-strays", &address]));
     let printed = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert_eq!(checked.status.code(), Some(0), "{printed}");
     assert!(printed.starts_with("0 errors, 13 inodes, 0 orphans"), "{printed}");
+    assert!(printed.ends_with(", 1 strays\n"), "{printed}");
+    let recorded = postgres.sql("files", "SELECT object FROM corewalk.dead_object");
+    assert!(recorded.lines().any(|object| object == "stray"), "{recorded}");
     postgres.sql("files", "DELETE FROM corewalk.edge WHERE name = 'large'");
     let checked = run(corewalk(&["fsck", &address]));
     let printed = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert_eq!(checked.status.code(), Some(4), "{printed}");
     assert!(printed.contains("1 links are stored, 0 were counted"), "{printed}");
+}
+
+#[test]
+fn mount_tells_what_it_writes_before_it_ends() {
+    if !can_mount() {
+        return;
+    }
+    let Some(postgres) = Postgres::start() else { return };
+    let folder = Folder::new();
+    let address = made(&postgres, &folder);
+    let (path, log) = (folder.path("m"), folder.path("log"));
+    let stderr = fs::File::create(&log).expect("the file is made");
+    let mut server = Server::with_stderr(stderr, &address, &path);
+    let mut file = fs::File::create(path.join("file")).expect("the file is made");
+    let bytes = vec![7; 5_000_000];
+    file.write_all(&bytes).expect("the bytes are written");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    let printed = fs::read_to_string(log).expect("the log is read");
+    assert!(printed.contains("5000000 bytes are written before"), "{printed}");
+    drop(file);
+    let mut server = Server::of(&address, &[], &path);
+    assert!(fs::read(path.join("file")).expect("the file exists") == bytes);
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
 }
 
 /// A change of one mount must be seen by a process on the other mount immediately. This holds even
@@ -89,9 +137,7 @@ fn two_mounts_of_a_cluster_file_system_are_coherent() {
     }
     let Some(postgres) = Postgres::start() else { return };
     let folder = Folder::new();
-    let address = format!("pg://{}", postgres.new_database("files"));
-    let url = format!("{address}?data=file:{}", folder.path("objects").display());
-    assert_eq!(run(corewalk(&["mkfs", &url])).status.code(), Some(0));
+    let address = made(&postgres, &folder);
     let (one, two) = (folder.path("m1"), folder.path("m2"));
     let mut servers = vec![Server::of(&address, &[], &one)];
     // The first mount is alone, so its kernel keeps answers, also about absent names.

@@ -118,6 +118,15 @@ impl Server {
         self.child.id()
     }
 
+    /// Returns the resident memory of the server.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("the status is read");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let resident = resident.and_then(|words| words.trim().split(' ').next()?.parse().ok());
+        resident.expect("a number of KiB")
+    }
+
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("the process runs");

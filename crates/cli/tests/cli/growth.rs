@@ -39,11 +39,8 @@ struct Sizes {
 impl Sizes {
     fn of(server: &Server, mount: &Path) -> Sizes {
         let proc = Path::new("/proc").join(server.pid().to_string());
-        let status = fs::read_to_string(proc.join("status")).expect("the status is read");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let resident = resident.and_then(|words| words.trim().split(' ').next()?.parse().ok());
         Sizes {
-            resident_kib: resident.expect("a number of KiB"),
+            resident_kib: server.resident_kib(),
             descriptors: fs::read_dir(proc.join("fd")).expect("the folder is read").count(),
             entries: counter(mount, "entries"),
             inodes: counter(mount, "inodes"),

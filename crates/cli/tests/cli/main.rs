@@ -8,6 +8,7 @@
 mod appends;
 mod cluster;
 mod cluster_locks;
+mod cluster_memory;
 mod daemon;
 mod fixtures;
 mod fstab;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use corewalk::{Errno, Timespec};
+use corewalk::Errno;
 use futures_util::{TryStreamExt as _, stream};
 
 use super::{Content, DIRTY_AGE, File, Files, INLINE_MAX, REQUESTS_MAX, Source};
@@ -108,7 +108,7 @@ impl Files {
             content.dirty.read(0, &mut inline);
             done = self.commit(file, content, Some(inline), Vec::new());
             if done == Err(Errno::AGAIN) {
-                done = self.load_below(file, content).and(done);
+                done = self.load(file, content).and(done);
             }
         }
         if done == Err(Errno::AGAIN) {
@@ -118,16 +118,6 @@ impl Files {
             self.give_up(file, content, Errno::STALE);
         }
         done
-    }
-
-    /// Loads the contents that another mount has written, below the dirty bytes. Sets a new
-    /// modification time, so that the kernel drops its cached pages.
-    fn load_below(&self, file: &File, content: &mut Content) -> Result<(), Errno> {
-        let size = content.size;
-        self.load(file, content)?;
-        content.size = content.size.max(size);
-        content.mtime = Timespec::now();
-        Ok(())
     }
 
     /// Gives up the dirty bytes of a file, because they can never be written.
@@ -213,7 +203,7 @@ impl Files {
         inline: Option<Vec<u8>>,
         slices: Vec<Slice>,
     ) -> Result<(), Errno> {
-        let (ino, size) = (file.ino as i64, content.size as i64);
+        let (ino, end) = (file.ino as i64, content.end as i64);
         let mtime = to_nanos(content.mtime);
         let starts: Vec<i64> = slices.iter().map(|(range, _)| range.start as i64).collect();
         let lens: Vec<i64> =
@@ -225,20 +215,15 @@ impl Files {
         let changed = self.meta.change(
             &change,
             WRITE,
-            &[&ino, &loaded_by, &number, &size, &mtime, &inline, &starts, &lens, &keys],
+            &[&ino, &loaded_by, &number, &end, &mtime, &inline, &starts, &lens, &keys],
             |_| Vec::new(),
         );
-        let changed = changed.inspect_err(|_| {
-            // The change may have been made although its answer was lost.
-            if !content.is_changed {
-                content.loaded_by = 0;
-            }
-        })?;
+        // The change may have been made although its answer was lost.
+        let changed = changed.inspect_err(|_| content.is_old |= !content.is_changed)?;
         let version = changed.inode(file.ino)?.version;
-        if content.version + 1 != version {
-            // Another mount has changed the contents, and its bytes are not loaded.
-            content.loaded_by = 0;
-        }
+        // If the version has grown by more than 1, another mount may have changed the contents, and
+        // its bytes are not loaded.
+        content.is_old = content.version + 1 != version;
         (content.number, content.version) = (version, version);
         if let Some(inline) = inline {
             let bytes = content.dirty.take().values().map(Bytes::len).sum::<usize>();
@@ -250,7 +235,7 @@ impl Files {
             let source = key.map_or(Source::Zeros, |key| Source::Object(key, 0, len));
             content.slices.add(range, source);
         }
-        (content.is_changed, content.since) = (false, None);
+        (content.is_changed, content.end, content.since) = (false, 0, None);
         *file.view.lock() = None;
         Ok(())
     }

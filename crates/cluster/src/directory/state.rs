@@ -60,7 +60,9 @@ pub(super) struct Cached {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) dirs: HashMap<u64, Directory>,
-    pub(super) inodes: HashMap<u64, Cached>,
+    /// Boxed, because the table keeps room for at least twice as many entries when directories are
+    /// dropped and others are added.
+    pub(super) inodes: HashMap<u64, Box<Cached>>,
     /// The inodes that changes are altering, each with the number of these changes.
     pub(super) busy: HashMap<u64, u32>,
     /// Counts how often everything was dropped.
@@ -229,7 +231,8 @@ impl State {
             was_opened = old.was_opened && self.is_current(old);
             self.remove_inode(ino);
         }
-        self.inodes.insert(ino, Cached { inode, holder, xattrs, was_opened });
+        let cached = Cached { inode, holder, xattrs, was_opened };
+        self.inodes.insert(ino, Box::new(cached));
         self.directory(holder).inos.insert(ino);
         self.count += 1;
     }

@@ -194,6 +194,14 @@ pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
     counter(fs, "cluster_dirty_bytes")
 }
 
+/// Removes the objects that no file uses, as a mount does after a minute.
+pub(crate) fn collect(site: &Site, fs: &ClusterFs) {
+    site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
+    for _ in 0..30 {
+        fs.maintain();
+    }
+}
+
 /// Lists a directory: the names with their attributes.
 pub(crate) fn list(fs: &ClusterFs, ino: u64) -> Vec<(String, Attr)> {
     let (mut found, mut last) = (Vec::new(), 0);

@@ -3,19 +3,11 @@
 use std::time::Duration;
 
 use corewalk::{Errno, FileSystem as _};
-use corewalk_cluster::{ClusterFs, fsck};
+use corewalk_cluster::{ClusterFs, fsck, record_strays};
 
 use crate::fixtures::{
-    ROOT, Site, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
+    ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
-
-/// Removes the objects that no file uses, as a mount does after a minute.
-fn collect(site: &Site, fs: &ClusterFs) {
-    site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
-    for _ in 0..30 {
-        fs.maintain();
-    }
-}
 
 /// Ends the open sessions, as other mounts do when they are not renewed.
 fn end_sessions(site: &Site) {
@@ -84,6 +76,34 @@ fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     drop(fs);
     let report = fsck(&site.parsed(), &[]).unwrap();
     assert_eq!((report.findings, report.unused_objects), (Vec::new(), 0));
+}
+
+/// Checks an object that arrived after its record was removed. Another object is recorded.
+#[test]
+fn object_that_the_database_does_not_know_is_found_and_removed() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let bytes = pattern(1, 100_000);
+    let made = write_new(&fs, ROOT, "f", &bytes);
+    site.sql("INSERT INTO pending_object SELECT 'abc/0/1', id FROM session");
+    let objects = std::fs::read_dir(site.objects.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::create_dir_all(objects.join("abc/0")).unwrap();
+    for key in ["abc/0/1", "abc/0/2"] {
+        std::fs::write(objects.join(key), "late").unwrap();
+    }
+    let mut report = fsck(&site.parsed(), &[]).unwrap();
+    assert_eq!((&report.findings, report.unused_objects), (&Vec::new(), 2));
+    assert_eq!(report.strays, ["abc/0/2"]);
+    // A standby that lags behind may take a used object for a stray.
+    report.strays.push(site.sql("SELECT object FROM slice"));
+    record_strays(&site.parsed(), &report).unwrap();
+    let report = fsck(&site.parsed(), &[]).unwrap();
+    assert_eq!((report.strays.len(), report.unused_objects), (0, 2));
+    collect(&site, &fs);
+    assert!(objects.join("abc/0/1").exists() && !objects.join("abc/0/2").exists());
+    assert!(read(&fs, made.ino) == bytes);
+    drop(fs);
+    site.assert_clean();
 }
 
 #[test]

@@ -14,5 +14,6 @@ mod outage;
 mod outages;
 mod races;
 mod sessions;
+mod sharing;
 mod standby;
 mod statements;

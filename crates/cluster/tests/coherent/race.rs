@@ -198,8 +198,7 @@ fn paused_mount_does_not_answer_after_its_lease() {
 #[test]
 fn control_paused_mount_that_ignores_the_clock_is_caught() {
     let flaws = Flaws { ignores_the_clock: true, ..Flaws::default() };
-    let Some(done) = race_with_pauses(flaws, 30) else { return };
-    assert!(done.is_err());
+    assert!(is_caught(|| race_with_pauses(flaws, 30)));
 }
 
 #[test]
@@ -218,6 +217,12 @@ fn control_mount_that_caches_late_answers_is_caught() {
     let flawed = short().with_flaws(Flaws { caches_late_answers: true, ..Flaws::default() });
     let mounts = [open(&site.parsed(), &short()), open(&site.parsed(), &flawed)];
     assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
+}
+
+/// Runs a race with a flaw, until the flaw is caught. On a busy machine that may need more than one
+/// race. Returns true without PostgreSQL.
+fn is_caught(race: impl Fn() -> Option<Result<usize, String>>) -> bool {
+    (0..4).any(|_| race().is_none_or(|done| done.is_err()))
 }
 
 /// Runs two mounts, one of them with `flaws`, while `kill` takes the database away and brings it
@@ -256,8 +261,7 @@ fn crash_of_the_database_leaves_no_old_answer() {
 #[test]
 fn control_mount_that_keeps_its_cache_over_a_crash_is_caught() {
     let flaws = Flaws { keeps_after_restart: true, ..Flaws::default() };
-    let Some(done) = race_with_crashes(flaws, 30) else { return };
-    assert!(done.is_err());
+    assert!(is_caught(|| race_with_crashes(flaws, 30)));
 }
 
 /// Runs while the standby takes over from a killed primary in each round.
@@ -275,6 +279,5 @@ fn takeover_by_the_standby_leaves_no_old_answer() {
 #[test]
 fn control_mount_that_keeps_its_cache_over_a_takeover_is_caught() {
     let flaws = Flaws { keeps_after_restart: true, ..Flaws::default() };
-    let Some(done) = race_with_takeovers(flaws, 30) else { return };
-    assert!(done.is_err());
+    assert!(is_caught(|| race_with_takeovers(flaws, 30)));
 }

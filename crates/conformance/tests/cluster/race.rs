@@ -52,6 +52,12 @@ fn race<const N: usize>(flaws: [&str; N], rounds: usize) -> Option<Result<usize,
     Some(done)
 }
 
+/// Races until a flaw is caught. On a busy machine that may need more than one race. Returns true
+/// if this machine cannot mount.
+fn is_caught(flaw: &str) -> bool {
+    (0..4).any(|_| race(["none", flaw], 300).is_none_or(|done| done.is_err()))
+}
+
 /// Returns how many rounds of three mounts make about `calls` calls, or as many as the environment
 /// says.
 fn rounds(calls: usize) -> usize {
@@ -70,14 +76,12 @@ fn histories_of_three_mounts_are_linearizable() {
 
 #[test]
 fn control_names_that_stay_after_an_intent_are_caught() {
-    let Some(done) = race(["none", "keeps_names"], 300) else { return };
-    assert!(done.is_err());
+    assert!(is_caught("keeps_names"));
 }
 
 #[test]
 fn control_attributes_that_stay_after_an_intent_are_caught() {
-    let Some(done) = race(["none", "keeps_attributes"], 300) else { return };
-    assert!(done.is_err());
+    assert!(is_caught("keeps_attributes"));
 }
 
 /// Makes a file over a slow connection on a mount whose kernel knows that the name is absent. As

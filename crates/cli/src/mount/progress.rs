@@ -1,0 +1,47 @@
+//! The end of a cluster file system, with the progress of its last upload.
+//!
+//! Bytes that programs have written and not flushed are in memory when the mount ends, at most
+//! about 128 MiB. Their upload may take long, so the command shows it on a terminal. Otherwise it
+//! logs one line, before it begins.
+
+use std::io::IsTerminal as _;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use corewalk::Errno;
+use corewalk_base::primitives::thread;
+use corewalk_cluster::ClusterFs;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How often the line is drawn.
+const INTERVAL: Duration = Duration::from_millis(100);
+const TEMPLATE: &str = "corewalk: writing {bytes} of {total_bytes} {bar:30} {elapsed}";
+
+/// Ends `cluster`. Shows how many bytes must be written for that, and how many were written.
+pub(super) fn close(cluster: &ClusterFs) -> Result<(), Errno> {
+    let total = cluster.dirty_bytes();
+    if total == 0 {
+        return cluster.close();
+    }
+    if !std::io::stderr().is_terminal() {
+        log::warn!("{total} bytes are written before the mount ends");
+        return cluster.close();
+    }
+    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
+    let bar = ProgressBar::new(total).with_style(style);
+    thread::scope(|scope| {
+        let (done, ended) = channel::<()>();
+        let shown = &bar;
+        scope.spawn(move || {
+            while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                shown.set_position(total.saturating_sub(cluster.dirty_bytes()));
+            }
+            // Bytes that could not be written are still counted.
+            shown.set_position(total.saturating_sub(cluster.dirty_bytes()));
+            shown.abandon();
+        });
+        let closed = cluster.close();
+        drop(done);
+        closed
+    })
+}

@@ -1,0 +1,109 @@
+//! Contents of files that several mounts, or several programs of a mount, change.
+
+use corewalk::{Errno, Fallocate, FileSystem as _, SetAttr};
+
+use crate::fixtures::{
+    ROOT, Site, collect, create, dirty_bytes, file, overwrite, pattern, read, write_new,
+};
+
+#[test]
+fn truncation_by_another_mount_is_not_undone_by_a_flush() {
+    let Some(site) = Site::new() else { return };
+    let (fs, other) = (site.open(), site.open());
+    for size in [10_000, 1 << 20] {
+        let made = write_new(&fs, ROOT, &format!("f{size}"), &pattern(1, size));
+        fs.open(file(made.ino), 1).unwrap();
+        fs.read(file(made.ino), 0, &mut [0; 10]).unwrap();
+        other.setattr(file(made.ino), &SetAttr::default().with_size(0)).unwrap();
+        fs.write(file(made.ino), 0, b"0123456789").unwrap();
+        assert_eq!(fs.getattr(file(made.ino)).unwrap().size, 10);
+        fs.fsync(file(made.ino), false).unwrap();
+        for fs in [&fs, &other] {
+            assert_eq!(fs.getattr(file(made.ino)).unwrap().size, 10);
+            assert_eq!(read(fs, made.ino), b"0123456789");
+        }
+    }
+    drop((fs, other));
+    site.assert_clean();
+}
+
+#[test]
+fn open_beside_dirty_bytes_sees_what_another_mount_has_closed() {
+    let Some(site) = Site::new() else { return };
+    let (fs, other) = (site.open(), site.open());
+    for size in [1000, 100_000] {
+        let made = write_new(&fs, ROOT, &format!("f{size}"), &pattern(1, size));
+        fs.open(file(made.ino), 1).unwrap();
+        fs.write(file(made.ino), 0, b"dirty").unwrap();
+        overwrite(&other, made.ino, 0, &pattern(2, size + 100)).unwrap();
+        fs.open(file(made.ino), 0).unwrap();
+        let mut found = vec![0; size + 200];
+        assert_eq!(fs.read(file(made.ino), 0, &mut found), Ok(size + 100));
+        let mut expected = pattern(2, size + 100);
+        expected[..5].copy_from_slice(b"dirty");
+        assert!(found[..size + 100] == expected, "{size} bytes");
+        fs.fsync(file(made.ino), false).unwrap();
+        for fs in [&fs, &other] {
+            assert!(read(fs, made.ino) == expected, "{size} bytes");
+        }
+    }
+    drop((fs, other));
+    site.assert_clean();
+}
+
+/// Checks a file that was made longer, and written to, while another mount replaced its object.
+#[test]
+fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
+    let Some(site) = Site::new() else { return };
+    let (fs, other) = (site.open(), site.open());
+    for writes in [false, true] {
+        let made = write_new(&fs, ROOT, &format!("f{writes}"), &pattern(1, 100_000));
+        fs.open(file(made.ino), 1).unwrap();
+        fs.fallocate(file(made.ino), 0, 200_000, Fallocate::empty()).unwrap();
+        let mut expected = pattern(2, 100_000);
+        if writes {
+            fs.write(file(made.ino), 0, b"dirty").unwrap();
+            expected[..5].copy_from_slice(b"dirty");
+        }
+        overwrite(&other, made.ino, 0, &pattern(2, 100_000)).unwrap();
+        collect(&site, &other);
+        let mut found = vec![1; 200_000];
+        assert_eq!(fs.read(file(made.ino), 0, &mut found), Ok(200_000));
+        expected.resize(200_000, 0);
+        assert!(found == expected);
+        fs.fsync(file(made.ino), false).unwrap();
+        assert!(read(&other, made.ino) == expected);
+    }
+    drop((fs, other));
+    site.assert_clean();
+}
+
+/// Fills the memory for dirty bytes with eight files that cannot be flushed, and one that can.
+#[test]
+fn write_makes_room_although_other_files_cannot_be_flushed() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let bytes = pattern(1, 15 << 20);
+    let files = std::array::from_fn::<_, 9, _>(|at| create(&fs, ROOT, &format!("f{at}")).ino);
+    let last = create(&fs, ROOT, "last").ino;
+    site.sql(&format!(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION 'refused';
+        END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON node FOR EACH ROW WHEN (NEW.ino IN ({}))
+            EXECUTE FUNCTION refuse()",
+        files[1..].iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+    ));
+    for ino in files {
+        assert_eq!(fs.write(file(ino), 0, &bytes), Ok(bytes.len()));
+    }
+    assert_eq!(fs.fsync(file(files[1]), false), Err(Errno::IO));
+    assert_eq!(fs.write(file(last), 0, b"text"), Ok(4));
+    assert_eq!(dirty_bytes(&fs), 8 * bytes.len() as u64 + 4);
+    site.sql("DROP TRIGGER refuse ON node");
+    for ino in files {
+        fs.setattr(file(ino), &SetAttr::default().with_size(0)).unwrap();
+    }
+    drop(fs);
+    site.assert_clean();
+}
