@@ -7,6 +7,13 @@
 //! deadlock. The renewals of the session have a connection of their own, so that nothing delays
 //! them.
 //!
+//! # Threads
+//! Each connection for calls has a runtime without threads. The thread that makes a call drives it,
+//! so it sends the statement and receives the answer without waking another thread. A call takes an
+//! idle connection if there is one. Otherwise it shares one, which one of the calls drives for all.
+//! No thread drives an idle connection, so the next call looks first whether the server has ended
+//! it meanwhile.
+//!
 //! # Lost connections
 //! A statement without an answer is sent again on a new connection (K.11). A change may have been
 //! made although its answer was lost, and its request slot then returns the stored result (K.9).
@@ -35,9 +42,9 @@ use std::time::{Duration, Instant};
 use corewalk::Errno;
 use corewalk_base::primitives::shard_index;
 use corewalk_base::{RwLock, ShardedCounter};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Row, Statement};
 
@@ -68,10 +75,16 @@ pub enum DatabaseError {
 
 /// The connections of a mount.
 pub(crate) struct Database {
+    /// The runtime of the mount, which drives the connection of the session.
     handle: Handle,
     address: Address,
     /// The first lane is for the session, the others are for calls of the file system.
     lanes: Vec<Lane>,
+    /// The runtimes of the lanes for calls, in their order.
+    drivers: Vec<Runtime>,
+    /// The drivers that no call uses. The call takes the last one, whose server process has the
+    /// warmest caches. The lock is held for an instant.
+    idle: corewalk_base::Mutex<Vec<usize>>,
     /// The behaviour of calls of the file system while the database cannot be reached.
     unreachable: Unreachable,
     /// The instant after which no call makes a further attempt. Its lock is held for an instant.
@@ -134,15 +147,21 @@ enum Class {
 
 impl Database {
     /// Returns the connections to `address`, which are opened when they are needed.
+    ///
+    /// # Errors
+    /// An error of the system, if it has no file descriptors left.
     pub(crate) fn new(
         handle: Handle,
         address: Address,
         count: usize,
         unreachable: Unreachable,
-    ) -> Database {
+    ) -> io::Result<Database> {
         let lanes = (0..count + 1).map(|_| Lane::default()).collect();
+        let driver = |_| Builder::new_current_thread().enable_all().build();
+        let drivers = (0..count).map(driver).collect::<io::Result<_>>()?;
+        let idle = corewalk_base::Mutex::new((0..count).collect());
         let (end, counters) = (RwLock::new(None), Counters::default());
-        Database { handle, address, lanes, unreachable, end, counters }
+        Ok(Database { handle, address, lanes, drivers, idle, unreachable, end, counters })
     }
 
     /// Runs a statement for a call of the file system. Must not be called on the runtime.
@@ -157,8 +176,11 @@ impl Database {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Reply, Failure> {
-        let lane = 1 + shard_index() % (self.lanes.len() - 1);
-        self.handle.block_on(self.run(lane, sql, params, None))
+        let idle = self.idle.lock().pop();
+        let at = idle.unwrap_or_else(|| shard_index() % self.drivers.len());
+        let reply = self.drivers[at].block_on(self.run(1 + at, sql, params, None));
+        self.idle.lock().extend(idle);
+        reply
     }
 
     /// Makes all calls fail that the database has not answered when `limit` is over, and all later
@@ -301,6 +323,18 @@ impl Database {
 
     /// Returns the connection of a lane. Opens it if there is none.
     async fn open(&self, lane: usize) -> Result<Arc<Open>, DatabaseError> {
+        let known = self.lanes[lane].open.lock().await.clone();
+        if known.is_some() {
+            // The first turn of the runtime receives what the server has sent. In the second one,
+            // the task of the connection sees it. A statement on an ended connection would count as
+            // lost, although the server never got it.
+            for _ in 0..2 {
+                yield_now().await;
+            }
+        }
+        if let Some(open) = known.filter(|open| !open.client.is_closed()) {
+            return Ok(open);
+        }
         let mut place = self.lanes[lane].open.lock().await;
         if let Some(open) = place.as_ref().filter(|open| !open.client.is_closed()) {
             return Ok(open.clone());
@@ -320,6 +354,14 @@ impl Database {
         // The lane may have another connection by now.
         let mut place = self.lanes[lane].open.lock().await;
         place.take_if(|open| Arc::ptr_eq(open, &lost));
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // A task of the mount may be the last user of the connections. It must not wait for the end
+        // of a runtime.
+        self.drivers.drain(..).for_each(Runtime::shutdown_background);
     }
 }
 

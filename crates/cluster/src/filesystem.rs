@@ -128,12 +128,13 @@ impl ClusterFs {
     /// The reason why the file system cannot be opened.
     pub fn open(url: &Url, options: &ClusterOptions) -> Result<ClusterFs, OpenError> {
         let runtime = new_runtime().map_err(OpenError::Runtime)?;
-        let database = Arc::new(Database::new(
+        let database = Database::new(
             runtime.handle().clone(),
             url.address.clone(),
             options.connections,
             options.unreachable,
-        ));
+        );
+        let database = Arc::new(database.map_err(OpenError::Runtime)?);
         let cache = Arc::new(Cache::new(options));
         let caches: Arc<dyn Caches> = cache.clone();
         let opened = Session::open(database, Arc::downgrade(&caches), options.lease, options.flaws);

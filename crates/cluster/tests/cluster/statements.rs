@@ -118,11 +118,24 @@ fn huge_directory_is_listed_in_pages() {
 }
 
 #[test]
+fn connection_that_the_server_has_ended_costs_no_statement() {
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    create(&fs, ROOT, "before");
+    site.sql(
+        "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%cw_make%'",
+    );
+    let used = count(&fs, || create(&fs, ROOT, "after"));
+    assert_eq!(used, 1);
+}
+
+#[test]
 fn functions_that_are_called_often_are_planned_once() {
     let Some(site) = Site::new() else { return };
     let planned_at_each_call = "SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
-        WHERE pronamespace = 'corewalk'::regnamespace AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql')
-        AND (provolatile = 'v' OR NOT proretset)";
+        WHERE pronamespace = 'corewalk'::regnamespace AND (provolatile = 'v' OR NOT proretset)
+        AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql')";
     let rare = "cw_close_slot cw_dead_objects cw_forget_objects cw_inos cw_judge cw_junctions \
                 cw_new_slot cw_waiting";
     assert_eq!(site.sql(planned_at_each_call), rare);
