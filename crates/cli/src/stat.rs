@@ -78,12 +78,16 @@ Counters of a cluster file system:
   cluster_statements    statements sent to the database
   cluster_connections_opened
                         connections to the database, broken ones too
-  cluster_sessions      sessions that this mount has had; more than 1 after its lease time was over
+  cluster_sessions      mounts of the file system that are alive, as the last renewal has told
   cluster_leases        directories that this mount may answer from its cache
   cluster_intents_seen  changes of other mounts that waited for this one
   cluster_acknowledgements
                         times that this mount dropped directories for them
   cluster_waits         times that a change of this mount waited for other mounts
+  cluster_name_expiries
+                        times that the kernel had to drop all names
+  cluster_attribute_expiries
+                        times that the kernel had to drop the attributes of an inode
   cluster_cached_entries
                         names and inodes in its cache
   cluster_dirty_bytes   bytes that were written and are in memory only: the pending upload";
