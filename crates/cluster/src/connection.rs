@@ -15,9 +15,10 @@
 //! it meanwhile.
 //!
 //! # Lost connections
-//! A statement without an answer is sent again on a new connection (K.11). A change may have been
-//! made although its answer was lost, and its request slot then returns the stored result (K.9).
-//! [`Reply::was_lost`] tells the caller that the statement was repeated.
+//! A statement without an answer is sent again on a new connection (guarantee K.11 in `lib.rs`). A
+//! change may have been made although its answer was lost. Then its repetition returns the stored
+//! result of its request slot (guarantee K.9). [`Reply::was_lost`] tells the caller that the
+//! statement was repeated.
 //!
 //! A connection counts as lost if a statement gets no answer for some time. The next attempt waits
 //! twice as long, so that a slow statement ends at last. A statement of the session gets a second
@@ -78,12 +79,14 @@ pub(crate) struct Database {
     /// The runtime of the mount, which drives the connection of the session.
     handle: Handle,
     address: Address,
-    /// The first lane is for the session, the others are for calls of the file system.
+    /// A lane has one connection. The first lane is for the session, the others are for calls of
+    /// the file system.
     lanes: Vec<Lane>,
     /// The runtimes of the lanes for calls, in their order.
     drivers: Vec<Runtime>,
-    /// The drivers that no call uses. The call takes the last one, whose server process has the
-    /// warmest caches. The lock is held for an instant.
+    /// The indices of the runtimes in `drivers` that no call uses. A call takes the last index,
+    /// because the server process of its connection has the warmest caches. The lock is held for an
+    /// instant.
     idle: corewalk_base::Mutex<Vec<usize>>,
     /// The behaviour of calls of the file system while the database cannot be reached.
     unreachable: Unreachable,
@@ -130,7 +133,7 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Without this, the task of a lost connection would run until the connection fails.
+        // The task of a lost connection would otherwise run until the connection fails.
         self.task.abort();
     }
 }
@@ -325,9 +328,10 @@ impl Database {
     async fn open(&self, lane: usize) -> Result<Arc<Open>, DatabaseError> {
         let known = self.lanes[lane].open.lock().await.clone();
         if known.is_some() {
-            // The first turn of the runtime receives what the server has sent. In the second one,
-            // the task of the connection sees it. A statement on an ended connection would count as
-            // lost, although the server never got it.
+            // The server may have ended an idle connection. So let the runtime run twice: first it
+            // receives what the server has sent, and then the task of the connection sees that. A
+            // statement on an ended connection would count as lost, although the server never got
+            // it.
             for _ in 0..2 {
                 yield_now().await;
             }
@@ -359,8 +363,8 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // A task of the mount may be the last user of the connections. It must not wait for the end
-        // of a runtime.
+        // The thread that drops the connections may run a task of the mount, which must not wait
+        // for the end of a runtime.
         self.drivers.drain(..).for_each(Runtime::shutdown_background);
     }
 }

@@ -96,7 +96,8 @@ pub(crate) struct File {
     /// The highest version of the inode whose attributes the kernel has got.
     ///
     /// The kernel drops its cached pages of a file when it sees a new modification time. Pages that
-    /// it reads afterwards must not come from older contents, because it would keep them.
+    /// it then reads must not come from older contents, because the kernel would keep them under
+    /// the new time.
     newest: Mutex<i64>,
 }
 
@@ -112,8 +113,8 @@ pub(crate) struct Content {
     /// A version of the inode (`node.version`) with these contents.
     version: i64,
     size: u64,
-    /// The file has at least this many bytes because of changes that were not flushed. `size` may
-    /// be higher, but another mount may have truncated the file since.
+    /// Changes that are not flushed make the file at least this many bytes long. `size` may be
+    /// higher, but another mount may have truncated the file since.
     end: u64,
     inline: Bytes,
     slices: Pieces,
@@ -125,8 +126,8 @@ pub(crate) struct Content {
     /// Where the sequential reader has begun, and where it reads next.
     run: Range<u64>,
     mtime: Timespec,
-    /// The reason why dirty bytes were given up, until fsync(2) or close(2) reports it, and the
-    /// first handle of the files that were opened later.
+    /// The error of dirty bytes that were given up, until fsync(2) or close(2) reports it. Open
+    /// files with this handle or a higher one were opened after the loss.
     lost: Option<(Errno, u64)>,
 }
 
@@ -477,8 +478,8 @@ impl Files {
         if content.loaded_by == session && !is_old {
             return Ok(content);
         }
-        // The next flush must find out whether another mount has changed the file since the earlier
-        // session ended. So the contents of that session stay.
+        // Keep the contents that an ended session has loaded. The next flush must find out whether
+        // another mount has changed the file since that session ended.
         if content.loaded_by != session && content.is_changed {
             return Ok(content);
         }

@@ -14,9 +14,9 @@
 //!
 //! # Changes
 //! A change begins before it is sent ([`Cache::begin`]) and ends with its reply. Meanwhile the
-//! changed names and attributes are unknown, and readers ask the database (K.6). An answer of the
-//! database is cached only if no change of the directory has begun or ended since the question was
-//! sent ([`Ticket`]).
+//! changed names and attributes are unknown, and readers ask the database (guarantee K.6 in
+//! `lib.rs`). An answer of the database is cached only if no change of the directory has begun or
+//! ended since the question was sent ([`Ticket`]).
 //!
 //! # Memory
 //! The cache counts names and inodes. Above its limit it drops the least recently used directories
@@ -24,7 +24,8 @@
 //!
 //! # Locks
 //! One mutex protects everything, and is held for an instant. `filled` wakes the threads that wait
-//! for the fill of another thread. `kernel.rs` has a further lock, which is taken before.
+//! for the fill of another thread. `kernel.rs` has a further lock, which is taken before this
+//! mutex.
 
 mod kernel;
 mod state;
@@ -318,7 +319,8 @@ impl Cache {
         }
     }
 
-    /// Marks the names and attributes that a change alters as unknown, before it is sent (K.6).
+    /// Marks the names and attributes that a change alters as unknown, before the change is sent
+    /// (guarantee K.6 in `lib.rs`).
     pub(crate) fn begin(&self, change: &Change<'_>) -> Begun {
         let mut state = self.state.lock();
         for dir in &change.dirs {

@@ -6,8 +6,8 @@
 //!
 //! # Inodes without a name
 //! An inode whose last name was removed stays in the database as an orphan of the session, until
-//! the server forgets it (F.4). Orphans are purged up to 256 at a time. Another mount purges the
-//! orphans of a mount that has died, ten minutes later.
+//! the server calls `forget` for it. Orphans are purged up to 256 at a time. Another mount purges
+//! the orphans of a mount that has died, ten minutes later.
 
 mod attributes;
 mod names;
@@ -298,9 +298,10 @@ impl FileSystem for ClusterFs {
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let (known, is_name_cached) = self.meta.lookup(dir.ino(), name.as_bytes())?;
         let attr = self.attr(known, is_name_cached);
-        // The kernel counts links down by itself, and does not ask for their number before link(2).
-        // If another mount had added a link, it would think that an inode has none. So it must look
-        // up the names of such an inode again.
+        // When a name is removed, the kernel itself lowers the link count of the inode, and it does
+        // not ask for the count before link(2). If another mount had added a link, the kernel would
+        // think that the inode has none left. So the kernel must look up the names of an inode with
+        // several links again.
         let is_linked = attr.nlink > 1 && attr.kind() != FileKind::Directory;
         let entry = match is_linked && self.meta.session.kernel_time().is_zero() {
             true => Duration::ZERO,
@@ -604,8 +605,8 @@ impl Leases for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // Without this, changes of the next mount would wait until the lease time is over. The
-        // session may have ended already.
+        // If the session did not end, changes of the next mount would wait until the lease time is
+        // over. The session may have ended already.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {

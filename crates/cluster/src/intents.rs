@@ -7,15 +7,16 @@
 //! acknowledgement notifies the writer, and that mount sends its change again.
 //!
 //! # Lost notifications
-//! A notification is only a hint. The listener asks for the intents that wait for its session after
-//! each connect, and when a renewal says that there are any (K.12). A writer sends its change again
-//! after some time, also without a notification.
+//! A notification is only a hint. The listener asks for the intents of its session after each
+//! connect, and when a renewal tells of any (guarantee K.12 in `lib.rs`). A writer sends its change
+//! again after some time, also without a notification.
 //!
 //! # Why no answer from before the change is cached
-//! Take a directory d with an intent. The intent is written under the exclusive lock of d. A fill
-//! of d takes that lock shared, and looks for intents before it inserts a lease (K.2).
+//! An intent of a directory d is written under the exclusive lock of d. A fill of d takes that lock
+//! shared, and looks for intents before it inserts a lease (guarantee K.2 in `lib.rs`).
 //! - A fill that has the lock before the intent is written may insert a lease. If its reply comes
-//!   after the drop, its ticket is too old (`directory.rs`). The acknowledgement deletes the lease.
+//!   after the cache has dropped d, its ticket is too old (`directory.rs`). The acknowledgement
+//!   deletes the lease.
 //! - A fill that has the lock later finds the intent, inserts no lease, and its reply says so.
 //!
 //! The acknowledgement holds the row lock of the intent until it commits. So it deletes no lease of
@@ -29,9 +30,9 @@
 //! - another acknowledgement, which only waits for this row,
 //! - a fill that deletes the intent of a dead session; it waits for no lock after that.
 //!
-//! None of them waits for a listener while it has the row. A call of this mount that waits for an
-//! acknowledgement holds no lock that the listener takes. So two mounts that change the same
-//! directory at once each acknowledge the intent of the other one.
+//! None of these three waits for a listener while it has the row. A call of this mount that waits
+//! for an acknowledgement holds no lock that the listener takes. So two mounts that change one
+//! directory at the same time each acknowledge the intent of the other one.
 //!
 //! The listener also makes the kernel drop its answers ([`crate::directory`]). That waits for no
 //! request and for no lock that a request holds.

@@ -13,13 +13,13 @@
 //! A lock *protects* writes if it is a write lock, taken through a file that is open for writing.
 //! The owner of such a lock keeps it if the flush of its unlock fails. Otherwise a later flush
 //! would write over the bytes of the next owner. Most programs do not repeat an unlock that failed.
-//! So it is sent again each second, and before the next lock of the file.
+//! So the mount sends it again each second, and before the next lock of the file.
 //!
 //! # Lost locks
-//! Locks end with their session (K.8). A change under a lock must not be made after the lock has
-//! ended, because another mount may have the lock by then. So a mount changes the contents and
-//! attributes of a file with locks that protect writes only under the session of these locks
-//! ([`Locks::session_of`]). After the death of that session:
+//! Locks end with their session (guarantee K.8 in `lib.rs`). A change under a lock must not be made
+//! after the lock has ended, because another mount may have the lock by then. So a mount changes
+//! the contents and attributes of a file with locks that protect writes only under the session of
+//! these locks ([`Locks::session_of`]). After the death of that session:
 //! - The dirty bytes are given up at the next open or unlock. The next fsync(2) or close(2) of a
 //!   writer reports that.
 //! - Files that were opened before the loss was known give `EIO`, until the owners of the lost
@@ -80,7 +80,8 @@ struct Held {
     protects: bool,
     /// The open files through which the locks were taken.
     handles: Vec<u64>,
-    /// The number of the last grant. An unlock that began before that grant leaves the locks known.
+    /// The number of the last grant. An unlock that began before that grant does not end this
+    /// record.
     grant: u64,
     /// The first open file that may use the file although the locks are lost.
     reopened: Option<u64>,
@@ -259,7 +260,8 @@ impl ClusterFs {
         match self.send_lock(ino, lock, bound) {
             Ok(session) => locks.taken(node, lock, session),
             Err(Errno::AGAIN) => {
-                // Even then the database has dropped the owner's old lock of flock(2).
+                // Although it refused the lock, the database has dropped the owner's old lock of
+                // flock(2).
                 if let Some(known) = known.filter(|_| lock.is_flock) {
                     locks.dropped(ino, owner, known.bytes, known.grant);
                 }

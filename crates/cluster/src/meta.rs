@@ -1,9 +1,9 @@
 //! Reads and changes of metadata. A read tries the cached directories before the database.
 //!
 //! A reader first checks that the session has lease time left, and only then looks into the cache
-//! (K.1). On a miss it reads a page of the directory from the database, to cache it. If the
-//! directory is cached in part, or a change of it is under way, it reads only the one name or
-//! inode.
+//! (guarantee K.1 in `lib.rs`). On a miss it reads a page of the directory from the database, to
+//! cache it. If the directory is cached in part, or a change of it is under way, it reads only the
+//! one name or inode.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,8 +158,8 @@ impl Meta {
         let page = self.page(0, ino, 0, PAGE)?;
         let (dir, inode) = match page.heads.as_slice() {
             [dir, inode] => (dir.attr.ino, *inode),
-            // The home directory of an inode without a name may be removed. Then only the inode
-            // comes back.
+            // The home directory of an inode without a name may be removed. Then the database
+            // returns only the inode.
             [inode] if inode.attr.ino == ino => {
                 return Ok(Known { inode: *inode, is_current: false });
             }
@@ -294,7 +294,7 @@ impl Meta {
     }
 
     /// Returns how long the kernel may keep the answer that a name is the inode `found`, or is
-    /// absent (K.7).
+    /// absent (guarantee K.7 in `lib.rs`).
     pub(crate) fn name_ttl(&self, dir: u64, name: &[u8], found: Option<u64>) -> Duration {
         let alone = self.session.kernel_time();
         let left = if alone.is_zero() { self.session.left() } else { alone };
@@ -303,7 +303,7 @@ impl Meta {
         if is_given { left } else { Duration::ZERO }
     }
 
-    /// Returns how long the kernel may keep the attributes of an inode (K.7).
+    /// Returns how long the kernel may keep the attributes of an inode (guarantee K.7 in `lib.rs`).
     pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
         let alone = self.session.kernel_time();
         let is_given = known.is_current

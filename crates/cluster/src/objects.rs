@@ -19,8 +19,8 @@
 //! - O.3: `put` may be repeated with the same key and the same bytes. `delete` of a key without an
 //!   object succeeds.
 //!
-//! In a directory, the crate `object_store` keeps O.2 by writing a temporary file and renaming it.
-//! It repeats requests to S3 that failed on the way.
+//! In a directory, the crate `object_store` keeps guarantee O.2 by writing a temporary file and
+//! renaming it. It repeats requests to S3 that failed on the way.
 
 use std::fs;
 use std::io;
@@ -48,10 +48,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
 /// The name of a directory store in the errors of `object_store`.
 const LOCAL: &str = "LocalFileSystem";
-/// The begin of the error of `object_store` for a status other than 2xx. The status follows. The
-/// type of this error is private, so its text is read.
+/// The beginning of the error of `object_store` for a status other than 2xx. The status follows.
+/// The type of this error is private, so its text is read.
 const STATUS: &str = "Server returned non-2xx status code: ";
-/// The begin of its error for a redirection to nowhere, such as that of a wrong region.
+/// The beginning of the error of `object_store` for a redirection without a target, which a wrong
+/// region causes.
 const REDIRECT: &str = "Received redirect without LOCATION";
 /// The statuses below 500 that mean that the server is overloaded: request timeout, too many
 /// requests.
@@ -213,7 +214,8 @@ mod tests {
     use corewalk_testkit::s3::S3Server;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    /// Checks the guarantees O.2 and O.3 as far as one client can see them.
+    /// Checks, as far as one client can, that objects are complete (guarantee O.2) and that calls
+    /// may be repeated (guarantee O.3).
     async fn check(objects: &Objects) {
         assert_eq!(objects.list("").await.unwrap(), []);
         objects.put("1/0/a", Bytes::from_static(b"0123456789")).await.unwrap();

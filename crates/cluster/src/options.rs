@@ -206,23 +206,29 @@ pub struct ClusterOptions {
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(hidden)]
 pub struct Flaws {
-    /// All notifications are lost. This is no flaw, because renewals tell of intents too (K.12).
+    /// All notifications are lost. This is no flaw, because renewals tell of intents too (guarantee
+    /// K.12 in `lib.rs`).
     pub hears_nothing: bool,
-    /// An intent is acknowledged without dropping what is cached (K.4).
+    /// An intent is acknowledged without dropping what is cached, against guarantee K.4 in
+    /// `lib.rs`.
     pub keeps_after_intent: bool,
-    /// Answers of the database that were requested before the cache was dropped are cached (K.4).
+    /// Answers of the database that were requested before the cache was dropped are cached, against
+    /// guarantee K.4 in `lib.rs`.
     pub caches_late_answers: bool,
-    /// Caches are used after the end of the lease (K.1).
+    /// Caches are used after the end of the lease, against guarantee K.1 in `lib.rs`.
     pub ignores_the_clock: bool,
-    /// Caches are kept after a crash of the database (K.10).
+    /// Caches are kept after a crash of the database, against guarantee K.10 in `lib.rs`.
     pub keeps_after_restart: bool,
-    /// An intent is acknowledged while the kernel keeps its names (K.7).
+    /// An intent is acknowledged while the kernel keeps its names, against guarantee K.7 in
+    /// `lib.rs`.
     pub keeps_kernel_names: bool,
-    /// An intent is acknowledged while the kernel keeps its attributes (K.7).
+    /// An intent is acknowledged while the kernel keeps its attributes, against guarantee K.7 in
+    /// `lib.rs`.
     pub keeps_kernel_attributes: bool,
     /// No directory is ever busy. This is no flaw: the kernel keeps more, and drops it more often.
     pub is_never_busy: bool,
-    /// An own change is sent while the kernel keeps what it alters (K.7).
+    /// An own change is sent while the kernel still keeps what the change alters, against guarantee
+    /// K.7 in `lib.rs`.
     pub keeps_kernel_before_change: bool,
 }
 

@@ -1,23 +1,24 @@
 //! The session of a mount: its lease time, its request slots, its inode numbers.
 //!
 //! A session renews every third of its lease time. It counts the lease time, less a margin, from
-//! the moment before it sent the renewal. After that it answers nothing from a cache (K.1). The
-//! clock is CLOCK_BOOTTIME, which goes on while the machine sleeps.
+//! the moment before it sent the renewal. After that it answers nothing from a cache (guarantee K.1
+//! in `lib.rs`). The clock is CLOCK_BOOTTIME, which goes on while the machine sleeps.
 //!
 //! # Changes
 //! [`Session::change`] sends a change with a request slot. A slot has one change at a time. If the
 //! answer is lost, the request is repeated with the same sequence number, and the database returns
-//! the stored result (K.9).
+//! the stored result (guarantee K.9 in `lib.rs`).
 //!
 //! A soft mount gives up a change that gets no answer. A late copy of the request may still be on
 //! its way, and would undo newer changes. So the slot is closed before the next change or fill is
 //! sent ([`Session::close_unanswered`]).
 //!
 //! # Death
-//! A mount whose session the database calls dead drops all caches and opens a new session (K.8). To
-//! a change, this answer also says that the old session has not made the change and never will. So
-//! the change is sent again under the new session. After ten minutes the database forgets the slots
-//! of a dead session. A change whose answer was lost then fails with `EIO`.
+//! A mount whose session the database calls dead drops all caches and opens a new session
+//! (guarantee K.8 in `lib.rs`). To a change, this answer also says that the old session has not
+//! made the change and never will. So the change is sent again under the new session. After ten
+//! minutes the database forgets the slots of a dead session. A change whose answer was lost then
+//! fails with `EIO`.
 //!
 //! The new session must belong to the same file system. If the database has another one by then,
 //! from `mkfs --force` or a dump, all later calls of the mount fail.
@@ -29,9 +30,9 @@
 //!
 //! # Locks
 //! - `reopening`: held while a new session is opened, or while the end of the mount is noted. Taken
-//!   before the others.
+//!   before the other locks.
 //! - `slots`, then `current`, which is a read-write lock. Both are held for an instant.
-//! - `numbers`: a leaf.
+//! - `numbers`: no other lock is taken under it.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -354,8 +355,8 @@ impl Session {
             let row = reply.rows.first().ok_or(Errno::IO)?;
             match row.get(0) {
                 code::DEAD => return Err(Errno::STALE),
-                // The caches are dropped before the session registers. From then on, changes of
-                // others no longer wait for this session.
+                // The caches are dropped before the session registers. After the registration,
+                // changes of other sessions no longer wait for this session.
                 code::RESTARTED => {
                     boot = row.get(1);
                     if !self.flaws.keeps_after_restart {
@@ -376,7 +377,7 @@ impl Session {
                 current.kernel_deadline = match current.sessions {
                     1 => current.deadline,
                     // The kernel still keeps its earlier answers. Changes of other sessions wait
-                    // until these have expired (K.7).
+                    // until these have expired (guarantee K.7 in `lib.rs`).
                     _ => Duration::ZERO,
                 };
             }

@@ -10,7 +10,7 @@
 //!   them under new keys, because a late request may still write under an old key. It also deletes
 //!   the records of the old keys, so a late copy of the old change fails.
 //! - The records are gone, because the session ended long ago. The objects may be gone too, so they
-//!   are written again at once.
+//!   are written again immediately.
 //! - Another mount has changed the inline contents. They are loaded below the dirty bytes, and the
 //!   flush goes on.
 //! - The file is gone, or another mount has changed it after the session that loaded it ended
@@ -56,7 +56,8 @@ impl Files {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
         let done = self.flush_content(&used.file, &mut content);
-        // Taken also after a failure, which is the report of bytes that this flush has given up.
+        // Take the stored error also after a failure, because the failure then reports the bytes
+        // that this flush has given up.
         let lost = content.lost.take_if(|(_, next)| writer.is_some_and(|writer| writer < *next));
         done.and(lost.map_or(Ok(()), |(errno, _)| Err(errno)))
     }
@@ -182,8 +183,8 @@ impl Files {
         });
         if let Err(errno) = session.database.block_on(put) {
             self.failed.lock().extend(keys);
-            // To the caller, `ENOENT` means that a record is gone. Here the store has no bucket or
-            // no directory.
+            // To the caller, `ENOENT` means that the record of an object is gone. Here the store
+            // itself is missing: its bucket or its directory.
             return Err(if errno == Errno::NOENT { Errno::IO } else { errno });
         }
         let ranges = extents.iter().map(|(start, bytes)| *start..start + bytes.len() as u64);

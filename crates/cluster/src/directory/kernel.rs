@@ -1,18 +1,19 @@
-//! The answers that the kernel may keep for a time, and how they are taken back (K.7).
+//! The answers that the kernel may keep for a time, and how they are taken back (guarantee K.7 in
+//! `lib.rs`).
 //!
-//! The cache records each answer to which it gives such a time ([`Given`]). It looks the answer up
-//! and records it under one lock. So:
-//! - An answer from before a change, or from before an intent, is in the record. It is taken back.
-//! - From then on, the cache does not know the answer, so none is given.
+//! The cache records each answer that the kernel may keep for a time ([`Given`]). It looks the
+//! answer up and records it under one lock. So, for a change or an intent:
+//! - An earlier answer is in the record, so it is taken back.
+//! - No later answer is given, because the cache does not know it any more.
 //!
-//! The kernel may receive an answer after the expiry that has overtaken it. It notices that, and
-//! does not keep the answer.
+//! An expiry may overtake an answer on its way to the kernel. The kernel notices that, and does not
+//! keep the answer.
 //!
 //! # Order
 //! A thread that takes answers out of the record holds [`Kernel::turn`] until the kernel has
 //! dropped them. So a second thread, which finds the record empty, goes on only after that. `turn`
-//! is taken before the state. No notification waits for a request, or for a lock that a request
-//! holds.
+//! is taken before the lock of the cache's state. No notification waits for a request, or for a
+//! lock that a request holds.
 //!
 //! # Own changes
 //! Other mounts see a change of this mount before the kernel has its reply. Until then the kernel
@@ -20,12 +21,12 @@
 //! from another mount. So the kernel drops what an own change alters before the change is sent.
 //!
 //! While there is no other mount, nothing is taken back. The first change of a later mount waits
-//! until the kernel's times are over.
+//! until the times are over for which the kernel may keep answers.
 //!
 //! # Mounts below
 //! The kernel detaches file systems that are mounted on directories of the mount when it drops the
-//! names. So it gets no times for names while there is one, or a junction. If names were given
-//! before, nothing makes the kernel drop them. Then each change waits until the times are over. The
+//! names. So the kernel may keep no names while there is such a file system, or a junction. Names
+//! that the kernel got earlier are not dropped: each change waits until their times are over. The
 //! functions that drop answers return this instant.
 //!
 //! # Memory
@@ -48,7 +49,8 @@ const BUSY: Duration = Duration::from_secs(3);
 /// The way to the kernel's cache.
 #[derive(Debug, Default)]
 pub(super) struct Kernel {
-    /// None while the kernel cannot be told anything. Then it keeps nothing beside other mounts.
+    /// None while the kernel cannot be told to drop answers. Then it may keep none while there are
+    /// other mounts.
     client: OnceLock<Arc<dyn ClientCache>>,
     pub(super) turn: Mutex<Turn>,
     /// True while there are junctions. `turn` is held to set it.
@@ -62,14 +64,14 @@ pub(super) struct Kernel {
 /// The names that the kernel should have dropped, and could not.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// The instant at which the times of these names are over, by [`boot_time`].
+    /// The instant until which the kernel may keep these names, by [`boot_time`].
     pub(super) names_end: Duration,
 }
 
 /// The answers that the kernel must drop.
 #[derive(Debug, Default)]
 pub(super) struct Owed {
-    /// The instant at which the times of the names are over. None if no names must be dropped.
+    /// The instant until which the kernel may keep names. None if no names must be dropped.
     pub(super) names: Option<Duration>,
     pub(super) inos: Vec<u64>,
 }
@@ -81,11 +83,11 @@ pub(super) struct Given {
     old: Record,
     /// When the last young record became old.
     turned: Duration,
-    /// The instant at which the times of all names are over, by [`boot_time`].
+    /// The instant until which the kernel may keep names, by [`boot_time`].
     names_end: Duration,
     lease: Duration,
     busy_time: Duration,
-    /// True if names were given while this mount was the only one.
+    /// True if the kernel got names while this mount was the only one.
     anywhere: bool,
     busy: HashMap<u64, Busy>,
 }
@@ -94,17 +96,17 @@ pub(super) struct Given {
 struct Record {
     /// The directories in which names were given.
     names: HashSet<u64>,
-    /// The inodes whose attributes were given, by the directory whose lease covers them.
+    /// The inodes whose attributes the kernel got, by the directory whose lease covers them.
     inos: HashMap<u64, HashSet<u64>>,
 }
 
-/// The instants until which no times are given in a *busy* directory.
+/// The instants until which the kernel may keep no names, and no attributes, of a *busy* directory.
 ///
-/// The kernel can only drop the names of the whole mount at once. So the first change of a name
-/// makes it drop them, and the directory busy. Further changes there find nothing to drop. A
-/// directory that this mount has just made is busy, too. Otherwise the kernel would drop all names
-/// with each directory of an archive that is unpacked. No guarantee depends on the length of the
-/// time.
+/// The kernel can drop names only all together, those of the whole mount. So the first change of a
+/// name makes the kernel drop all names, and makes the directory busy. Further changes there find
+/// no names to drop. A directory that this mount has just made is busy, too. Otherwise the kernel
+/// would drop all names with each directory of an archive that is unpacked. No guarantee depends on
+/// the length of the time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Busy {
     names: Duration,
@@ -205,7 +207,7 @@ impl Cache {
         state.given.give_name(dir, end)
     }
 
-    /// Records that names are given while this mount is the only one. Their times are over at
+    /// Records that the kernel gets names while this mount is the only one. It may keep them until
     /// `end`.
     pub(crate) fn give_names_alone(&self, end: Duration) {
         self.state.lock().given.give_names_alone(end);
@@ -236,8 +238,8 @@ impl Cache {
             dirs().for_each(|dir| state.given.be_busy(dir));
             state.given.take_names(dirs())
         };
-        // The attributes of an inode may be in the record of a former home. So they are not looked
-        // up there.
+        // The attributes are dropped without a look into the record, where they may be under a
+        // former home of the inode.
         self.kernel.expire(&mut turn, &Owed { names, inos: change.inos.clone() });
         if change.names.is_empty() { Duration::ZERO } else { turn.names_end }
     }
@@ -274,7 +276,8 @@ impl Given {
         true
     }
 
-    /// Records that names are given while this mount is the only one.
+    /// Records that the kernel gets names, to be kept until `end`, while this mount is the only
+    /// one.
     fn give_names_alone(&mut self, end: Duration) {
         self.anywhere = true;
         self.names_end = self.names_end.max(end);
@@ -292,8 +295,8 @@ impl Given {
         true
     }
 
-    /// Returns the instant at which the kernel has no name any more. It counts the times from a
-    /// later moment than the server.
+    /// Returns the instant at which the kernel has no name any more. The kernel counts the time of
+    /// a name from a later moment than the server does.
     fn names_end(&self) -> Duration {
         self.names_end + self.lease / 10
     }
@@ -317,8 +320,8 @@ impl Given {
         self.busy.insert(dir, Busy { names: until, attributes: until });
     }
 
-    /// Takes the names out of the record, if any were given in the directories `dirs`. The kernel
-    /// can only drop all. Returns the instant at which the times of all names are over.
+    /// Takes all names out of the record, if the kernel may have names of the directories `dirs`,
+    /// since the kernel can only drop all names. Returns the instant until which it may keep names.
     pub(super) fn take_names(&mut self, mut dirs: impl Iterator<Item = u64>) -> Option<Duration> {
         let records = [&self.young, &self.old];
         let is_given = |dir| records.iter().any(|record| record.names.contains(&dir));

@@ -11,8 +11,8 @@ use crate::node::Inode;
 pub(super) struct Unknown {
     /// The changes of the name that are under way.
     pub(super) changes: u32,
-    /// True if two changes were under way at once. Their replies do not tell which change came
-    /// last.
+    /// True if two changes were under way at the same time. Their replies do not tell which change
+    /// came last.
     pub(super) is_mixed: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Directory {
     pub(super) is_leased: bool,
     /// The epoch in which `is_leased` became true.
     pub(super) leased_since: u64,
-    /// The epoch of the last begin or end of a change, or of the last drop.
+    /// The epoch in which a change last began or ended here, or the directory was last dropped.
     pub(super) epoch: u64,
     /// The changes that are under way.
     pub(super) changing: u32,
@@ -60,8 +60,8 @@ pub(super) struct Cached {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) dirs: HashMap<u64, Directory>,
-    /// Boxed, because the table keeps room for at least twice as many entries when directories are
-    /// dropped and others are added.
+    /// Boxed, so that unused entries of the table are small. When directories are dropped and
+    /// others are added, the table keeps room for at least twice as many entries.
     pub(super) inodes: HashMap<u64, Box<Cached>>,
     /// The inodes that changes are altering, each with the number of these changes.
     pub(super) busy: HashMap<u64, u32>,
@@ -206,8 +206,8 @@ impl State {
         directory.used = clock;
     }
 
-    /// Caches an inode that `holder` has brought. Keeps a cached newer version, and does not
-    /// replace current attributes by a hint.
+    /// Caches an inode that the directory `holder` has brought into the cache. Keeps a cached newer
+    /// version, and does not replace current attributes by a hint.
     pub(super) fn insert(&mut self, holder: u64, inode: Inode) {
         let ino = inode.attr.ino;
         let (mut xattrs, mut was_opened) = (None, false);

@@ -74,7 +74,8 @@ impl ClusterFs {
         values: &Values,
     ) -> Result<Inode, Errno> {
         let change = || {
-            // truncate(2) and chmod(2) have no open file that could be older than a loss.
+            // truncate(2) and chmod(2) use no open file, so none that was opened before locks were
+            // lost.
             if handle != 0 {
                 self.meta.check_locks(ino, handle)?;
             }

@@ -236,7 +236,8 @@ fn contents_are_not_older_than_attributes() {
 }
 
 /// The session of a mount dies while it has a lock and dirty bytes. Another mount gets the lock.
-/// Checks that the dirty bytes are never written, and that the program gets an error (K.8).
+/// Checks that the dirty bytes are never written, and that the program gets an error (guarantee K.8
+/// in `lib.rs`).
 #[test]
 fn change_under_a_lost_lock_is_not_made() {
     let Some(site) = Site::new() else { return };
@@ -421,7 +422,8 @@ fn unlock_that_failed_is_sent_again() {
     a.set_lock(here, &lock(1)).unwrap();
     fails_to_unlock(1);
     a.set_lock(here, &lock(2)).unwrap();
-    // A new owner may have the number of the one that has failed. It keeps its lock.
+    // A new owner may have the number of an owner whose unlock has failed. The new owner keeps its
+    // lock.
     fails_to_unlock(2);
     a.set_lock(here, &lock(2)).unwrap();
     a.maintain();

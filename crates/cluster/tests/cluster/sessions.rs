@@ -107,8 +107,8 @@ fn no_session_is_opened_after_the_end_of_a_mount() {
     assert_eq!(site.sql("SELECT count(*) FROM session"), "0");
 }
 
-/// Checks a renewal beside another call that judges the same sessions, whose own session expires
-/// meanwhile.
+/// Checks a renewal of one session beside a call of another session, which expires meanwhile. Both
+/// look for expired sessions, and must not deadlock.
 #[test]
 fn renewals_do_not_deadlock() {
     let Some(site) = Site::new() else { return };

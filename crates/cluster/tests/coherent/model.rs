@@ -51,8 +51,8 @@ pub(crate) enum Ret {
 }
 
 impl Space {
-    /// Returns a namespace without names, but with inodes of these owners, which have a name
-    /// elsewhere.
+    /// Returns a namespace without names, but with inodes of the owners `owners`, each of which has
+    /// a name elsewhere.
     pub(crate) fn with_inodes(owners: impl Iterator<Item = u32>) -> Space {
         let inodes = owners.map(|owner| (owner, (0o600, 1))).collect();
         Space { inodes, ..Space::default() }

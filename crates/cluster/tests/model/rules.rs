@@ -16,105 +16,122 @@ macro_rules! rules {
 }
 
 rules! {
-    /// K.1: a session trusts its lease for less time than the database does.
+    /// For guarantee K.1 of `lib.rs`: a session trusts its lease for less time than the database
+    /// does.
     margin,
-    /// K.1: the lease time counts from the moment when the renewal is sent.
+    /// For guarantee K.1 of `lib.rs`: the lease time counts from the moment when the renewal is
+    /// sent.
     counts_from_send,
-    /// K.1: the clock is read before each cached answer.
+    /// For guarantee K.1 of `lib.rs`: the clock is read before each cached answer.
     checks_clock,
-    /// K.1: the clock is read after the request has arrived.
+    /// For guarantee K.1 of `lib.rs`: the clock is read after the request has arrived.
     clock_after_arrival,
-    /// K.8: a renewal does not revive a session whose time is over.
+    /// For guarantee K.8 of `lib.rs`: a renewal does not revive a session whose time is over.
     revives_no_session,
-    /// K.8: a session is marked dead under the lock of its row.
+    /// For guarantee K.8 of `lib.rs`: a session is marked dead under the lock of its row.
     locks_session_row,
-    /// K.2: a fill reads after it has taken the directory's lock.
+    /// For guarantee K.2 of `lib.rs`: a fill reads after it has taken the directory's lock.
     fill_locks_first,
-    /// K.2: a fill caches no attributes of an inode with another home.
+    /// For guarantee K.2 of `lib.rs`: a fill caches no attributes of an inode with another home.
     caches_only_at_home,
-    /// K.2: the answer of a fill reports pending intents, and is then not cached.
+    /// For guarantee K.2 of `lib.rs`: the answer of a fill reports pending intents, and is then not
+    /// cached.
     fill_tells_intents,
-    /// K.2: a fill ignores intents of dead sessions.
+    /// For guarantee K.2 of `lib.rs`: a fill ignores intents of dead sessions.
     ignores_dead_intents,
-    /// K.2: a fill deletes the intents that it ignores.
+    /// For guarantee K.2 of `lib.rs`: a fill deletes the intents that it ignores.
     deletes_dead_intents,
-    /// K.3: a change looks for leases after it has taken the directory's lock.
+    /// For guarantee K.3 of `lib.rs`: a change looks for leases after it has taken the directory's
+    /// lock.
     change_locks_first,
-    /// K.3: locks are taken in ascending order.
+    /// For guarantee K.3 of `lib.rs`: locks are taken in ascending order.
     locks_ascend,
-    /// K.3: a change reads the home of the inode again under the lock.
+    /// For guarantee K.3 of `lib.rs`: a change reads the home of the inode again under the lock.
     reads_home_again,
-    /// K.5: a change whose directories are others than before gets a new intent.
+    /// For guarantee K.5 of `lib.rs`: a change whose directories are others than before gets a new
+    /// intent.
     replaces_intent,
-    /// K.4: fills that are under way when an intent arrives are not cached.
+    /// For guarantee K.4 of `lib.rs`: fills that are under way when an intent arrives are not
+    /// cached.
     intent_marks_fills,
-    /// K.4: the acknowledgement is sent after the caches are dropped.
+    /// For guarantee K.4 of `lib.rs`: the acknowledgement is sent after the caches are dropped.
     drops_before_ack,
-    /// K.5: an acknowledgement counts for one intent only.
+    /// For guarantee K.5 of `lib.rs`: an acknowledgement counts for one intent only.
     ack_names_intent,
-    /// K.6: a change drops the mount's own cached answers before it is sent.
+    /// For guarantee K.6 of `lib.rs`: a change drops the mount's own cached answers before it is
+    /// sent.
     drops_own_cache,
-    /// K.6: fills that are under way when a change begins are not cached.
+    /// For guarantee K.6 of `lib.rs`: fills that are under way when a change begins are not cached.
     change_marks_fills,
-    /// K.6: fills that begin during a change are not cached.
+    /// For guarantee K.6 of `lib.rs`: fills that begin during a change are not cached.
     fills_see_change,
-    /// K.6: the result of a change is cached only if the directory was held all the time.
+    /// For guarantee K.6 of `lib.rs`: the result of a change is cached only if the directory was
+    /// held all the time.
     installs_only_if_held,
-    /// K.7: a kernel timeout is at most what is left of the lease.
+    /// For guarantee K.7 of `lib.rs`: a kernel timeout is at most what is left of the lease.
     timeout_is_left,
-    /// K.7: the kernel takes a reply before a tick of the clock has passed.
+    /// For guarantee K.7 of `lib.rs`: the kernel takes a reply before a tick of the clock has
+    /// passed.
     reply_in_time,
-    /// K.7: the timeouts of the kernel run while the machine is suspended.
+    /// For guarantee K.7 of `lib.rs`: the timeouts of the kernel run while the machine is
+    /// suspended.
     kernel_counts_suspension,
-    /// K.7: a change expires the kernel's entries.
+    /// For guarantee K.7 of `lib.rs`: a change expires the kernel's entries.
     change_expires_kernel,
-    /// K.7: an intent expires the kernel's entries.
+    /// For guarantee K.7 of `lib.rs`: an intent expires the kernel's entries.
     intent_expires_kernel,
-    /// K.7: timeouts are 0 before the kernel's entries are expired, not only after.
+    /// For guarantee K.7 of `lib.rs`: timeouts are 0 before the kernel's entries are expired, not
+    /// only after.
     marks_before_expiring,
-    /// K.7: an expiry of the kernel's entries also invalidates the replies that are under way
-    /// (`FUSE_NOTIFY_INC_EPOCH`).
+    /// For guarantee K.7 of `lib.rs`: an expiry of the kernel's entries also invalidates the
+    /// replies that are under way (`FUSE_NOTIFY_INC_EPOCH`).
     expiry_reaches_replies,
-    /// K.7: a thread does not skip the expiry that another thread has begun but not ended.
+    /// For guarantee K.7 of `lib.rs`: a thread does not skip the expiry that another thread has
+    /// begun but not ended.
     waits_for_expiry,
-    /// K.7: timeouts are 0 in a busy directory.
+    /// For guarantee K.7 of `lib.rs`: timeouts are 0 in a busy directory.
     no_timeout_if_busy,
-    /// K.7: a reply that brings the kernel a new inode has an attribute timeout of 0.
+    /// For guarantee K.7 of `lib.rs`: a reply that brings the kernel a new inode has an attribute
+    /// timeout of 0.
     no_timeout_if_new,
-    /// K.7: an expiry needs no lock that a local change holds.
+    /// For guarantee K.7 of `lib.rs`: an expiry needs no lock that a local change holds.
     expiry_takes_no_lock,
-    /// K.8: a change of a dead session is refused.
+    /// For guarantee K.8 of `lib.rs`: a change of a dead session is refused.
     fences,
-    /// K.8: the slot is read before the session is checked.
+    /// For guarantee K.8 of `lib.rs`: the slot is read before the session is checked.
     slot_before_fence,
-    /// K.8: a change of unknown result is first repeated under its own session.
-    asks_old_session,
-    /// K.8: a session that is dead drops its caches.
-    death_drops_cache,
-    /// K.8, K.10: dropping the caches also invalidates the fills under way.
-    drop_marks_fills,
-    /// K.8: a change under a file lock that the old session has lost is not made by the new
+    /// For guarantee K.8 of `lib.rs`: a change of unknown result is first repeated under its own
     /// session.
+    asks_old_session,
+    /// For guarantee K.8 of `lib.rs`: a session that is dead drops its caches.
+    death_drops_cache,
+    /// For guarantees K.8 and K.10 of `lib.rs`: dropping the caches also invalidates the fills
+    /// under way.
+    drop_marks_fills,
+    /// For guarantee K.8 of `lib.rs`: a change under a file lock that the old session has lost is
+    /// not made by the new session.
     locked_changes_fail,
-    /// K.9: changes have request slots.
+    /// For guarantee K.9 of `lib.rs`: changes have request slots.
     has_slots,
-    /// K.9: the slot is read and written under one lock.
+    /// For guarantee K.9 of `lib.rs`: the slot is read and written under one lock.
     slot_under_lock,
-    /// K.10: changes wait after a crash.
+    /// For guarantee K.10 of `lib.rs`: changes wait after a crash.
     waits_after_crash,
-    /// K.10: a session counts as registered after it has dropped its caches.
+    /// For guarantee K.10 of `lib.rs`: a session counts as registered after it has dropped its
+    /// caches.
     registers_after_drop,
-    /// K.10: a session that sees a new boot id drops its caches.
+    /// For guarantee K.10 of `lib.rs`: a session that sees a new boot id drops its caches.
     boot_drops_cache,
-    /// K.10: intent ids do not start again after a crash.
+    /// For guarantee K.10 of `lib.rs`: intent ids do not start again after a crash.
     ids_survive,
-    /// K.10: no session that has not renewed since the crash is found dead in the grace period.
+    /// For guarantee K.10 of `lib.rs`: no session that has not renewed since the crash is found
+    /// dead in the grace period.
     grace_protects,
-    /// K.10: changes are on disk before they are confirmed.
+    /// For guarantee K.10 of `lib.rs`: changes are on disk before they are confirmed.
     syncs_commits,
-    /// K.11: a lost change is sent again.
+    /// For guarantee K.11 of `lib.rs`: a lost change is sent again.
     retries,
-    /// K.12: a renewal tells of the intents that wait for the session.
+    /// For guarantee K.12 of `lib.rs`: a renewal tells of the intents that wait for the session.
     renewal_tells,
 }
 
