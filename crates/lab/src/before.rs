@@ -1,17 +1,17 @@
-//! Small, complete dentry caches with the lock designs that documents 000, 001 and 003 compared.
-//! `mbcache` has the indexes of document 004, and `sems` the semaphore sets of document 002.
+//! Small, complete dentry caches with old lock designs: those of Linux 2.4 to 3.12, and one that
+//! was only proposed. `mbcache` has old indexes of equal blocks, and `sems` old semaphore sets.
 //!
-//! A benchmark that repeats the measurement of a document needs the designs that the document
-//! compared. The four designs share one tree (`tree`), so a benchmark compares lock protocols and
-//! not memory layouts.
+//! A benchmark that repeats a published measurement needs the designs that were compared there. The
+//! four designs share one tree (`tree`), so a benchmark compares lock protocols and not memory
+//! layouts.
 //!
 //! - `before-global-lock` (Linux 3.8): a path translation takes the rename lock for writing, and
 //!   the lock of each dentry. A lookup is an RCU walk. A rename takes the rename lock.
-//! - `before-seqrwlock` (document 000): a path translation takes the rename lock shared. A lookup
-//!   is an RCU walk. A rename takes the rename lock for writing.
-//! - `before-seqlock` (document 001, Linux since 3.12): a path translation reads the rename
-//!   sequence and retries once under the rename lock. A lookup is an RCU walk. A rename takes the
-//!   rename lock.
+//! - `before-seqrwlock` (Long's patches of February 2013): a path translation takes the rename lock
+//!   shared. A lookup is an RCU walk. A rename takes the rename lock for writing.
+//! - `before-seqlock` (Long's patch of September 2013, Linux since 3.12): a path translation reads
+//!   the rename sequence and retries once under the rename lock. A lookup is an RCU walk. A rename
+//!   takes the rename lock.
 //! - `before-dcache-lock` (Linux 2.4): a path translation, each name of a lookup, and a rename take
 //!   `dcache_lock`.
 //!
@@ -35,8 +35,8 @@
 //! # Not implemented
 //! No design replaces an existing name, makes hard links or removes directories.
 //!
-//! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney,
-//! Sarma, Soni, 2004). The protocols are those of Linux `fs/dcache.c`, `fs/d_path.c` and
+//! Source: Long, February and September 2013; McKenney, Sarma, Soni, 2004 (documents 000, 001 and
+//! 003 in `documents.md`). The protocols are those of Linux `fs/dcache.c`, `fs/d_path.c` and
 //! `fs/namei.c`.
 
 mod design;

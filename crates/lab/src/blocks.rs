@@ -1,8 +1,8 @@
 //! Stores of extended attributes that share equal blocks. Each can use one of several indexes.
 //!
 //! A file system can store equal attribute blocks once, and count the users of each. It needs an
-//! index from the hash of a content to the blocks with that hash. Document 004 (mbcache) compares
-//! such indexes.
+//! index from the hash of a content to the blocks with that hash. Kara compared such indexes in
+//! 2015 (document 004 in `documents.md`).
 //!
 //! Each store in this module is generic over the index ([`corewalk_store::ShareIndex`]), so that
 //! every design is measured with the same store.
@@ -14,10 +14,10 @@
 //! | `before-mbcache`, `plain-lru`, `lru-per-shard` | `before::mbcache` |
 //!
 //! An [`AttrStore`] is a store with files that have one attribute each. The stores in memory
-//! (`memory`) and on disk (`disk`) are measured with each index of the list. The tmpfs (`tmpfs`)
+//! (`memory`) and on disk (`disk`) are measured with each design of the index. The tmpfs (`tmpfs`)
 //! shares equal attributes by its own index, or has sharing switched off.
 //!
-//! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
+//! Source: document 004 in `documents.md`; Linux `fs/ext4/xattr.c` for the steps.
 
 mod disk;
 mod files;
@@ -80,7 +80,7 @@ pub(crate) trait AttrStore: Sync {
 }
 
 /// Returns the measured designs of the de-duplication index, with room for `entries` blocks, in the
-/// order of document 004.
+/// order of Kara's figures (document 004 in `documents.md`).
 ///
 /// # Errors
 /// If there is no memory for one.

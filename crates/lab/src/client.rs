@@ -4,8 +4,8 @@
 //! Clients are processes, since the threads of one process would contend for the lock of their
 //! descriptor table.
 //!
-//! The benchmark starts each phase in all clients at once, by a line on their input. A client runs
-//! the phase, and writes a line with the number of operations and the time.
+//! The benchmark starts each phase in all clients at the same time, by a line on their input. A
+//! client runs the phase, and writes a line with the number of operations and the time.
 //!
 //! ```text
 //! table: go               client: 2000 41234567 31234567   (operations, wall ns, processor ns)
@@ -33,7 +33,7 @@ use crate::cpus;
 use crate::crew::Slice;
 use crate::machine::thread_cpu_ns;
 
-/// The phases `create+fsync` and `write+fsync` use one of 40 files, and at most 25 per client,
+/// The phases `create+fsync` and `write+fsync` use one file of every 40, and at most 25 per client,
 /// since an fsync takes milliseconds.
 const SYNC_SHARE: usize = 40;
 const SYNC_FILES_MAX: usize = 25;

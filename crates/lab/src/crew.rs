@@ -246,9 +246,9 @@ impl Turn<'_> {
 impl Clock {
     /// Waits until all threads of the slice are ready.
     ///
-    /// One futex call wakes all waiting workers at once. After a usual barrier, each woken worker
-    /// must take its lock before the next one can go on. With hundreds of workers that would take
-    /// minutes, because those woken first keep the processors busy.
+    /// One futex call wakes all waiting workers at the same time. After a usual barrier, each woken
+    /// worker must take the barrier's lock before the next one can go on. With hundreds of workers
+    /// that would take minutes, because those woken first keep the processors busy.
     fn wait(&self) {
         // ORDERING: AcqRel here, Acquire for the load below. The work of a worker before the
         // barrier happens before any worker leaves it.

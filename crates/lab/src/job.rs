@@ -20,8 +20,9 @@
 //! # Checks
 //! Every answer is compared with the right one.
 //!
-//! Source: AIM7 `workfile.short` and its tests; the profile in document 001, in which half of the
-//! calls of d_path come from readlink in `/proc`, and half from getcwd.
+//! Source: AIM7 `workfile.short` and its tests; the profile in Long's patch of September 2013
+//! (document 001 in `documents.md`). In it, half of the calls of d_path come from readlink in
+//! `/proc`, and half from getcwd.
 
 use corewalk::FileKind;
 

@@ -10,7 +10,7 @@
 //! find in `mutex-shards` copies a value under the lock. A find in `corewalk` takes and drops a
 //! reference of the entry.
 //!
-//! Source: document 004 (Kara, December 2015).
+//! Source: Kara, December 2015 (document 004 in `documents.md`).
 
 use ahash::RandomState;
 use corewalk_base::{CachePadded, Mutex, MutexGuard};

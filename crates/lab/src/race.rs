@@ -1,7 +1,7 @@
 //! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
-//! The load is that of document 000: processes of a database ask for the paths of their files while
-//! other processes change names.
+//! The load is that of Long's measurement of February 2013 (document 000 in `documents.md`):
+//! processes of a database ask for the paths of their files while other processes change names.
 //!
 //! A reader asks for the paths of a few dentries again and again, and compares each with all paths
 //! that the dentry can have. A writer renames a file or directory to another name and back.
@@ -14,7 +14,8 @@
 //! the result of a race (a run of readers and writers) contains this time. A wait for a lock is a
 //! property of the design, but a wait for a processor is one of the machine.
 //!
-//! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
+//! Source: Long's patches of 2013 (documents 000 and 001 in `documents.md`);
+//! `/proc/thread-self/schedstat`, clock_gettime(2).
 
 use std::time::Duration;
 

@@ -1,22 +1,23 @@
-//! One trait for the semaphore sets of the host kernel, of corewalk, and of Linux before and with
-//! the patches of document 002 (Bueso, March 2013).
+//! One trait for the semaphore sets of several variants: the host kernel, corewalk, and Linux
+//! before and with Bueso's patches of March 2013 (document 002 in `documents.md`).
 //!
 //! The tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way. The trait
 //! is generic and the operations of a call are an array. So a call through the trait costs only a
 //! copy of six bytes per operation.
 //!
-//! Beside the designs of document 002 (`before::sems`), there are three variants:
+//! Beside Linux's designs before and with Bueso's patches (`before::sems`), there are three
+//! variants:
 //! - `linux`: semop(2) of the host kernel, through libc.
 //! - `corewalk`: `corewalk-ipc`, in the memory of this process, or in a file that several processes
 //!   map (`worker`).
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`, so corewalk
 //!   answers.
 //!
-//! The designs of document 002 are in `before::sems`.
+//! Linux's designs before and with these patches are in `before::sems`.
 //!
 //! # Users
 //! Each operation has a user number: the simulated process for which it is done. corewalk and the
-//! designs of document 002 treat a user as a process with its own undo records. The host kernel
+//! designs of `before::sems` treat a user as a process with its own undo records. The host kernel
 //! ignores the number, and treats this process as one user.
 //!
 //! Source: semop(2).

@@ -139,8 +139,8 @@ pub(crate) struct Published {
 }
 
 impl Words {
-    /// Returns the figures of the document as text: a line per curve in `published`, and the lines
-    /// of `note`.
+    /// Returns the figures that the source of the table has published, as text: a line per curve in
+    /// `published`, and the lines of `note`.
     pub(crate) fn figures(&self) -> String {
         let mut lines = vec![];
         if let Some(Published { x, unit, curves }) = &self.published {

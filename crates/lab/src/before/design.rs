@@ -2,10 +2,10 @@
 //! design.
 //!
 //! # How it works
-//! `before-dcache-lock` is Linux 2.4, with which document 003 compares RCU. A lookup of a name
-//! takes `dcache_lock`, finds the dentry in its hash chain, takes a reference and releases the
-//! lock. A walk does so for each component. A path translation and every change hold the lock from
-//! start to end.
+//! `before-dcache-lock` is Linux 2.4, whose lookups did not use RCU. A lookup of a name takes
+//! `dcache_lock`, finds the dentry in its hash chain, takes a reference and releases the lock. A
+//! walk does so for each component. A path translation and every change hold the lock from start to
+//! end.
 //!
 //! `before-global-lock`, `before-seqrwlock` and `before-seqlock` resolve names by RCU walk, as
 //! Linux has since 2.6.38: each dentry has its own sequence. A step to a child is valid if the

@@ -1,4 +1,4 @@
-//! The designs of the de-duplication index (mbcache) that document 004 compared.
+//! The designs of the de-duplication index (mbcache) that Kara compared in 2015.
 //!
 //! - `before-mbcache` (Linux before 4.6): one lock protects all lookups and releases, and an LRU
 //!   list of unused entries. A lookup waits for a thread that holds the entry exclusively.
@@ -9,7 +9,7 @@
 //! The users of a block are the files that share it. In `before-mbcache` a thread that removes a
 //! user holds the block's index entry exclusively, and lookups of the entry wait for it.
 //!
-//! In `plain-lru` and `lru-per-shard`, which document 004 measured but did not submit, several
+//! In `plain-lru` and `lru-per-shard`, which Kara measured in 2015 but did not submit, several
 //! lookups may use an entry at once. Each then takes the block's own lock, and checks whether the
 //! block can be shared.
 //!
@@ -17,11 +17,12 @@
 //! chains, and entries in arrays. Their locks, those of `corewalk_base`, sleep when a wait is long;
 //! the kernel's locks spin.
 //!
-//! No index skips a block that has the maximum number of users. A later version of document 004
-//! added a flag for such blocks (trap T39).
+//! No index skips a block that has the maximum number of users. A later version of Kara's patches
+//! added a flag for such blocks. Without it, searches read long chains of them in vain (trap T39 in
+//! `traps.md`).
 //!
-//! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015). `before-mbcache`
-//! follows Linux 4.5 `fs/mbcache.c`.
+//! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (document 004 in `documents.md`).
+//! `before-mbcache` follows Linux 4.5 `fs/mbcache.c`.
 
 mod lru;
 mod one_lock;

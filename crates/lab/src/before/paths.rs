@@ -26,7 +26,7 @@ impl Prepended {
         Prepended { bytes: SmallVec::from_buf([0; BYTES]), start: BYTES }
     }
 
-    /// Forgets everything, for another pass (trap T8).
+    /// Forgets everything, so that another pass starts anew (trap T8 in `traps.md`).
     pub(super) fn clear(&mut self) {
         self.start = self.bytes.len();
     }

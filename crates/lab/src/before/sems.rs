@@ -1,18 +1,18 @@
-//! The semaphore sets of Linux in user space, in two designs: before and after the patches of
-//! document 002 (Bueso, March 2013).
+//! The semaphore sets of Linux in user space, in two designs: before and after Bueso's patches of
+//! March 2013 (document 002 in `documents.md`).
 //!
 //! The two designs differ in the lock of a set:
 //! - `before-ipc-lock` (Linux 3.9-rc1): the lookup of a set takes its lock, under which the checks
 //!   and the operations run.
-//! - `before-ipc-rcu` (document 002): the lookup and the checks run in an RCU read section. Only
+//! - `before-ipc-rcu` (Bueso's patches): the lookup and the checks run in an RCU read section. Only
 //!   the operations run under the lock of the set.
 //!
 //! Both designs look a set up by its index in an RCU read section, which lasts until the call ends,
 //! as in the kernel. They check the index of the set, the numbers of the semaphores, and the
 //! permission bits of the set against its owner, its creator and their groups.
 //!
-//! One lock covers a whole set: the kernel got a lock per semaphore only three months after
-//! document 002.
+//! One lock covers a whole set: the kernel got a lock per semaphore only three months after Bueso's
+//! patches of March 2013.
 //!
 //! # Undo
 //! A user (a simulated process) has a list of the sets on which it has undo records
@@ -20,9 +20,9 @@
 //! lock of the set. The lock of the set protects the adjustments.
 //!
 //! # How fair they are
-//! The two designs have no audit and no security module, which take time in the kernel profiles of
-//! document 002, mostly where a lock is held. Their locks, those of `corewalk_base`, sleep when a
-//! wait is long; the kernel's locks spin.
+//! The two designs have no audit and no security module, which take time in Bueso's kernel
+//! profiles, mostly where a lock is held. Their locks, those of `corewalk_base`, sleep when a wait
+//! is long; the kernel's locks spin.
 //!
 //! Each call begins and ends an RCU read section. That costs about ten nanoseconds in this library,
 //! and nearly nothing in a kernel.
@@ -35,8 +35,8 @@
 //! 1. The list of a user's undo records.
 //! 2. The lock of a set.
 //!
-//! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and
-//! `ipc/util.c`.
+//! Source: Bueso, March 2013, `PATCH v2 0/4` (document 002 in `documents.md`); Linux 3.9-rc1
+//! `ipc/sem.c` and `ipc/util.c`.
 
 use std::time::Instant;
 
@@ -60,10 +60,10 @@ const UID: u32 = 1000;
 /// The two designs of semaphore sets, which do different work under the lock of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// Linux 3.9-rc1, before the patches of document 002: lookup, checks and operations under the
+    /// Linux 3.9-rc1, before Bueso's patches of March 2013: lookup, checks and operations under the
     /// lock of the set.
     IpcLock,
-    /// Linux with the patches of document 002: lookup and checks in an RCU read section, and only
+    /// Linux with Bueso's patches of March 2013: lookup and checks in an RCU read section, and only
     /// the operations under the lock of the set.
     IpcRcu,
 }

@@ -93,8 +93,9 @@ fn every_design_makes_and_unlinks_a_name_once() {
     }
 }
 
-/// Checks that a path translation during renames returns a path that existed at some instant (traps
-/// T1, T8, T9). A directory, and a file in it with a short and a long name, are renamed again and
+/// Checks that a path translation during renames ends, and returns a path that existed at some
+/// instant. A wrong one mixes two names or two passes, or never ends (traps T1, T8 and T9 in
+/// `traps.md`). A directory, and a file in it with a short and a long name, are renamed again and
 /// again.
 #[test]
 fn path_of_every_design_existed_at_one_instant() {
@@ -146,9 +147,9 @@ fn storm(dentries: &dyn Dentries, moved: &Move) {
     assert!(dentries.unlink(moved.ino, b"file"), "{variant}");
 }
 
-/// Checks that a walk to a name that never changes always succeeds (trap T12). Other threads
-/// rename, make and unlink names whose dentries move between the same hash chains, and reuse freed
-/// slots.
+/// Checks that a walk to a name that never changes always succeeds (trap T12 in `traps.md`). Other
+/// threads rename, make and unlink names whose dentries move between the same hash chains, and
+/// reuse freed slots.
 #[test]
 fn stable_names_are_found_while_others_come_and_go() {
     let corpus = Corpus::collect(200);
@@ -186,9 +187,9 @@ fn stable_names_are_found_while_others_come_and_go() {
     }
 }
 
-/// Checks that a reader cannot see the effect of a rename before the rename begins (trap T13). A
-/// writer renames a file from `step-0` to `step-1`, and so on. If the file is missing under one
-/// name, the rename to the next name must have begun.
+/// Checks that a reader cannot see the effect of a rename before the rename begins (trap T13 in
+/// `traps.md`). A writer renames a file from `step-0` to `step-1`, and so on. If the file is
+/// missing under one name, the rename to the next name must have begun.
 #[test]
 fn file_that_is_renamed_is_never_under_neither_name() {
     let corpus = Corpus::collect(50);

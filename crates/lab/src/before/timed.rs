@@ -13,7 +13,7 @@
 //! counts as holding time. A wait of a reader of a sequence for the end of a rename is in no
 //! section: a profile of the kernel's spin locks does not show it either.
 //!
-//! Source: the column "% spinlock" of document 000.
+//! Source: the column "% spinlock" of Long, February 2013 (document 000 in `documents.md`).
 
 use std::cell::Cell;
 use std::time::Instant;

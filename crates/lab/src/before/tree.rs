@@ -6,7 +6,7 @@
 //!
 //! A name of at most 32 bytes is in the slot (`DNAME_INLINE_LEN` of 2013). A longer one is in
 //! memory that the slot keeps for good. So a reader that combines the length of one name with the
-//! bytes of another still reads bytes of names (trap T1).
+//! bytes of another still reads bytes of names (trap T1 in `traps.md`).
 //!
 //! # How it works
 //! Dentries with the same hash are in one chain, which readers follow without a lock. The link at

@@ -5,10 +5,11 @@
 //! it several implementations of this index, the designs. It calls the store as a library, because
 //! a call through FUSE takes about 20 microseconds, which would hide the differences.
 //!
-//! The store is in the host's tmpfs, like the ramdisk of document 004.
+//! The store is in the host's tmpfs, since Kara's measurement used a ramdisk (document 004 in
+//! `documents.md`).
 //!
 //! The designs `before-mbcache`, `plain-lru` and `lru-per-shard` share each attribute set as soon
-//! as it is written, as in document 004. `corewalk` is the store with its defaults: it delays the
+//! as it is written, as in Kara's patches. `corewalk` is the store with its defaults: it delays the
 //! sharing of sets that change again and again (`StoreOptions::is_sharing_late`). `off` shares no
 //! sets, so it computes no hashes, and changes blocks in place.
 //!
@@ -19,7 +20,7 @@
 //! After all attribute sets are shared, the store's own counts must be consistent. At the end
 //! `corewalk_store::fsck` counts the users of every block again ([`DiskStore::check`]).
 //!
-//! Source: document 004; `corewalk_store::ShareIndex`.
+//! Source: document 004 in `documents.md`; `corewalk_store::ShareIndex`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};

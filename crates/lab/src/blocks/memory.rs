@@ -22,7 +22,7 @@
 //! A changed value always gets a new block. No block is changed in place, since in a tmpfs a reader
 //! may be using it.
 //!
-//! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
+//! Source: document 004 in `documents.md`; Linux `fs/ext4/xattr.c` for the steps.
 
 use anyhow::ensure;
 use corewalk_base::primitives::Arc;

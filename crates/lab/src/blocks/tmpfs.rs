@@ -11,7 +11,7 @@
 //! [`Tmpfs::share_xattrs`], which shares all waiting attribute sets. So the counts are those of a
 //! file system at rest.
 //!
-//! Source: `corewalk::tmpfs`; document 004.
+//! Source: `corewalk::tmpfs`; document 004 in `documents.md`.
 
 use anyhow::ensure;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};

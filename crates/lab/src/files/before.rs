@@ -4,9 +4,9 @@
 //! `corewalk::tmpfs`, which the variant `corewalk` uses too. Each dentry refers to an inode of the
 //! tmpfs.
 //!
-//! These file systems differ from corewalk only in how they find, translate and change names, which
-//! documents 000 and 003 are about. A kernel reads attributes faster than this tmpfs, so compare
-//! with `linux` too. These variants check no permissions.
+//! These file systems differ from corewalk only in how they find, translate and change names. A
+//! kernel reads attributes faster than this tmpfs, so compare with `linux` too. These variants
+//! check no permissions.
 //!
 //! An array has the inode number of each dentry, like the field `d_inode` in Linux.
 //!
@@ -14,7 +14,7 @@
 //! These file systems have no hard links and no permission bits. A thread must not look up a file
 //! that another thread is still making.
 //!
-//! Source: documents 000 and 003; `before`.
+//! Source: documents 000 and 003 in `documents.md`; `before`.
 
 use std::ops::ControlFlow;
 

@@ -1,23 +1,24 @@
 //! Benchmark table `aim7-short`: 1 to 32 users run jobs at once. The table also shows how much the
 //! runs vary.
 //!
-//! Source: document 001 (Long, September 2013) and Stoffel's questions in its review. Units: jobs
-//! per second of wall time, all users together (`ops_per_s`), and processor time per job
-//! (`ns_per_op`).
+//! Source: Long's patch of September 2013 (document 001 in `documents.md`), and Stoffel's questions
+//! in its review. Units: jobs per second of wall time, all users together (`ops_per_s`), and
+//! processor time per job (`ns_per_op`).
 //!
-//! Document 001 measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, with
-//! the lockref patches alone, and with its own patch too. With its patch the rate was 11.3 % lower
-//! up to 100 users, and with more users 6.2 and 6.6 % higher.
+//! Long measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, with his
+//! lockref patches alone and with the later patch too. With the later patch the rate was 11.3 %
+//! lower up to 100 users, and with more users 6.2 and 6.6 % higher.
 //!
-//! In the review, Stoffel asked whether the loss is real, how much runs vary, and for figures of a
-//! machine with four cores. This table answers for 1 to 4 users, with minimum and maximum.
+//! In the review of Long's patch, Stoffel asked whether the loss is real, how much runs vary, and
+//! for figures of a machine with four cores. This table answers for 1 to 4 users, with minimum and
+//! maximum.
 //!
-//! As in document 001, all users do the same mix of operations (`job`), in their own directories
-//! and on shared paths. There are no processes, pipes and arithmetic, which do not use the dentry
-//! cache. So differences are larger than in the document.
+//! As in Long's measurement, all users do the same mix of operations (`job`), in their own
+//! directories and on shared paths. There are no processes, pipes and arithmetic, which do not use
+//! the dentry cache. So differences are larger than in his measurement.
 //!
-//! Unlike in the document, the number of jobs is not fixed, and users are threads. All designs keep
-//! names in memory without a file system below.
+//! Unlike in Long's measurement, the number of jobs is not fixed, and users are threads. All
+//! designs keep names in memory without a file system below.
 //!
 //! corewalk does more work than the designs of `before`: it checks permissions, calls a file
 //! system, and counts references of inodes. So it can lose here.

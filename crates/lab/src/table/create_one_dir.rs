@@ -1,10 +1,10 @@
 //! Table `create-one-dir`: several threads make and remove files in one directory.
 //!
-//! Document 003 (McKenney, Sarma, Soni, 2004) lists open problems of the RCU dcache. The first is
-//! that updates are "still gated by dcache_lock, which means that update-intensive workloads do not
-//! scale well". Linux in 2026 takes the lock of the directory for each create and unlink, so
-//! operations on different names in it wait for each other. Document 003 has no measurement of
-//! updates.
+//! The article "Scaling dcache with RCU" (McKenney, Sarma, Soni, 2004) lists open problems of the
+//! RCU dcache. The first is that updates are "still gated by dcache_lock, which means that
+//! update-intensive workloads do not scale well". Linux in 2026 takes the lock of the directory for
+//! each create and unlink, so operations on different names in it wait for each other. The article
+//! has no measurement of updates.
 //!
 //! Units: operations per second of wall time, all threads together, and nanoseconds of processor
 //! time per operation. A create is one operation, and so is an unlink.
@@ -21,8 +21,9 @@
 //! Every create and every unlink must succeed. At the end of a time slice, each directory must have
 //! exactly the 1,000 files that stay.
 //!
-//! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent).
-//! The workload is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
+//! Source: McKenney, Sarma, Soni, 2004 (document 003 in `documents.md`), "Future Directions", 1;
+//! Linux `fs/namei.c` (`inode_lock` of the parent). The workload is that of MWCM and MWUM in FxMark
+//! (USENIX ATC 2016).
 
 use super::prelude::*;
 use crate::files::{Files, List, User, make_path};

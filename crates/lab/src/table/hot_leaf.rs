@@ -1,11 +1,11 @@
 //! Benchmark table `hot-leaf`: several threads resolve the same path, while one more thread, the
 //! locker, often takes the lock of the file for a moment.
 //!
-//! In document 000 (Long, February 2013) a thread counts a reference of a dentry by a
-//! compare-exchange, and takes the dentry's lock only if another thread holds it. In June 2024
+//! Long's patches of February 2013 (document 000 in `documents.md`) count a reference of a dentry
+//! by a compare-exchange. They take the dentry's lock only if another thread holds it. In June 2024
 //! Guzik measured 8.40 M stat calls per second of one file by 20 threads. After another thread had
-//! taken the lock for a moment, the rate was 1.27 M and did not recover. Units: operations per
-//! second of wall time, all threads together, and nanoseconds of processor time per operation.
+//! taken the lock for a moment, the rate stayed at 1.27 M. Units: operations per second of wall
+//! time, all threads together, and nanoseconds of processor time per operation.
 //!
 //! # The workload
 //! With `of=walk` all threads resolve the same path of eight components. One more thread, the
@@ -25,9 +25,9 @@
 //! - Once the locker has stopped, no result is worse than before by more than its spread over the
 //!   rounds.
 //!
-//! In Guzik's benchmark of 2024 the rate stays low only if the lock's queue of waiting threads
-//! never empties. With two threads it empties at once. The rows `phase=after` are for machines with
-//! more processors.
+//! In Guzik's benchmark of 2024 the rate stays low (trap T52 in `traps.md`) only if the lock's
+//! queue of waiting threads never empties. With two threads it empties immediately. The rows
+//! `phase=after` are for machines with more processors.
 //!
 //! # Limits
 //! More threads than processors are not measured, since the scheduler would decide the result.
@@ -37,7 +37,7 @@
 //! Every walk must return the inode number of the path's file. All references must be dropped at
 //! the end. If the locker took the lock too rarely, the measurement runs again.
 //!
-//! Source: document 000; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024 (trap T52).
+//! Source: Long, February 2013; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024.
 
 use super::prelude::*;
 use crate::files::{Files, Host, User, make_path};

@@ -1,23 +1,24 @@
 //! Benchmark table `ipc-users`: many users call many semaphore sets. Shows how long they wait for
 //! each other's locks.
 //!
-//! Source: document 002 (Bueso, March 2013), its second measurement. Units:
+//! Source: the second measurement of Bueso's patches of March 2013 (document 002 in
+//! `documents.md`). Units:
 //! - calls per second of wall time, all users together;
 //! - nanoseconds of processor time per call;
 //! - calls that find a lock taken, per million (`of=locks-found-taken`);
 //! - the fraction of its time for which a user waits for locks (`of=waiting`).
 //!
 //! # What the document measured
-//! The document measured the share of system time in the ipc lock, under Oracle's swingbench with
-//! 100, 400 and 800 users on eight sockets.
+//! Bueso measured the share of system time in the ipc lock, under Oracle's swingbench with 100, 400
+//! and 800 users on eight sockets.
 //!
-//! # Differences from document 002
-//! As in the document, there are 100, 400 and 800 users. Each user is a thread, and in corewalk and
-//! the designs of document 002 a process with its own undo records. A user only makes calls: three
-//! quarters semop and the rest semctl, on random semaphores of 400 sets.
+//! # Differences from the document
+//! As in Bueso's measurement, there are 100, 400 and 800 users. Each user is a thread, and in
+//! corewalk and the designs of `before::sems` a process with its own undo records. A user only
+//! makes calls: three quarters semop and the rest semctl, on random semaphores of 400 sets.
 //!
-//! A small machine runs only few calls at once. So a call finds a lock taken mostly when the holder
-//! was preempted. Such a machine cannot show the cost of a shared lock on eight sockets.
+//! A small machine runs only few calls at the same time. So a call finds a lock taken mostly when
+//! the holder was preempted. Such a machine cannot show the cost of a shared lock on eight sockets.
 //!
 //! A quick run has 8 and 32 users, since hundreds of threads take longer to start than a quick run
 //! lasts.

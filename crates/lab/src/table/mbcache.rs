@@ -1,8 +1,9 @@
 //! Benchmark table `mbcache`: the single operations of a de-duplication index.
 //!
-//! Document 004 publishes only the time of a whole file-system benchmark. This table measures
-//! single calls of the cache, on 100,000 pairs of a key and a value. Units: operations per second
-//! of wall time, all threads together, and nanoseconds of processor time per operation.
+//! Kara's rewrite of mbcache (document 004 in `documents.md`) publishes only the time of a whole
+//! file-system benchmark. This table measures single calls of the cache, on 100,000 pairs of a key
+//! and a value. Units: operations per second of wall time, all threads together, and nanoseconds of
+//! processor time per operation.
 //!
 //! - `op=get`: checks whether a pair (a key and a value) exists, which it always does.
 //! - `op=find`: returns a value of a key; in `corewalk` under a reference of the entry.
@@ -19,10 +20,10 @@
 //! # Where the time goes
 //! - A find of `corewalk` takes and drops a reference: two atomic operations on the cache line of
 //!   the entry. A find of `mutex-shards` copies a value out of a hash table under a lock. Another
-//!   thread may free that value before the caller uses it (trap T34).
+//!   thread may free that value before the caller uses it (trap T34 in `traps.md`).
 //! - A deletion in `corewalk` is an atomic operation on the cache line of the pair, which the core
-//!   must fetch first. That is the price for separate cache lines of different keys (G.7 of the
-//!   crate). The locks of `mutex-shards` stay in the core's own cache.
+//!   must fetch first. That is the price for separate cache lines of different keys (guarantee G.7
+//!   of `corewalk-mbcache`). The locks of `mutex-shards` stay in the core's own cache.
 //! - A pair of `corewalk` takes 32 bytes, with state and generation. A pair of `mutex-shards` takes
 //!   21 bytes, so it is more often in the core's own cache.
 //!
@@ -31,12 +32,12 @@
 //!
 //! # Not measured
 //! Reclaim, waiting, and values that have their maximum number of users. The table `xattr` compares
-//! the designs of document 004.
+//! the designs that Kara measured.
 //!
 //! # Checks
 //! Every answer is compared with the right one. The cache must drop no entry.
 //!
-//! Source: document 004 (Kara, December 2015).
+//! Source: Kara, December 2015 (document 004 in `documents.md`).
 
 use super::prelude::*;
 use crate::pairs::{Pairs, Shards};

@@ -1,9 +1,9 @@
 //! Table `msg`: messages that a worker sends and receives again.
 //!
-//! Source: document 002 (Bueso, March 2013), which moved the permission checks of semaphore calls
-//! out of the lock of the set. The same author did so for message queues. Units: pairs of msgsnd
-//! and msgrcv per second of wall time, all workers together, and nanoseconds of processor time per
-//! pair.
+//! Source: Bueso's patches of March 2013 (document 002 in `documents.md`), which moved the
+//! permission checks of semaphore calls out of the lock of the set. The same author did so for
+//! message queues. Units: pairs of msgsnd and msgrcv per second of wall time, all workers together,
+//! and nanoseconds of processor time per pair.
 //!
 //! Parameters of a result row:
 //! - `bytes`: the length of a message's text.

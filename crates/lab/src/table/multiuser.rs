@@ -1,11 +1,12 @@
 //! Benchmark tables `multiuser` and `one-cpu`: users compile, each in its own directory, over one
 //! dentry cache.
 //!
-//! Document 003 (McKenney, Sarma, Soni, 2004) puts lookups under RCU, where Linux 2.4 took
-//! `dcache_lock`. It shows a multiuser benchmark on a NUMA-Q with 16 processors. Its figure 9 is a
-//! curve without numbers; other figures are in `words.json`.
+//! The article "Scaling dcache with RCU" (McKenney, Sarma, Soni, 2004; document 003 in
+//! `documents.md`) puts lookups under RCU, where Linux 2.4 took `dcache_lock`. It shows a multiuser
+//! benchmark on a NUMA-Q with 16 processors. Its figure 9 is a curve without numbers; other figures
+//! are in `words.json`.
 //!
-//! The last measurement of the document is a kernel build on one processor of 700 MHz, whose times
+//! The last measurement of the article is a kernel build on one processor of 700 MHz, whose times
 //! "showed no change". Units: jobs per second of wall time, all users together, and nanoseconds of
 //! processor time per job.
 //!
@@ -18,17 +19,18 @@
 //! `before-dcache-lock` takes one lock around each lookup and change (Linux 2.4), over the same
 //! tmpfs as corewalk. `one-cpu` pins all threads to one processor.
 //!
-//! As in document 003 (Linux Journal, 2004), several users look up names in shared directories,
+//! As in the article of 2004 (Linux Journal), several users look up names in shared directories,
 //! some of which are made and removed meanwhile.
 //!
-//! Unlike the document, the table runs no real compiler, reads no file content, and measures no web
+//! Unlike the article, the table runs no real compiler, reads no file content, and measures no web
 //! server. The table fixes the numbers of users itself, so `--threads` does not change them.
 //!
 //! # Checks
 //! Each C header must be found in the directory that has it, with its inode number, and not in the
 //! directories before. Every temporary file must exist from its creation to its removal.
 //!
-//! Source: document 003, "Performance and Complexity Comparisons"; sched_setaffinity(2).
+//! Source: document 003 in `documents.md`, "Performance and Complexity Comparisons";
+//! sched_setaffinity(2).
 
 mod job;
 

@@ -1,8 +1,8 @@
 //! Table `path`: inodes to paths.
 //!
 //! Source: the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3, which
-//! find the path of a file for a FUSE server. Documents 000 and 001 made such path translations
-//! cheap in Linux.
+//! find the path of a file for a FUSE server. Long's patches of 2013 (documents 000 and 001 in
+//! `documents.md`) made such path translations cheap in Linux.
 //!
 //! Units: operations per second of wall time, all threads together, and nanoseconds of processor
 //! time per operation. `op=path` goes from an inode number to the full path, in memory of the

@@ -1,18 +1,18 @@
 //! Benchmark table `path-under-rename`: how much a path translation slows down while another thread
 //! renames.
 //!
-//! Source: document 001 (Long, September 2013) and its review. A translation goes from a directory
-//! to its path. Units:
+//! Source: Long's patch of September 2013 (document 001 in `documents.md`), and its review. A
+//! translation goes from a directory to its path. Units:
 //! - translations per second of processor time (`clock=cpu`), and of wall time (`clock=wall`, with
 //!   waits for a lock);
 //! - renames per second of wall time;
 //! - restarts per million translations.
 //!
-//! Document 001 profiled the short workload of AIM7 on top of the lockref patches. Of the time in
-//! spin locks, d_path and getcwd took 83 %, since both take `rename_lock`. The document's patch
-//! reads the sequence number of all renames instead. Then each rename, in any directory, makes a
-//! translation start again, and in the end the translation takes the lock. This table measures
-//! that, as the review asked.
+//! Long profiled the short workload of AIM7 on top of the lockref patches. Of the time in spin
+//! locks, d_path and getcwd took 83 %, since both take `rename_lock`. Long's patch reads the
+//! sequence number of all renames instead. Then each rename, in any directory, makes a translation
+//! start again, and in the end the translation takes the lock. This table measures that, as the
+//! review asked.
 //!
 //! The reader, a thread, translates one directory eight levels deep, again and again. The renamer,
 //! another thread, renames a file or directory to a second name and back. Each thread has its own
@@ -27,8 +27,8 @@
 //!
 //! The variant `linux` is the host kernel: getcwd(2) in a working directory of the same path, and
 //! rename(2). One row has the cost of an empty system call. A rename on the host takes a
-//! microsecond or more, so fewer renames disturb its reader. Document 001 also had many processes,
-//! mounts and 80 processors, which this table leaves out.
+//! microsecond or more, so fewer renames disturb its reader. Long's measurement also had many
+//! processes, mounts and 80 processors, which this table leaves out.
 //!
 //! # Checks
 //! - The reader compares every path with the right paths before and after a rename. A wrong path

@@ -1,29 +1,29 @@
 //! Benchmark tables `redo-size` and `lock-share`: many threads translate dentries to paths while
 //! others rename.
 //!
-//! Source: document 000 (Long, February 2013). Units of `redo-size`: operations per second of wall
-//! time, and processor time per operation. The readers (`op=path`) and the writers (`op=rename`)
-//! have separate rows. Unit of `lock-share`: seconds in lock sections per second of a thread's wall
-//! time.
+//! Source: Long, February 2013 (document 000 in `documents.md`). Units of `redo-size`: operations
+//! per second of wall time, and processor time per operation. The readers (`op=path`) and the
+//! writers (`op=rename`) have separate rows. Unit of `lock-share`: seconds in lock sections per
+//! second of a thread's wall time.
 //!
 //! # The document
-//! The document measured Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. Its
-//! sessions make the kernel translate dentries to paths. The size of the redo log shows how much
-//! was written.
+//! Long measured Oracle SLOB on a DL980 with 80 cores, with data files in a tmpfs. The sessions of
+//! SLOB make the kernel translate dentries to paths. The size of the redo log shows how much was
+//! written.
 //!
 //! With the shared side of a seqrwlock instead of the write side of the rename lock, the redo log
 //! grew by 8.5 to 21.3 %. A profile gave the share of time in spin locks.
 //!
 //! # Kept and dropped
-//! As in the document, different numbers of readers and writers run together, with more threads
-//! than cores. The numbers are scaled from 80 cores to a small machine.
+//! As in Long's measurement, different numbers of readers and writers run together, with more
+//! threads than cores. The numbers are scaled from 80 cores to a small machine.
 //!
 //! A reader translates the paths of 64 files in turn, which all readers share. A writer renames its
-//! own file away and back, as fast as it can. The document's writers rename almost nothing, so this
-//! load is harder.
+//! own file away and back, as fast as it can. Long's writers rename almost nothing, so this load is
+//! harder.
 //!
-//! The document measured a database, in which its machine spent up to 97 % of the time. The tables
-//! run no database, so percentages cannot be compared.
+//! Long measured a database, in which his machine spent up to 97 % of the time. The tables run no
+//! database, so percentages cannot be compared.
 //!
 //! # Lock sections
 //! Only the table `lock-share` times how long threads wait for locks and hold them

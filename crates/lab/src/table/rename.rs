@@ -1,9 +1,10 @@
 //! Benchmark table `rename`: renames of files by one thread and by several, in one and in different
 //! directories.
 //!
-//! Documents 000 and 001 are about the lock that Linux took for each rename and every path
-//! translation. Neither has a figure for renames. Linux today locks the directory of a rename. A
-//! rename between two directories also locks the whole file system (`s_vfs_rename_mutex`).
+//! Long's patches of 2013 (documents 000 and 001 in `documents.md`) are about the lock that Linux
+//! took for each rename and every path translation. They have no figures for renames. Linux today
+//! locks the directory of a rename. A rename between two directories also locks the whole file
+//! system (`s_vfs_rename_mutex`).
 //!
 //! Units: operations per second of wall time, all threads together, and nanoseconds of processor
 //! time per operation.
@@ -26,8 +27,8 @@
 //! Every rename must succeed, which it can only if the rename of the file before it has taken
 //! effect. At the end of each time slice, all files have their original names.
 //!
-//! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
-//! 001 (Long, September 2013).
+//! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); Long, February and September 2013
+//! (documents 000 and 001 in `documents.md`).
 
 use super::prelude::*;
 use crate::files::{Files, User, make_path};

@@ -1,10 +1,11 @@
 //! Benchmark table `semop-multi`: workers add to semaphores and subtract again, without a pause.
 //!
-//! Source: document 002 (Bueso, March 2013), which ran Rik van Riel's semop-multi. Units: calls of
-//! semop per second of wall time, all workers together, and nanoseconds of processor time per call.
+//! Source: Bueso's patches of March 2013 (document 002 in `documents.md`), for which he ran Rik van
+//! Riel's semop-multi. Units: calls of semop per second of wall time, all workers together, and
+//! nanoseconds of processor time per call.
 //!
 //! # What the document measured
-//! The document measured 256 threads on 128 semaphores of one set, on 4 processors for 30 seconds:
+//! Bueso measured 256 threads on 128 semaphores of one set, on 4 processors for 30 seconds:
 //! 5,048,409 operations per second before the patches, and 9,105,213 after. The source of the
 //! program is not known, nor which semaphores its threads used. Here `pattern` selects them.
 //!
@@ -21,8 +22,8 @@
 //! - `linux`: semop(2) of the host kernel.
 //! - `corewalk`: `corewalk-ipc`.
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`.
-//! - `before-ipc-lock`: Linux's design before the patches of document 002, in user space. One lock
-//!   covers lookup, checks and operations.
+//! - `before-ipc-lock`: Linux's design before Bueso's patches, in user space. One lock covers
+//!   lookup, checks and operations.
 //! - `before-ipc-rcu`: the design after these patches, in user space. Lookup and checks are in an
 //!   RCU read section, and one lock covers the operations.
 //!

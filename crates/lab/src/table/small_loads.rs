@@ -1,12 +1,12 @@
 //! Table `small-loads`: loads of everyday programs, which must not become slower.
 //!
-//! Document 000 (Long, February 2013) is a series of patches of Linux's dentry cache. Long ran
-//! three loads with several threads, on 80 cores and on a PC with 4: `find $HOME -size 0b`, `cat
-//! /proc/*/maps /proc/*/numa_maps` and `git diff`.
+//! Long's patches of February 2013 (document 000 in `documents.md`) change Linux's dentry cache.
+//! Long ran three loads with several threads, on 80 cores and on a PC with 4: `find $HOME -size
+//! 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`.
 //!
-//! The patches of document 000 hardly change the speed of these loads. The figures of the document
-//! are in `words.json`. Units: operations per second of wall time, all threads together, and
-//! nanoseconds of processor time per operation.
+//! Long's patches hardly change the speed of the three loads. His figures are in `words.json`.
+//! Units: operations per second of wall time, all threads together, and nanoseconds of processor
+//! time per operation.
 //!
 //! Each file system has a tree of 20,000 real names, all of them in its dentry cache. Every thread
 //! runs the whole load again and again.
@@ -18,9 +18,9 @@
 //! - `git-diff`: one operation reads the attributes of a known path. The paths are those of all
 //!   files in order, as in git's index.
 //!
-//! `before-global-lock` is the design of Linux 3.8, before the patches of document 000, over the
-//! same tmpfs as corewalk. A path translation takes a global lock, and a lock for each name.
-//! `linux` is the host kernel. In `cat-maps` it reads the link of an open file in `/proc/self/fd`.
+//! `before-global-lock` is the design of Linux 3.8, before Long's patches, over the same tmpfs as
+//! corewalk. A path translation takes a global lock, and a lock for each name. `linux` is the host
+//! kernel. In `cat-maps` it reads the link of an open file in `/proc/self/fd`.
 //!
 //! File content, output, and for `cat-maps` the kernel's walk over the mappings of a process are
 //! left out.
@@ -29,7 +29,8 @@
 //! A listing must have as many names and subdirectories as were made. All files must be empty. Each
 //! path must be the one by which the file was opened, and each inode number the one at the start.
 //!
-//! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
+//! Source: Long, "dcache: make Oracle more scalable on large systems", February 2013 (document 000
+//! in `documents.md`).
 
 use super::prelude::*;
 use crate::before::Design;

@@ -1,8 +1,8 @@
 //! Benchmark table `wakeup`: round trips of two sides that wait for each other at semaphores.
 //!
-//! Source: lmbench's `lat_sem`, which measures calls of semop(2) that block, unlike semop-multi of
-//! document 002. Units: round trips per second of wall time, and nanoseconds of processor time per
-//! round trip, on the side that begins it.
+//! Source: lmbench's `lat_sem`, which measures calls of semop(2) that block, unlike the program
+//! semop-multi of the table `semop-multi`. Units: round trips per second of wall time, and
+//! nanoseconds of processor time per round trip, on the side that begins it.
 //!
 //! In a round trip each side adds to one semaphore, and waits once at the other one (`pingpong`).
 //!

@@ -1,25 +1,25 @@
 //! Benchmark table `xattr`: costs and savings of an index of shared attribute blocks.
 //!
-//! Source: document 004 (Kara, December 2015), its program xattr-bench. A *set* gives a file a new
-//! value of its extended attribute. Units: sets per second of wall time, all processes together;
-//! processor time per set; bytes of blocks per file at the end. The document has the seconds for
-//! 50,000 sets by each process, as the mean of the runs.
+//! Source: Kara's rewrite of mbcache, December 2015 (document 004 in `documents.md`), and its
+//! program xattr-bench. A *set* gives a file a new value of its extended attribute. Units: sets per
+//! second of wall time, all processes together; processor time per set; bytes of blocks per file at
+//! the end. Kara gives the seconds for 50,000 sets by each process, as the mean of the runs.
 //!
 //! # What the document measured
 //! P processes set the attribute of F files each, 50,000 times, to a random one of V values. The
 //! file system was ext4 on a ramdisk, and the machine had 24 processors. There were five designs of
-//! mbcache. The document's figures are below the rows (`published`).
+//! mbcache. Kara's figures are below the rows (`published`).
 //!
-//! # Parameters, in document 004 and here
-//! - P, the processes: document 004 has 1, 2, 4 ... 64 on 24 processors, this table `--threads`. 1,
-//!   2 and 4 on two processors are as crowded as 12, 24 and 48 there.
-//! - F, the files per process: document 004 has 10, 100 and 1000, and so has this table in memory.
+//! # Parameters, in Kara's measurement and here
+//! - P, the processes: Kara has 1, 2, 4 ... 64 on 24 processors, this table `--threads`. 1, 2 and 4
+//!   on two processors are as crowded as 12, 24 and 48 there.
+//! - F, the files per process: Kara has 10, 100 and 1000, and so has this table in memory.
 //!   Elsewhere it has 100 and 1000, to save time.
-//! - V, the different attribute values: document 004 has 10 ... 100,000, this table up to 10,000 in
-//!   memory and up to 1,000 elsewhere. With more values, equal values are rare.
-//! - Changes of a value: document 004 has 50,000 per process, this table up to 50,000 on disk. In
-//!   memory it runs for a fixed time, and computes the seconds for 50,000 from that.
-//! - Runs: document 004 has 5, this table 7, and 21 on disk and in a tmpfs.
+//! - V, the different attribute values: Kara has 10 ... 100,000, this table up to 10,000 in memory
+//!   and up to 1,000 elsewhere. With more values, equal values are rare.
+//! - Changes of a value: Kara has 50,000 per process, this table up to 50,000 on disk. In memory it
+//!   runs for a fixed time, and computes the seconds for 50,000 from that.
+//! - Runs: Kara has 5, this table 7, and 21 on disk and in a tmpfs.
 //!
 //! A value has 3,900 bytes, so with its name it fills a block. corewalk compares all these bytes
 //! before it shares a block, which is a disadvantage. It hashes only samples of them.

@@ -9,7 +9,7 @@
 //! selects its list.
 //!
 //! By rule H.2 of `ShareIndex`, no lookup gets a removed entry. `plain-lru` and `lru-per-shard`
-//! break this rule, as in document 004: a thread may delete the entry that a lookup is about to
+//! break this rule, as in Kara's patches: a thread may delete the entry that a lookup is about to
 //! return. The caller of the lookup then takes the block's own lock, and sees that the block has no
 //! users or another content.
 //!

@@ -13,7 +13,7 @@
 //! A lookup that waits for a thread with an exclusive hold counts itself as a shared holder first.
 //! So the next thread that wants the entry exclusively waits for this lookup too.
 //!
-//! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004.
+//! Source: Linux 4.5 `fs/mbcache.c` and `fs/ext4/xattr.c`; document 004 in `documents.md`.
 
 use ahash::RandomState;
 use corewalk_base::{Condvar, Mutex, MutexGuard};

@@ -54,9 +54,9 @@ fn control_index_that_forgets_to_delete_is_found_out_and_harms_nothing() {
     let mut store = DiskStore::new(design, &path, (WORKERS, FILES)).unwrap();
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
-    // The faulty index of this test never removes an entry (against rule H.2), so its lookups find
-    // blocks that have changed. The store compares contents under the lock of the block, so nothing
-    // is damaged.
+    // The faulty index of this test never removes an entry (against rule H.2 of `ShareIndex`), so
+    // its lookups find blocks that have changed. The store compares contents under the lock of the
+    // block, so nothing is damaged.
     store.index = Arc::new(corewalk_store::NoSharing);
     let blocks = store.audit().unwrap();
     Box::new(store).check(blocks).unwrap();

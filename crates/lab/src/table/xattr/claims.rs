@@ -1,8 +1,9 @@
 //! The claims of the table `xattr`.
 //!
 //! A claim is a sentence that the result rows confirm or refute. Its figures are factors, such as
-//! the time of corewalk over that of the baseline. Times are wall times, as in document 004. A
-//! factor is the median over the rounds, each compared with the baseline of the same round.
+//! the time of corewalk over that of the baseline. Times are wall times, as in Kara's measurement
+//! (document 004 in `documents.md`). A factor is the median over the rounds, each compared with the
+//! baseline of the same round.
 //!
 //! Most claims must hold for every set of parameters (cell). The text of such a claim names the
 //! worst cell, and the number of cells in which it holds.

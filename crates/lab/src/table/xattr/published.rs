@@ -1,28 +1,28 @@
-//! The figures of document 004, beside the rows.
+//! The figures that Kara published in 2015, beside the rows.
 //!
 //! Units: seconds in which each process sets 50,000 attributes, as means of five runs. The machine
 //! had 24 processors and 64 GB of memory, and the file system was on a ramdisk.
 //!
 //! For each set of parameters there are five figures, one per design of mbcache. The fourth is the
-//! design that document 004 proposes. `corewalk`, which document 004 does not measure, has that
-//! place in [`super::VARIANTS`]. A figure is missing where the machine "just dies due to
-//! softlockups".
+//! design that Kara proposes (document 004 in `documents.md`). `corewalk`, which Kara did not
+//! measure, has that place in [`super::VARIANTS`]. A figure is missing where the machine "just dies
+//! due to softlockups".
 //!
-//! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
+//! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (document 004 in `documents.md`).
 
 use super::{BASELINE, DOCUMENT, RUNS, cell};
 use crate::table::prelude::*;
 
 /// Runs that each of its figures is the average of.
 const DOCUMENT_RUNS: usize = 5;
-/// The five designs of mbcache in document 004, by their names in the result rows. The fourth is
-/// the one that the document proposes.
+/// The five designs of mbcache that Kara measured (document 004 in `documents.md`), by their names
+/// in the result rows. The fourth is the one that he proposes.
 const DESIGNS: [&str; 5] =
     ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
 
-/// Returns the figures that document 004 has published: for each set of parameters, the seconds
-/// that each of the five designs took. They are in the field `note` of `words.json`, a line per
-/// set.
+/// Returns the figures that Kara has published (document 004 in `documents.md`): for each set of
+/// parameters, the seconds that each of the five designs took. They are in the field `note` of
+/// `words.json`, a line per set.
 fn published() -> impl Iterator<Item = (Cell, [Option<f64>; 5])> {
     let lines = super::TABLE.words().note.iter().filter(|line| !line.starts_with('#'));
     lines.map(|line| {

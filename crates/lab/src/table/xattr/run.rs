@@ -1,19 +1,19 @@
 //! Measures the table `xattr` in one kind of store, in runs in which workers set attributes.
 //!
-//! Workers are threads, each for a process of the benchmark in document 004. Each file has one
-//! extended attribute, which is set once before the measurement.
+//! Workers are threads, each for a process of Kara's benchmark (document 004 in `documents.md`).
+//! Each file has one extended attribute, which is set once before the measurement.
 //!
 //! - In memory and in a tmpfs a run lasts for a time slice.
 //! - On disk each worker sets a fixed number of attribute values. The run ends with one `sync`,
 //!   which is part of its time.
 //!
 //! The store also commits every 5 seconds, and when a transaction has 32 MiB of records. So usually
-//! only the last value of a file is written to the database, as in document 004, whose runs were
-//! shorter than ext4's commit interval. More syncs would favour the designs that share blocks.
+//! only the last value of a file is written to the database, as in Kara's measurement, whose runs
+//! were shorter than ext4's commit interval. More syncs would favour the designs that share blocks.
 //!
-//! The store on disk is in the host's tmpfs, like the ramdisk of document 004.
+//! The store on disk is in the host's tmpfs, since Kara's measurement used a ramdisk.
 //!
-//! Source: document 004; ext4(5), `commit=`.
+//! Source: document 004 in `documents.md`; ext4(5), `commit=`.
 
 use super::{
     BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, RUNS, TMPFS, VARIANTS, bytes_per_file,

@@ -13,7 +13,7 @@
 //! `claims::space` states a claim. The other has 4000 files with one value, which needs several
 //! blocks of at most 1024 users.
 //!
-//! Source: document 004; stat(2), `st_blocks`.
+//! Source: document 004 in `documents.md`; stat(2), `st_blocks`.
 
 use super::{BASELINE, BLOCK_BYTES, DISK, Pool, bytes_per_file, cell};
 use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
