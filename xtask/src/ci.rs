@@ -96,8 +96,8 @@ fn run_suites(tally: &mut Tally, root: &Path, extent: Extent, is_wanted: fn(&str
     }
 }
 
-/// Runs the test of trap T33, a lost update of a flag: two threads change two flags of one entry
-/// 100 million times, which takes about 20 s.
+/// Runs the test of a lost update of a flag (trap T33 in `traps.md`): two threads change two flags
+/// of one entry 100 million times, which takes about 20 s.
 fn flags(root: &Path) -> Outcome {
     let mut build = Command::new("cargo");
     build.current_dir(root).args(["build", "--profile", "models", "--workspace"]);
@@ -142,8 +142,9 @@ pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     checks::tests_ran(&mut command, root, "ipc-hostile")
 }
 
-/// Runs the test of trap X1: a back end by path is called 400,000 times, while other threads rename
-/// directories on these paths. No path may become invalid during a call.
+/// Runs the test of paths that become invalid during a call (trap X1 in `traps.md`). A back end by
+/// path is called 400,000 times, while other threads rename directories on these paths. No path may
+/// become invalid during a call.
 fn storm(root: &Path) -> Outcome {
     let mut command = workspace_test(root, "by_path");
     // The threads of these tests mostly sleep, so more tests than processors may run.

@@ -19,7 +19,8 @@
 //! A storm runs on a [`Tree`]: through a `Vfs` over a back end (the check `storm` of a `Suite`), or
 //! by system calls in a directory (`Mounted`).
 //!
-//! Trap X1: a back end that finds files by path uses a path that a rename has made invalid.
+//! The storm finds, for example, a back end that uses a path after a rename has made it invalid
+//! (trap X1 in `traps.md`).
 
 mod roles;
 

@@ -2,17 +2,17 @@
 //! ([`corewalk::Leases`]).
 //!
 //! # Time
-//! A time in an answer begins when the kernel takes the answer, not when the back end gives it. The
-//! server may be stopped in between. So the time that has passed since the request arrived is
-//! subtracted as the last step before the answer is written, and an answer that needed longer than
-//! [`LATE`] gets no time. If the answer was written later than that nevertheless, the server makes
-//! the kernel drop it immediately.
-//! - A stop between these two steps lets the kernel use an old answer for the few instructions
-//!   until the drop.
+//! The time for which the kernel may keep an answer begins when the kernel takes the answer, not
+//! when the back end gives it. The server may be stopped in between. So the last step before the
+//! write of an answer subtracts the time since its request arrived. An answer that needed longer
+//! than [`LATE`] gets no time. If the write was later than that nevertheless, the server makes the
+//! kernel drop it immediately.
+//! - After a stop between the subtraction and the write, the kernel can use an old answer for the
+//!   few instructions until the drop.
 //! - The times stand still while the whole machine is suspended.
 //!
 //! # Transports
-//! Only the threads of `/dev/fuse` write each answer at once, so only they hand out the
+//! Only the threads of `/dev/fuse` write each answer immediately, so only they hand out the
 //! [`ClientCache`]. Over io_uring, an answer may wait for the next request.
 //!
 //! Source: Linux `fs/fuse/dir.c` (`fuse_dentry_revalidate`), `fs/fuse/inode.c`
@@ -28,8 +28,8 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// An answer that takes longer than this has no time, or the kernel has to drop it. A back end must
-/// distrust each lease for a last part of its time that is longer than this.
+/// The kernel may not keep an answer that takes longer than this, or has to drop it. A back end
+/// must stop trusting a lease before its end, by more than this.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 /// The kernel's cache of a mount, as its back end sees it.

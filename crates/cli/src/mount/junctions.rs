@@ -12,8 +12,8 @@
 //! is. Then it closes the directory. Otherwise `umount -R` would find the mount above in use.
 //!
 //! # The end
-//! The kernel sends SIGTERM to a child if this process is killed. Otherwise it would go on serving
-//! a junction that no path leads to.
+//! The kernel sends SIGTERM to a child if this process is killed. Otherwise the child would go on
+//! serving a junction that no path leads to.
 //!
 //! # Circles
 //! A child gets the identities of the file systems above it (`--above`), and refuses to mount one

@@ -70,8 +70,8 @@ fn lock_range(file: &File, at: u64, is_taken: bool) {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
 }
 
-/// Takes and drops no lock. So only fsync(2) writes the cached pages back, before the test would
-/// drop the lock.
+/// Stands for the functions that take and drop a lock, and does neither. When the lock would be
+/// dropped, fsync(2) writes the cached pages back.
 fn no_lock(file: &File, _: u64, is_taken: bool) {
     if !is_taken {
         file.sync_all().expect("the file is synced");

@@ -1,8 +1,9 @@
 //! Checks that a mount of a cluster file system keeps its memory within `cache=`.
 //!
 //! Half of the names are in directories of 1,000, and half are in one directory. The test looks up
-//! the former, and lists the latter. `COREWALK_MEMORY_NAMES` sets the number of names, and the
-//! cache grows with it. A run with 1,000,000 names has `cache=64m`.
+//! the names in the small directories, and lists the large directory. `COREWALK_MEMORY_NAMES` sets
+//! the number of names, to which the test fits `cache=`. A run with 1,000,000 names has
+//! `cache=64m`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -161,8 +161,8 @@ fn file_of_another_user_is_refused_at_the_start() {
     shared.folder.assert_refused(other, 1, "belongs to another user");
 }
 
-/// If `/dev/shm` is full, as easily in a container, calls must fail, but the program must not be
-/// killed.
+/// If `/dev/shm` is full, as happens easily in a container, calls must fail, but the program must
+/// not be killed.
 #[test]
 fn full_file_system_is_an_error() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare", "mount"]) else { return };

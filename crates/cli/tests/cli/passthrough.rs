@@ -89,7 +89,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
 }
 
 /// The server must not keep a file open for writing that clients only read. The host could not run
-/// it (`ETXTBSY`).
+/// such a file (`ETXTBSY`).
 #[test]
 fn reader_in_the_mount_does_not_keep_a_program_from_running() {
     if !can_mount() {

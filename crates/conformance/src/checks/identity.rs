@@ -13,7 +13,7 @@ use crate::bench::Bench;
 /// The files that `numbers` makes and removes, one after the other.
 const FILES: u64 = 300;
 
-/// Trap P11: a stale file handle must not reach a new file.
+/// Checks that a stale file handle does not reach a new file (trap P11 in `traps.md`).
 pub(super) fn numbers(bench: &Bench) -> Checked {
     let root = bench.root();
     let mut seen = HashSet::new();

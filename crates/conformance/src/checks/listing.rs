@@ -2,7 +2,8 @@
 //!
 //! Kernels, NFS clients and programs with telldir(3) may use a cookie long after they have got it.
 //! So each cookie must lead to the position behind its entry, even if that entry or others were
-//! removed in the meantime. Otherwise a listing skips or repeats entries (traps T48 and P13).
+//! removed in the meantime. Otherwise a listing skips or repeats entries (traps T48 and P13 in
+//! `traps.md`).
 
 use std::collections::BTreeMap;
 

@@ -60,7 +60,8 @@ fn file_system_below_stays_mounted_and_no_name_is_old() {
 
     let place = reader.path().join("d");
     let device = |path: &Path| fs::metadata(path).expect("the directory exists").dev();
-    // The kernel has this name when the tmpfs is mounted, and cannot drop it.
+    // The kernel has this name when the tmpfs is mounted. After that, the kernel cannot drop the
+    // name without detaching the tmpfs.
     let second = reader.path().join("e/second");
     (0..2).for_each(|_| assert!(!second.exists()));
     let tmpfs = Tmpfs::mount(&place);

@@ -21,7 +21,7 @@ pub(crate) struct Run {
     pub(crate) rounds: usize,
     /// The longest pause between two calls.
     pub(crate) pace: Duration,
-    /// How many of a hundred calls are changes. They take turns with the rounds.
+    /// The numbers of changes in a hundred calls. Each round has the next number.
     pub(crate) changes: [u64; 3],
     /// A mount that makes no changes.
     pub(crate) reader: Option<usize>,
@@ -85,7 +85,8 @@ impl Run {
                         let op = choose(&mut rng, changes, owners);
                         let invoked = clock.tick();
                         let Some(ret) = place.call(op) else {
-                            // It may have been made, and the thread makes no more calls.
+                            // The call may have had its effect, although it has no answer. The
+                            // thread makes no more calls.
                             calls.push(Call::pending(number, invoked, op));
                             break;
                         };

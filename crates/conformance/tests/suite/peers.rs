@@ -99,7 +99,8 @@ fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), S
     done("rename of B", fs::rename(b.join("active"), &backup))?;
     let opened = create(&active.join("file0")).map(drop).map_err(|error| error.kind());
     ensure(opened == Err(ErrorKind::NotFound), &format!("open of A: {opened:?}"))?;
-    // Once more at the same time. The file may be made before the rename, and is then moved.
+    // Once more, with the rename and the creation at the same time. The file may be made before the
+    // rename, and is then moved.
     done("rename of A", fs::rename(a.join("backup"), &active))?;
     done("mkdir of B", fs::create_dir(&backup))?;
     let opened = thread::scope(|scope| {
