@@ -14,9 +14,9 @@
 //! | `verify-ca` | yes | signed by a root |
 //! | `verify-full` | yes | signed by a root, for the name of the host |
 //!
-//! The roots are those of the file `sslrootcert=`. With `verify-full` they may be those of the
-//! system, which is also the meaning of `sslrootcert=system`. They are read once, when the URL is
-//! parsed. Connections through a Unix socket are never encrypted.
+//! The root certificates are those in the file that `sslrootcert=` names. With `verify-full` they
+//! may be those of the system, which is also the meaning of `sslrootcert=system`. They are read
+//! once, when the URL is parsed. Connections through a Unix socket are never encrypted.
 //!
 //! The crate `tokio-postgres-rustls` supports the channel binding of SCRAM (RFC 5929).
 //! `postgres-native-tls` was rejected, because it needs OpenSSL.
@@ -75,7 +75,7 @@ enum Trust {
     Any,
     /// Certificates that a root has signed.
     Signed,
-    /// Certificates that a root has signed for the name of the host.
+    /// Accept certificates that a root certificate has signed for the name of the host.
     Host,
 }
 

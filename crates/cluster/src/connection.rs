@@ -55,7 +55,7 @@ use crate::options::Unreachable;
 pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 
 /// How long the first attempt of a statement may take before its connection counts as lost. The
-/// second value is the limit for later attempts.
+/// second value is the longest time that a later attempt may take.
 const STALLS: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(3600));
 /// The first and the longest pause before a statement is sent again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -167,7 +167,8 @@ impl Database {
         Ok(Database { handle, address, lanes, drivers, idle, unreachable, end, counters })
     }
 
-    /// Runs a statement for a call of the file system. Must not be called on the runtime.
+    /// Runs a statement for a call of the file system. Must not be called on a thread of the
+    /// runtime.
     pub(crate) fn query(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Reply, Errno> {
         self.query_change(sql, params).map_err(|failure| failure.errno)
     }
@@ -206,7 +207,7 @@ impl Database {
         Some(end.saturating_duration_since(Instant::now()))
     }
 
-    /// Runs `future` on the runtime of the mount. Must not be called on the runtime.
+    /// Runs `future` on the runtime of the mount. Must not be called on a thread of the runtime.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.handle.block_on(future)
     }
@@ -324,7 +325,7 @@ impl Database {
         open.client.query(&statement, params).await.map_err(DatabaseError::Client)
     }
 
-    /// Returns the connection of a lane. Opens it if there is none.
+    /// Returns the connection of the lane `lane`. Opens it if there is none.
     async fn open(&self, lane: usize) -> Result<Arc<Open>, DatabaseError> {
         let known = self.lanes[lane].open.lock().await.clone();
         if known.is_some() {

@@ -15,8 +15,8 @@
 //! of its own, because a flush locks `content` for as long as it takes.
 //!
 //! # Locks
-//! In this order: `files`, `content` of a file, `newest`, `view`. No thread locks two contents. A
-//! thread that has locked `content` may wait for the database and the store.
+//! In this order: `files`, `content` of a file, `newest`, `view`. No thread locks the contents of
+//! two files. A thread that has locked `content` may wait for the database and the store.
 
 mod dirty;
 mod flush;
@@ -47,7 +47,7 @@ use pieces::{Pieces, Source};
 const INLINE_MAX: u64 = 16 << 10;
 /// The most dirty bytes of a file: four objects.
 const FILE_DIRTY_MAX: usize = 16 << 20;
-/// The most separate ranges of dirty bytes of a file, each of which becomes an object.
+/// Maximum number of separate ranges of dirty bytes of a file. Each range becomes an object.
 const EXTENTS_MAX: usize = 1024;
 /// If all files together have more dirty bytes than this, a write flushes files first.
 const ALL_DIRTY_MAX: i64 = 128 << 20;
@@ -119,7 +119,7 @@ pub(crate) struct Content {
     inline: Bytes,
     slices: Pieces,
     dirty: Dirty,
-    /// True if the size or the time changed and was not flushed.
+    /// True if a change of the size or of the modification time is not flushed yet.
     is_changed: bool,
     /// When the oldest dirty bytes were written.
     since: Option<Instant>,
@@ -138,7 +138,8 @@ pub(crate) struct InUse<'a> {
 }
 
 impl Files {
-    /// Returns the contents of the files of `meta`, whose objects are in `objects`.
+    /// Returns the layer that reads and writes file contents. It uses `meta` for metadata, and
+    /// `objects` for objects.
     pub(crate) fn new(meta: Arc<Meta>, objects: Objects) -> Files {
         Files {
             meta,
@@ -367,8 +368,8 @@ impl Files {
             if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
                 return Ok(());
             }
-            // Bytes that were given up are reported to the users of their own file, not to this
-            // write.
+            // If this flush has given up bytes of another file, the users of that file get the
+            // error, and not this write.
             let done =
                 done.or_else(|errno| if errno == Errno::STALE { Ok(()) } else { Err(errno) });
             failed = failed.and(done);

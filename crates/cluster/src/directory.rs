@@ -214,7 +214,8 @@ impl Cache {
         self.filled.notify_all();
     }
 
-    /// Returns a ticket for an answer of the database. To be called before the database is asked.
+    /// Returns a ticket for an answer of the database. The caller takes the ticket before it asks
+    /// the database.
     pub(crate) fn ticket(&self) -> Ticket {
         Ticket(self.state.lock().epoch)
     }
@@ -364,7 +365,8 @@ impl Cache {
             }
             for inode in inodes {
                 let cover = inode.cover();
-                // The caller may not have known the home of the inode when the change began.
+                // Mark this directory as changed too, since the caller may not have known the home
+                // of the inode when the change began.
                 let epoch = state.next_epoch();
                 match state.dirs.get_mut(&cover) {
                     Some(directory) => directory.epoch = epoch,
@@ -455,7 +457,8 @@ impl Cache {
     }
 
     /// If the cache is above its limit, drops directories until it is a quarter below. The leases
-    /// and the record of the kernel's answers stay. So an intent still expires these answers.
+    /// and the record of the kernel's answers stay. So an intent of another mount still makes the
+    /// kernel drop these answers.
     fn shrink(&self, mut state: MutexGuard<'_, State>) {
         if state.count <= self.limit {
             return;

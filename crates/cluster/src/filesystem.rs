@@ -107,7 +107,7 @@ pub enum OpenError {
     Database(DatabaseError),
     /// There is no file system in the database.
     NoFileSystem,
-    /// The file system has too many mounts. This is one of them.
+    /// The file system has too many mounts. The field describes one of them.
     Busy(Holder),
     /// The URL names another place for data than the database.
     OtherData(String),

@@ -104,7 +104,8 @@ pub struct Report {
     pub bytes: i64,
     /// The number of objects that files use.
     pub objects: i64,
-    /// The number of other objects. A mount removes them after some time, except the strays.
+    /// The number of objects that no file uses. A mount removes them after some time, except the
+    /// strays.
     pub unused_objects: i64,
     /// The keys of the unused objects that the database does not know.
     pub strays: Vec<String>,

@@ -208,7 +208,7 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
             return;
         }
-        // The wait is limited, so that the session can be dropped while nothing happens.
+        // The wait for notifications is limited, so that this task notices the end of the session.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),

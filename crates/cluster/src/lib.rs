@@ -3,8 +3,8 @@
 //! [`ClusterFs`] keeps metadata, and contents of at most 16 KiB, in a PostgreSQL database. Larger
 //! contents are in immutable objects ([`objects`]). Each operation is one SQL function.
 //!
-//! Several mounts may use a file system at once. Names and attributes are linearizable. An open
-//! sees the contents that an earlier close has written, as in NFS.
+//! Several mounts may use a file system at the same time. Names and attributes are linearizable. An
+//! open sees the contents that an earlier close has written, as in NFS.
 //!
 //! # Terms
 //! - A *session* is the registration of a mount. It lives for a *lease time* after each renewal.

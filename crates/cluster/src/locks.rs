@@ -23,7 +23,8 @@
 //! - The dirty bytes are given up at the next open or unlock. The next fsync(2) or close(2) of a
 //!   writer reports that.
 //! - Files that were opened before the loss was known give `EIO`, until the owners of the lost
-//!   locks have dropped them or closed the file. Files that are opened later can be used at once.
+//!   locks have dropped them or closed the file. Files that are opened later can be used
+//!   immediately.
 //!
 //! If a lock that protects no writes is lost, only the open files through which it was taken give
 //! `EIO`. So a user who may only read a file cannot disturb its writers.
@@ -88,7 +89,8 @@ struct Held {
 }
 
 impl Locks {
-    /// Returns the session of the locks that protect one of some files, if there are any.
+    /// Returns the session of the locks that protect one of the files `inos`, if there are such
+    /// locks.
     pub(crate) fn session_of(&self, inos: &[u64]) -> Option<i64> {
         let table = self.table.lock();
         if table.files.is_empty() {
@@ -98,15 +100,16 @@ impl Locks {
         one_session(files.flat_map(HashMap::values).filter(|held| held.binds()))
     }
 
-    /// Returns the session under which `owner` may get a lock on a file, unless any session may do.
+    /// Returns the session under which `owner` must get a lock on a file, or None if each session
+    /// may do.
     fn session_for(&self, ino: u64, owner: Owner) -> Option<i64> {
         let table = self.table.lock();
         let owners = table.files.get(&ino)?.iter();
         one_session(owners.filter(|(it, held)| **it == owner || held.binds()).map(|(_, held)| held))
     }
 
-    /// Returns true if an open file must not be used, because locks are lost. `current` is the
-    /// session of the mount.
+    /// Returns true if an open file must not be used, because locks on it were lost with an earlier
+    /// session. `current` is the session of the mount.
     fn is_lost(&self, ino: u64, handle: u64, current: i64) -> bool {
         let table = self.table.lock();
         let Some(owners) = table.files.get(&ino) else { return false };
@@ -216,7 +219,8 @@ impl Meta {
         }
     }
 
-    /// Returns true if the dirty bytes of a file must not be written, because locks are lost.
+    /// Returns true if the dirty bytes of a file must not be written, because the locks that
+    /// protect them are lost.
     pub(crate) fn has_lost_locks(&self, ino: u64) -> bool {
         self.locks.session_of(&[ino]).is_some_and(|session| session != self.session.id())
     }

@@ -20,7 +20,7 @@ use crate::session::{Session, boot_time};
 
 /// How many names of a directory one call of the database returns.
 pub(crate) const PAGE: i32 = 2000;
-/// How many names such a call returns if its answer will not be cached.
+/// How many names of a directory one call returns if its answer will not be cached.
 const SMALL_PAGE: i32 = 256;
 
 const FILL: &str = "SELECT * FROM cw_fill($1, $2, $3, $4, $5)";

@@ -12,7 +12,8 @@ use crate::options::{Place, Url};
 use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
-/// The files with the functions. Each file comes after those whose functions it calls.
+/// The SQL files with the functions of the schema. Each file comes after those whose functions it
+/// calls.
 const FUNCTIONS: [&str; 8] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),

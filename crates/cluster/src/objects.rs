@@ -282,8 +282,8 @@ mod tests {
                 tokio::spawn(async move {
                     let mut request = [0; 4096];
                     let mut has_answered = false;
-                    // The end of the connection before the client has closed it could take the
-                    // answer away.
+                    // Read until the client closes the connection. If the server closed it first,
+                    // the client could lose the answer.
                     while client.read(&mut request).await.is_ok_and(|count| count > 0) {
                         if !std::mem::replace(&mut has_answered, true) {
                             client.write_all(answer.as_bytes()).await.unwrap();

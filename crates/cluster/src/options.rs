@@ -1,9 +1,10 @@
 //! The URL of a cluster file system, and the options of a mount.
 //!
 //! A URL is `pg://USER@HOST:PORT/DATABASE?data=WHERE`. `address.rs` reads `sslmode` and
-//! `sslrootcert`. The PostgreSQL client reads the rest but `data`. It takes several hosts, the path
-//! of a socket as host, and parameters of libpq, such as `connect_timeout`. `data` says where the
-//! contents of large files are. `mkfs` stores it in the database, so a mount need not give it.
+//! `sslrootcert`. The PostgreSQL client reads all other parameters except `data`. It takes several
+//! hosts, the path of a socket as host, and parameters of libpq, such as `connect_timeout`. `data`
+//! says where the contents of large files are. `mkfs` stores it in the database, so a mount need
+//! not give it.
 //!
 //! A URL contains no password, because command lines and mount tables show it.
 //!

@@ -115,7 +115,7 @@ pub struct Holder {
 
 /// The caches that must not outlive a lease.
 ///
-/// Both methods return the instant at which the kernel, too, has no old name any more, by
+/// The methods return the instant at which the kernel, too, has no old name any more, by
 /// [`boot_time`]. The caller waits until then.
 pub(crate) trait Caches: Send + Sync {
     /// Drops everything that was cached under a lease.

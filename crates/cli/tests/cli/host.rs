@@ -271,8 +271,8 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // When a client uses these directories, the server closes its descriptor of the client's
-    // working directory.
+    // So many directories that the server closes its descriptor of the client's working directory
+    // when a client lists them.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

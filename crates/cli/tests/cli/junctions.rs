@@ -82,7 +82,7 @@ fn junction_joins_two_databases() {
     wait_for("the other mount crosses", || device(&second.join("a/j")) != device(&second));
 
     // To create a file below the junction takes one SQL statement in the database to which the
-    // junction leads, and none in the first.
+    // junction leads, and none in the database above it.
     let place = first.join("a/j");
     let counts = || [&first, &place].map(|path| counter(path, "cluster_statements"));
     let before = counts();

@@ -41,7 +41,7 @@ const WRITE: &str = "SELECT * FROM cw_write($1, $2, $3, $4, $5, $6, $7, $8, $9, 
 const PENDING: &str = "SELECT * FROM cw_pending($1, $2, $3, $4, $5)";
 
 /// A new slice: a range of the file, and the key of the object that has exactly its bytes. Without
-/// a key the range is zeros.
+/// a key, the range contains zeros.
 pub(super) type Slice = (Range<u64>, Option<Arc<str>>);
 
 impl Files {
@@ -172,8 +172,8 @@ impl Files {
         let keys: Vec<String> = (first..first + extents.len() as u64).map(key).collect();
         let failed = std::mem::take(&mut *self.failed.lock());
         if let Err(errno) = session.change(None, PENDING, &[&keys, &failed]) {
-            // No object was written under the new keys. If they were recorded, the records end with
-            // the session.
+            // No object was written under the new keys. If the database has recorded the keys, the
+            // records end with the session.
             self.failed.lock().extend(failed);
             return Err(errno);
         }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Zeros,
-    /// The bytes of an object from this offset on. The last number is the length of the object.
+    /// The bytes of an object, with the offset at which they begin in the object, and the length of
+    /// the object.
     Object(Arc<str>, u64, u64),
 }
 

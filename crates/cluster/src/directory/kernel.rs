@@ -128,8 +128,8 @@ impl Kernel {
 
     /// Returns true if the kernel can drop the names, and no file system below would be detached.
     fn can_expire_names(&self) -> bool {
-        // ORDERING: Relaxed. A name that is given at the same time is in the record. A later change
-        // reads the flag under `turn`.
+        // ORDERING: Relaxed. A name that the kernel gets at the same time is in the record. A later
+        // change reads the flag under `turn`.
         !self.has_junctions.load(Ordering::Relaxed)
             && self.client.get().is_some_and(|client| client.can_expire_names())
     }
@@ -226,7 +226,7 @@ impl Cache {
     }
 
     /// Makes the kernel drop what an own change alters. To be called between [`Cache::begin`] and
-    /// the change. Returns the instant for which the change must wait, by [`boot_time`].
+    /// the change. Returns the instant until which the change must wait, by [`boot_time`].
     pub(crate) fn expire_changed(&self, change: &Change<'_>) -> Duration {
         if !self.kernel.is_attached() || self.flaws.keeps_kernel_before_change {
             return Duration::ZERO;
@@ -244,7 +244,8 @@ impl Cache {
         if change.names.is_empty() { Duration::ZERO } else { turn.names_end }
     }
 
-    /// Makes the kernel drop a name whose time began later than the server has thought.
+    /// Makes the kernel drop a name that it got later than the server has assumed, and would keep
+    /// for too long.
     pub(crate) fn expire_late_name(&self) {
         let mut turn = self.kernel.turn.lock();
         let end = boot_time() + self.state.lock().given.lease;
@@ -264,7 +265,8 @@ impl Given {
         Given { lease, busy_time, ..Given::default() }
     }
 
-    /// Records that a name in `dir` is given until `end`. Returns false if it must not be given.
+    /// Records that the kernel may keep a name in `dir` until `end`. Returns false if it must not
+    /// keep one.
     fn give_name(&mut self, dir: u64, end: Duration) -> bool {
         let now = boot_time();
         if self.busy.get(&dir).is_some_and(|busy| busy.names > now) {
@@ -283,8 +285,8 @@ impl Given {
         self.names_end = self.names_end.max(end);
     }
 
-    /// Records that the attributes of an inode are given, which the lease of `dir` covers. Returns
-    /// false if they must not be given.
+    /// Records that the kernel gets the attributes of an inode, which the lease of `dir` covers.
+    /// Returns false if it must not keep them.
     pub(super) fn give_attributes(&mut self, dir: u64, ino: u64) -> bool {
         let now = boot_time();
         if self.busy.get(&dir).is_some_and(|busy| busy.attributes > now) {
@@ -309,7 +311,8 @@ impl Given {
         }
     }
 
-    /// Marks a directory in which names change. The names that were given stay in the record.
+    /// Marks a directory in which names change. The names that the kernel has got stay in the
+    /// record.
     pub(super) fn be_busy(&mut self, dir: u64) {
         self.busy.entry(dir).or_default().names = boot_time() + self.busy_time;
     }
@@ -334,7 +337,8 @@ impl Given {
         is_owed.then(|| self.names_end())
     }
 
-    /// Takes the attributes under the lease of `dir` out of the record.
+    /// Takes the inodes whose attributes the lease of `dir` covers out of the record, and returns
+    /// them.
     pub(super) fn take_attributes(&mut self, dir: u64) -> impl Iterator<Item = u64> + use<> {
         let [young, old] =
             [&mut self.young, &mut self.old].map(|it| it.inos.remove(&dir).unwrap_or_default());

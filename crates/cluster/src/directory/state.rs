@@ -69,8 +69,8 @@ pub(super) struct State {
     pub(super) era: u64,
     /// Counts the begins and ends of changes, and the drops.
     pub(super) epoch: u64,
-    /// The highest epoch of a directory whose record was removed. New records begin with this
-    /// epoch.
+    /// The highest epoch of a directory that was removed from `dirs`. New directories in `dirs`
+    /// begin with this epoch.
     pub(super) removed_epoch: u64,
     /// The epoch of the last drop of a directory for another mount.
     pub(super) dropped_epoch: u64,
@@ -92,7 +92,7 @@ impl Names {
         self.window.0 == 0 && self.at_end
     }
 
-    /// Extends the window by a page of names, or begins a new window.
+    /// Extends the window by a page of names, or begins a new window with it.
     pub(super) fn extend(&mut self, after: u64, last: u64, names: &[Listing], at_end: bool) {
         let continues = self.window.0 <= after && after <= self.window.1;
         if !continues {
@@ -150,8 +150,8 @@ impl State {
         }
     }
 
-    /// Counts the end of a change of names. The names stay unknown if `stays`, or if two changes of
-    /// them overlapped.
+    /// Counts the end of a change of names. The names stay unknown if `stays` is true, or if two
+    /// changes of them overlapped.
     pub(super) fn end_names(&mut self, change: &Change<'_>, stays: bool) {
         for (dir, name) in &change.names {
             let Some(directory) = self.dirs.get_mut(dir) else { continue };

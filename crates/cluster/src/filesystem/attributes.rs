@@ -74,8 +74,8 @@ impl ClusterFs {
         values: &Values,
     ) -> Result<Inode, Errno> {
         let change = || {
-            // truncate(2) and chmod(2) use no open file, so none that was opened before locks were
-            // lost.
+            // A file that was opened before locks were lost must not be used. truncate(2) and
+            // chmod(2) use no open file.
             if handle != 0 {
                 self.meta.check_locks(ino, handle)?;
             }

@@ -76,7 +76,7 @@ impl Site {
 }
 
 /// A primary and its synchronous standby. [`Pair::take_over`] does by hand what Patroni and other
-/// managers do.
+/// managers do when the primary has died.
 pub(crate) struct Pair {
     primary: Postgres,
     standby: Postgres,

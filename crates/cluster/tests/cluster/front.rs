@@ -72,8 +72,8 @@ impl Front {
         self.state.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the most connections that were open at once. The server ends each connection after
-    /// one request.
+    /// Returns the most connections that were open at the same time. The server ends each
+    /// connection after one request.
     pub(crate) fn most_open(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
         self.state.most_open.load(Ordering::Relaxed)

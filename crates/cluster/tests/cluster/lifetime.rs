@@ -9,7 +9,7 @@ use crate::fixtures::{
     ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
-/// Ends the open sessions, as other mounts do when they are not renewed.
+/// Ends the open sessions, as other mounts do with sessions that are not renewed in time.
 fn end_sessions(site: &Site) {
     site.sql("UPDATE corewalk.session SET dead = true, until = now() - interval '1 second'");
 }
@@ -78,7 +78,8 @@ fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     assert_eq!((report.findings, report.unused_objects), (Vec::new(), 0));
 }
 
-/// Checks an object that arrived after its record was removed. Another object is recorded.
+/// Checks two objects that no file uses: one that the database has recorded, and one that arrived
+/// after its record was removed.
 #[test]
 fn object_that_the_database_does_not_know_is_found_and_removed() {
     let Some(site) = Site::new() else { return };

@@ -222,7 +222,7 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
         }
     }
     assert_eq!(front.connections(), 10);
-    // A random reader gets the bytes that it asks for, with one request each.
+    // A reader at random offsets gets only the bytes that it asks for, with one request per read.
     let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
     fs.open(file(made.ino), 0).unwrap();
     for at in [30 << 20, 10 << 20, 35 << 20, 20 << 20] {

@@ -29,10 +29,10 @@ pub(crate) enum Op {
     Create(usize, u32),
     Lookup(usize),
     Remove(usize, u32),
-    /// As `Remove`, whatever the inode is. Only through a mount in the kernel.
+    /// As `Remove`, but removes the name whatever inode it has. Used only for mounts in the kernel.
     Unlink(usize),
-    /// As `Rename`, but fails if the second name exists. All failures look like `ENOENT`. Only
-    /// through a mount in the kernel.
+    /// As `Rename`, but fails if the second name exists. All failures look like `ENOENT`. Used only
+    /// for mounts in the kernel.
     Move(usize, usize),
     Rename(usize, usize),
     Exchange(usize, usize),

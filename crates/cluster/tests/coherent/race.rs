@@ -126,7 +126,8 @@ fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op 
     }
 }
 
-/// Returns the number of rounds for about `calls` calls, or for the number in the environment.
+/// Returns the number of rounds for about `calls` calls, or for as many as the environment variable
+/// says.
 fn rounds(mounts: usize, calls: usize) -> usize {
     let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
         Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),
@@ -220,7 +221,7 @@ fn control_mount_that_caches_late_answers_is_caught() {
 }
 
 /// Runs a race with a flaw, until the flaw is caught. On a busy machine that may need more than one
-/// race. Returns true without PostgreSQL.
+/// race. Without PostgreSQL, does nothing and returns true.
 fn is_caught(race: impl Fn() -> Option<Result<usize, String>>) -> bool {
     (0..4).any(|_| race().is_none_or(|done| done.is_err()))
 }

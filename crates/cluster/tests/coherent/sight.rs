@@ -81,7 +81,7 @@ fn three_mounts_take_turns() {
     }
 }
 
-/// JuiceFS 6593: a file that another mount has removed can be made again at once.
+/// JuiceFS 6593: a file that another mount has removed can be made again immediately.
 #[test]
 fn juicefs_6593_removed_file_can_be_made_again_on_the_other_mount() {
     let Some(site) = Site::new() else { return };

@@ -16,7 +16,7 @@ pub(crate) struct Change {
     pub(crate) moves: bool,
     /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// The copy has read its slot already. Only if a protection is off.
+    /// The copy has read its slot already. This is only possible with a protection off.
     pub(crate) is_past_slot: bool,
 }
 

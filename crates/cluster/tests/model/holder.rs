@@ -118,7 +118,8 @@ fn late_ack(steps: &mut Steps, m: usize) {
 }
 
 /// Renews the session. The database evaluates a renewal as soon as it is sent, and commits it
-/// later. An answer that arrives late gives the session less time than one that arrives at once.
+/// later. An answer that arrives late gives the session less time than one that arrives
+/// immediately.
 fn renew(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mount = &from.mounts[m];

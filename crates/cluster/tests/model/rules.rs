@@ -232,7 +232,8 @@ impl Scenario {
         })
     }
 
-    /// Returns the directories of a change as a mask, if the item is in `home`.
+    /// Returns a bit mask of the directories that a change concerns. `home` is the directory of the
+    /// item.
     pub(crate) fn concerned(&self, moves: bool, home: u8) -> u8 {
         if moves || self.locks_one_by_one { 0b11 } else { 1 << home }
     }

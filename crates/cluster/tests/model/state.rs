@@ -38,7 +38,8 @@ pub(crate) struct Intent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// The directory of the item. If the item is an inode, its home.
+    /// The directory that has the item, which is a name, or the attribute of an inode at home
+    /// there.
     pub(crate) home: u8,
     /// The mounts with a lease on each directory.
     pub(crate) leases: [u8; DIRS],
@@ -82,7 +83,7 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has read the clock. Only if a protection is off.
+    /// The server has read the clock. Models reach this state only with a protection off.
     Checked,
     /// The reply is on its way to the kernel, with a timeout of `left` ticks.
     Reply { version: u8, left: u8 },
@@ -92,7 +93,8 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The database has read before it took the lock. Only if a protection is off.
+    /// The database has read before it took the lock. Models reach this state only with a
+    /// protection off.
     Snapped,
     /// An answer that may be cached is under way.
     Answered,
@@ -119,7 +121,8 @@ pub(crate) enum WriteStep {
     Started,
     /// The answer that the change was made is under way.
     Made,
-    /// The change was lost and is not sent again. Only if a protection is off.
+    /// The change was lost and is not sent again. Models reach this state only with a protection
+    /// off.
     Lost,
 }
 
@@ -130,7 +133,8 @@ pub(crate) struct Writer {
     pub(crate) moves: bool,
     /// The session to which the change belongs, or `NONE` if that session is over.
     pub(crate) session: u8,
-    /// The home that the database read before it took the lock, or the number of locks it has.
+    /// The home of the item that the database read before it took the lock, or the number of locks
+    /// that it has taken.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -172,7 +176,7 @@ pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// The copy has read its slot. Only if a protection is off.
+    /// The copy has read its slot. This is only possible with a protection off.
     pub(crate) is_started: bool,
 }
 

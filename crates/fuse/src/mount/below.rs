@@ -40,7 +40,8 @@ impl MountsBelow {
         let Some(table) = &self.table else { return true };
         let mut is_any = self.is_any.lock();
         let mut polled = [PollFd::new(table, PollFlags::PRI)];
-        // Each change is reported once, so the lock is held from the call until the table was read.
+        // poll(2) reports each change of the table only once. So the lock is held until the table
+        // was read.
         let has_changed = poll(&mut polled, Some(&Timespec::default())) != Ok(0);
         if has_changed || is_any.is_none() {
             *is_any = table::has_mounts_below(self.device);

@@ -10,8 +10,8 @@
 //! user holds the block's index entry exclusively, and lookups of the entry wait for it.
 //!
 //! In `plain-lru` and `lru-per-shard`, which Kara measured in 2015 but did not submit, several
-//! lookups may use an entry at once. Each then takes the block's own lock, and checks whether the
-//! block can be shared.
+//! lookups may use an entry at the same time. Each then takes the block's own lock, and checks
+//! whether the block can be shared.
 //!
 //! These indexes have less work than the kernel's: no devices, no second key per entry, short
 //! chains, and entries in arrays. Their locks, those of `corewalk_base`, sleep when a wait is long;

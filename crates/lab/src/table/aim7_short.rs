@@ -1,5 +1,5 @@
-//! Benchmark table `aim7-short`: 1 to 32 users run jobs at once. The table also shows how much the
-//! runs vary.
+//! Benchmark table `aim7-short`: 1 to 32 users run jobs at the same time. The table also shows how
+//! much the runs vary.
 //!
 //! Source: Long's patch of September 2013 (document 001 in `documents.md`), and Stoffel's questions
 //! in its review. Units: jobs per second of wall time, all users together (`ops_per_s`), and

@@ -17,8 +17,9 @@
 //! All mounts have the options and timeouts of a mount without `-o`, and nothing is pinned. The lab
 //! allows FUSE over io_uring (`peer/programs`).
 //!
-//! A tree of 4,000 files has about 120 MB. `--seconds` is the factor: with `--seconds 3.1233` the
-//! tree has 12,493 files. The bytes of the files are text, which git compresses to about half.
+//! A tree of 4,000 files has about 120 MB. The number of files grows with `--seconds`: with
+//! `--seconds 3.1233` the tree has 12,493 files. The bytes of the files are text, which git
+//! compresses to about half.
 //!
 //! # Checks
 //! Every program must succeed, `find` must list each file with its size, and the other programs

@@ -27,7 +27,8 @@ fn storm_leaves_each_file_what_was_set_last_and_counts_that_are_exact() {
         storm(&store, 1_000, 2_000).unwrap();
         let blocks = storm(&store, 5, 2_000).unwrap();
         let is_off = store.variant() == "off";
-        // Several workers that set the same new content at once may each make a block for it.
+        // Several workers that set the same new content at the same time may each make a block for
+        // it.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());

@@ -114,7 +114,8 @@ fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
     for store in all(WORKERS, FILES) {
         let blocks = storm(&store, 5, 4_000).unwrap();
         let is_off = store.variant() == "off";
-        // Several workers that set the same new content at once may each make a block for it.
+        // Several workers that set the same new content at the same time may each make a block for
+        // it.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
