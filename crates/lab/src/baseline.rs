@@ -107,7 +107,7 @@ pub(crate) trait Namespace: Send + Sync {
 
 /// Joins names, in order from the leaf to the root, to an absolute path.
 ///
-/// The length of the path is known, so it is allocated only once.
+/// The length of the path is computed first, so the path is allocated only once.
 pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     let mut path =
         Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum::<usize>().max(1));

@@ -74,7 +74,7 @@ pub(crate) trait Dentries: Namespace {
     }
 }
 
-/// Makes all names of the tree `corpus` in the empty `dentries`, and returns it.
+/// Makes all names of the tree `corpus` in the empty cache `dentries`, and returns the cache.
 ///
 /// # Panics
 /// If `dentries` is not empty, or has too few free dentries.

@@ -109,7 +109,7 @@ impl Client {
     /// # Errors
     /// If it has ended.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
-        // One call per line, so that a client never reads a part of a line.
+        // One call writes the whole line, so that the client never reads a part of it.
         self.commands.write_all(format!("{line}\n").as_bytes()).context("a client has ended")
     }
 

@@ -191,8 +191,8 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// Returns the sorted names in a directory, each with true if it is a directory. Returns none if
-/// the directory cannot be read.
+/// Returns the sorted names in a directory, each with a flag that is true for a directory. Returns
+/// no names if the directory cannot be read.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };
     let mut children: Vec<_> = entries

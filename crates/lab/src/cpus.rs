@@ -14,7 +14,7 @@ pub(crate) fn all() -> anyhow::Result<CpuSet> {
 }
 
 /// Returns the processors that the calling thread may use, or only processor 0 if the kernel does
-/// not tell.
+/// not report them.
 pub(crate) fn each() -> Vec<usize> {
     let all = all().unwrap_or_else(|_| one(0));
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()

@@ -7,7 +7,7 @@
 //! starts to measure, and does one job after the other until the slice is over.
 //!
 //! The thread that called [`run`] sleeps for the time of the slice, and then tells the workers that
-//! it is over.
+//! the slice is over.
 //!
 //! The rate of a worker is its number of operations divided by its own wall time. The slice also
 //! has the processor time.
@@ -368,7 +368,7 @@ pub(crate) fn run_laps<R: Send>(
 }
 
 /// Returns for how many nanoseconds this thread was ready to run but waited for a processor, or 0
-/// if the kernel does not tell.
+/// if the kernel does not report that.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
@@ -421,8 +421,8 @@ mod tests {
 
     #[test]
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
-        // On a busy machine the scheduler may not run the further thread in phase 1, so try several
-        // times.
+        // On a busy machine the scheduler may not run the disturbing thread in phase 1, so try
+        // several times.
         let rate = (0..50).find_map(|_| {
             let (laps, rate) = run_laps(
                 1,

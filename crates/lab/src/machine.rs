@@ -80,8 +80,8 @@ pub(crate) fn watch_others() -> impl Fn() -> f64 {
 /// unknown.
 fn busy_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // After its name, the line has the fields user, nice, system, idle, iowait, irq, softirq and
-    // steal. The times of later fields are part of user and nice.
+    // After its name, a line of `/proc/stat` has the fields user, nice, system, idle, iowait, irq,
+    // softirq and steal. The times of later fields are part of user and nice.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
     let ticks: u64 = fields
         .enumerate()

@@ -136,7 +136,7 @@ impl Mounted {
     /// As [`Mounted::start`]. If that is not possible, prints the reason and returns None.
     ///
     /// # Errors
-    /// An error if `corewalk` itself, mounted on its default transport, is not possible.
+    /// An error if `corewalk` itself cannot be mounted on its default transport.
     pub(crate) fn start_or_skip(
         table: &str,
         variant: &'static str,

@@ -4,8 +4,8 @@
 //! benchmark table: the claim in a sentence, the ratio of one result of corewalk to its baseline,
 //! and whether the claims hold.
 //!
-//! Below, each table has one plot of the rows of its claim, with the curve of its source, if there
-//! is one. All other rows are below the plot, folded.
+//! Below these lines, each table has one plot of the rows of its claim, with the curve of its
+//! source, if there is one. All other rows are below the plot, folded.
 //!
 //! The page is XHTML with inline SVG, without scripts, and loads nothing. A claim that does not
 //! hold is shown like one that holds.
@@ -46,8 +46,8 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
 
 /// Returns the tables in `files`, in the order of the files.
 ///
-/// The result rows borrow their names from the JSON, so it is leaked. That does no harm, since the
-/// program ends soon.
+/// The result rows borrow their names from the JSON, so the JSON is leaked. That does no harm,
+/// since the program ends soon.
 ///
 /// # Errors
 /// A file cannot be read, or is not JSON of a run of the lab.

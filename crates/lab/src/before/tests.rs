@@ -211,7 +211,7 @@ fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
         let writer = scope.spawn(|| {
             for at in 0..STEPS {
                 // ORDERING(step): Release. A reader that sees the effect of the rename also sees
-                // that it had begun.
+                // that the rename had begun.
                 begun.store(at + 1, Ordering::Release);
                 assert!(dentries.rename((2, name(at)), (2, name(at + 1))));
                 // ORDERING(step): Release. The file has the name `at + 1` now. A reader that loads

@@ -1,4 +1,4 @@
-//! A store of attribute blocks in memory. Each set looks for an equal block to share.
+//! A store of attribute blocks in memory. Each call of `set` looks for an equal block to share.
 //!
 //! # How it works
 //! `set` hashes samples of the content ([`key_of`]), and looks the hash up in the index. If it

@@ -5,7 +5,7 @@
 //! only at the first change of a file in an epoch (a span of time). A second change makes the
 //! file's set private until the epoch ends. So the tmpfs does not hash a set that is soon replaced.
 //!
-//! The store of the module `memory`, in contrast, looks for an equal block at each change.
+//! Unlike this tmpfs, the store of the module `memory` looks for an equal block at each change.
 //!
 //! In this benchmark only `audit`, the check of all counts, ends an epoch. It calls
 //! [`Tmpfs::share_xattrs`], which shares all waiting attribute sets. So the counts are those of a

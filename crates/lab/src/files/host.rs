@@ -5,8 +5,8 @@
 //! open file to its path, this variant calls readlink(2) on `/proc/self/fd/N`.
 //!
 //! # What it refuses
-//! A host without a tmpfs on `/dev/shm`, since the file system of a disk would be measured
-//! otherwise.
+//! A host without a tmpfs on `/dev/shm`, since otherwise the run would measure a file system on a
+//! disk.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 

@@ -131,7 +131,7 @@ pub(crate) fn bindfs(
 /// folder `build` if it is not installed.
 ///
 /// # Errors
-/// An error if it is not installed and cannot be built.
+/// An error if the example is not installed and cannot be built.
 pub(crate) fn passthrough_ll(
     threads: usize,
     source: &OsStr,

@@ -200,7 +200,8 @@ impl Inodes {
             22 => Err(Errno::NODATA),
             // READDIR.
             28 => self.list(node, arg(8), (arg(16) & LOW) as usize, out),
-            // The kernel does not send the operation again. Examples are OPEN and FLUSH.
+            // After this error the kernel does not send the operation again. Examples are OPEN and
+            // FLUSH.
             _ => Err(Errno::NOSYS),
         }
     }

@@ -19,7 +19,8 @@
 //! | `linux` | none: shows what a server costs | the host's tmpfs |
 //! | `linux-ext4` | none | the disk of the store, if it has an ext4 |
 //!
-//! Without io_uring (`peer/programs`), `corewalk` is as `corewalk-dev`, and there is no `trivial`.
+//! Without io_uring (`peer/programs`), the variant `corewalk` is the same as `corewalk-dev`, and
+//! there is no variant `trivial`.
 //!
 //! # Conditions of all mounts
 //! - All timeouts are 0, and the kernel checks permissions (`peer/programs`). A mount without

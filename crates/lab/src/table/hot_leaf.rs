@@ -116,7 +116,7 @@ fn record(
         let slices = [0, 1, 2].map(|phase| crew::together(&laps, phase));
         let has_worked = slices.iter().all(|slice| slice.ops > 0);
         // A full run checks how often per second the locker (the disturbing thread) took the lock.
-        // In a quick run that is only about ten times.
+        // In a quick run, the locker takes it only about ten times.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
         ensure!(slices.iter().all(|slice| slice.wrong == 0), "{name}: an answer was wrong");
         if !has_worked || !(is_on_time || settings.size == Size::Quick) {

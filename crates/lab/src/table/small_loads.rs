@@ -193,8 +193,8 @@ mod tests {
         let dir = user.open_dir(&first[..slash.max(1)]).unwrap();
         assert!(user.unlink(&dir, &first[slash + 1..]));
         for load in LOADS {
-            // On a busy machine, a worker may not reach the removed file. So run up to 200 time
-            // slices.
+            // On a busy machine, a worker may not reach the file that the test has removed. So run
+            // up to 200 time slices.
             let is_found = |slice: crate::crew::Slice| slice.wrong > 0 && slice.wrong < slice.ops;
             assert!((0..200).any(|_| is_found(slice(load))), "{load}");
         }

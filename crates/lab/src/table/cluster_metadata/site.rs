@@ -24,7 +24,8 @@ const COUNTERS_BYTES: usize = 64 << 10;
 
 /// The running servers. Fields are dropped in order, so the database is stopped after the proxies.
 pub(super) struct Site {
-    /// The proxies of the cluster file system and of the client of six statements.
+    /// The proxies before the databases of the cluster file system and of the client
+    /// `six_statements`.
     ours: Proxy,
     pub(super) six: Proxy,
     s3: S3Server,
