@@ -144,8 +144,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount points first, which fails while a file system is mounted on one. Then
-        // leave the directory, so that no file of that file system is removed.
+        // Remove the mount points first. If a file system is still mounted on one, that fails, and
+        // the directory stays. So no file of that file system is removed.
         let points = [FIRST, SECOND].map(|name| self.folder.join(name));
         points.iter().for_each(|point| drop(fs::remove_dir(point)));
         if !points.iter().any(|point| point.exists()) {

@@ -68,7 +68,8 @@ pub(super) fn close_inherited() {
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error: the list also contains its own descriptor, which is already closed.
+        // Ignore an error: the list also contains the descriptor through which it was read, and
+        // which is closed by now.
         let _ = nix::unistd::close(fd);
     }
 }
