@@ -10,9 +10,9 @@
 //! # Threads
 //! Each connection for calls has a runtime without threads. The thread that makes a call drives it,
 //! so it sends the statement and receives the answer without waking another thread. A call takes an
-//! idle connection if there is one. Otherwise it shares one, which one of the calls drives for all.
-//! No thread drives an idle connection, so the next call looks first whether the server has ended
-//! it meanwhile.
+//! idle connection if there is one. Otherwise several calls share a connection, and one of them
+//! drives it for all. No thread drives an idle connection, so the next call looks first whether the
+//! server has ended it meanwhile.
 //!
 //! # Lost connections
 //! A statement without an answer is sent again on a new connection (guarantee K.11 in `lib.rs`). A

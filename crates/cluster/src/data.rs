@@ -256,8 +256,8 @@ impl Files {
             .with_blocks(size.div_ceil(512))
     }
 
-    /// Reads at `offset`. Returns the number of bytes, which is less than asked for at the end of
-    /// the file only.
+    /// Reads at `offset`. Returns the number of bytes. Only at the end of the file, it is less than
+    /// asked for.
     pub(crate) fn read(&self, ino: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let used = self.file(ino);
         let mut is_retry = false;

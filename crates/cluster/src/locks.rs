@@ -227,8 +227,8 @@ impl Meta {
 }
 
 impl ClusterFs {
-    /// Returns a lock of another owner that conflicts with `lock`. Processes of other mounts have
-    /// the number 0.
+    /// Returns a lock of another owner that conflicts with `lock`. A process of another mount is
+    /// reported with the process ID 0.
     pub(crate) fn find_lock(&self, ino: u64, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
         let (owner, kind, first, last) = values(lock);
         let session = &self.meta.session;

@@ -147,7 +147,7 @@ impl Objects {
 /// Returns the client of a bucket.
 fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStore> {
     // The S3 client needs a cryptography provider even if it does not encrypt. The call fails if
-    // the program has already installed one, which serves as well.
+    // the program has already installed a provider, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT);
     let mut builder = AmazonS3Builder::new().with_bucket_name(bucket);

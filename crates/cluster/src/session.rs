@@ -416,8 +416,8 @@ impl Session {
     /// Opens a new session in place of the dead session `dead`, if another task has not done so.
     ///
     /// # Errors
-    /// `EIO` if the database refuses, does not answer a soft mount, or has another file system, and
-    /// after the end of the mount.
+    /// `EIO` if the database refuses, does not answer a soft mount, or has another file system by
+    /// now; `EIO` after the end of the mount.
     async fn reopen(&self, dead: i64) -> Result<(), Errno> {
         let (start, id, mut pause) = (Instant::now(), new_id(), PAUSE);
         let turn = self.reopening.lock();

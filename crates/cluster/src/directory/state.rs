@@ -190,7 +190,8 @@ impl State {
         self.epoch
     }
 
-    /// Returns the record of a directory, a new one if there is none.
+    /// Returns what the cache knows of a directory. Adds an empty entry for the directory if it has
+    /// none.
     pub(super) fn directory(&mut self, dir: u64) -> &mut Directory {
         let new = || Directory { epoch: self.removed_epoch, ..Directory::default() };
         self.dirs.entry(dir).or_insert_with(new)

@@ -96,7 +96,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // The kernel drops its own entry, under the lock that it holds until the answer.
+            // The kernel drops its own entry, under the lock of the directory that it holds until
+            // the answer.
             mount.expire_kernel(true);
             false
         };
@@ -217,7 +218,8 @@ fn finish(steps: &mut Steps, mut next: State, change: Change) {
     answer(steps, next, change.mount, verdict);
 }
 
-/// Answers the mount. Only the answer that the change was made is a state of its own.
+/// Answers the mount. Of the answers to a change, only the one that the change was made is a state
+/// of its own.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];

@@ -198,7 +198,7 @@ fn open_session(steps: &mut Steps, m: usize) {
     steps.add(Event::SessionOpened, m, next);
 }
 
-/// Adds the row of a new session, and removes the leases and the intent of the old one.
+/// Adds the row of a new session, and removes the leases and the intent of the mount's old session.
 fn register(steps: &Steps, next: &mut State, m: usize) {
     let db = &mut next.db;
     db.session[m] += 1;

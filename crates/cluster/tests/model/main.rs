@@ -9,8 +9,8 @@
 //! The programs read and change one item: a name, or an attribute. Its value, the version, is the
 //! number of its changes. Three properties are checked.
 //!
-//! 1. No read returns an older version than `State::floor`: the highest version that operations
-//!    have returned or made which ended before the read began.
+//! 1. No read returns an older version than `State::floor`: the highest version that any operation
+//!    returned or made that had ended when the read began.
 //! 2. A confirmed change was applied, and stays so. No change is applied twice, or after it failed.
 //! 3. From every state, steps without faults lead to a state in which all changes have ended and
 //!    every reader has cached its answer again. Sessions of running mounts do not end on the way.

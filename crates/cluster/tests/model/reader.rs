@@ -1,8 +1,8 @@
 //! Reads: from the kernel's cache, from the server's cache, from the database by a fill.
 //!
-//! A read begins and ends in the one step that fixes its value. A longer read would allow no
-//! further failure. It begins earlier, when the floor (`State::floor`) is the same or lower, and
-//! ends later, when its version raises the floor for fewer reads.
+//! A read begins and ends in the one step that fixes its value. A model with longer reads would
+//! find no further failure. A longer read begins earlier, when the floor (`State::floor`) is the
+//! same or lower, and ends later, when its version raises the floor for fewer reads.
 
 use super::database;
 use super::rules::Ack;
