@@ -28,8 +28,8 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// The kernel may not keep an answer that takes longer than this, or has to drop it. A back end
-/// must stop trusting a lease before its end, by more than this.
+/// If an answer takes longer than this, the server sends it without a time, or makes the kernel
+/// drop it again. A back end must stop trusting a lease before its end, by more than this.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 /// The kernel's cache of a mount, as its back end sees it.

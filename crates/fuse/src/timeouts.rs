@@ -38,8 +38,8 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the timeouts of an answer whose request arrived at `arrival`, or unchanged timeouts
-    /// if that is None. They are 0 if the answer is late.
+    /// Returns the timeouts less the time since the request arrived at `arrival`, or 0 if the
+    /// answer is late. If `arrival` is None, they stay as they are.
     pub(crate) fn since(self, arrival: Option<Instant>) -> Timeouts {
         let Some(age) = arrival.map(|arrival| arrival.elapsed()) else { return self };
         match age > LATE {
