@@ -41,7 +41,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corewalk::Errno;
-use corewalk_base::primitives::shard_index;
 use corewalk_base::{RwLock, ShardedCounter};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Mutex;
@@ -84,15 +83,38 @@ pub(crate) struct Database {
     lanes: Vec<Lane>,
     /// The runtimes of the lanes for calls, in their order.
     drivers: Vec<Runtime>,
-    /// The indices of the runtimes in `drivers` that no call uses. A call takes the last index,
-    /// because the server process of its connection has the warmest caches. The lock is held for an
-    /// instant.
-    idle: corewalk_base::Mutex<Vec<usize>>,
+    use_of_drivers: corewalk_base::Mutex<UseOfDrivers>,
     /// The behaviour of calls of the file system while the database cannot be reached.
     unreachable: Unreachable,
     /// The instant after which no call makes a further attempt. Its lock is held for an instant.
     end: RwLock<Option<Instant>>,
     pub(crate) counters: Counters,
+}
+
+/// The use of the runtimes in `Database::drivers`. Its lock is held for an instant.
+struct UseOfDrivers {
+    /// The number of calls that use each runtime.
+    calls: Vec<usize>,
+    /// The indices of the runtimes that no call uses, in the order of their last use.
+    idle: Vec<usize>,
+}
+
+impl UseOfDrivers {
+    /// Takes the idle runtime that was used last, because the server process of its connection has
+    /// the warmest caches. If none is idle, shares the one with the fewest calls.
+    fn take(&mut self) -> usize {
+        let shared = || (0..self.calls.len()).min_by_key(|at| self.calls[*at]).unwrap_or(0);
+        let at = self.idle.pop().unwrap_or_else(shared);
+        self.calls[at] += 1;
+        at
+    }
+
+    fn give_back(&mut self, at: usize) {
+        self.calls[at] -= 1;
+        if self.calls[at] == 0 {
+            self.idle.push(at);
+        }
+    }
 }
 
 /// Counters of the connections of a mount.
@@ -162,9 +184,17 @@ impl Database {
         let lanes = (0..count + 1).map(|_| Lane::default()).collect();
         let driver = |_| Builder::new_current_thread().enable_all().build();
         let drivers = (0..count).map(driver).collect::<io::Result<_>>()?;
-        let idle = corewalk_base::Mutex::new((0..count).collect());
-        let (end, counters) = (RwLock::new(None), Counters::default());
-        Ok(Database { handle, address, lanes, drivers, idle, unreachable, end, counters })
+        let unused = UseOfDrivers { calls: vec![0; count], idle: (0..count).collect() };
+        Ok(Database {
+            handle,
+            address,
+            lanes,
+            drivers,
+            use_of_drivers: corewalk_base::Mutex::new(unused),
+            unreachable,
+            end: RwLock::new(None),
+            counters: Counters::default(),
+        })
     }
 
     /// Runs a statement for a call of the file system. Must not be called on a thread of the
@@ -180,10 +210,9 @@ impl Database {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Reply, Failure> {
-        let idle = self.idle.lock().pop();
-        let at = idle.unwrap_or_else(|| shard_index() % self.drivers.len());
+        let at = self.use_of_drivers.lock().take();
         let reply = self.drivers[at].block_on(self.run(1 + at, sql, params, None));
-        self.idle.lock().extend(idle);
+        self.use_of_drivers.lock().give_back(at);
         reply
     }
 

@@ -502,6 +502,12 @@ impl Files {
         let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
         let head = rows.first().ok_or(Errno::STALE)?;
+        // If the session may have ended, another mount may have written the file meanwhile. Then
+        // the flush must find out that the dirty bytes are older.
+        let is_sure = self.meta.session.id() == session && !self.meta.session.left().is_zero();
+        if content.is_changed && (content.loaded_by != session || !is_sure) {
+            return Ok(());
+        }
         (content.number, content.version) = (head.get("contents"), head.get("version"));
         content.size = content.end.max(head.get::<_, i64>("size") as u64);
         let inline: Option<&[u8]> = head.get("inline");

@@ -49,8 +49,9 @@ const NO_SESSION: i64 = 0;
 pub(crate) struct Locks {
     /// No other lock is taken while this one is held.
     table: Mutex<Table>,
-    /// Held while unlocks are sent again, and taken before the lock of contents. A lock call waits
-    /// for it, so that such an unlock does not drop the new lock of the same owner.
+    /// Held while unlocks are sent again, and taken before the lock of contents. Calls that take or
+    /// drop a lock of the file wait for it. Otherwise such an unlock could drop a newer lock of the
+    /// same owner.
     repeating: Mutex<()>,
 }
 
@@ -297,6 +298,8 @@ impl ClusterFs {
     fn drop_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         let (ino, owner) = (node.ino(), (lock.owner, lock.is_flock));
         let Some(held) = self.meta.locks.held(ino, owner) else { return Ok(()) };
+        let has_failed = !self.meta.locks.unlocks(Some(ino)).is_empty();
+        let _turn = has_failed.then(|| self.meta.locks.repeating.lock());
         match self.send_unlock(ino, lock, &held) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::IO),
@@ -331,13 +334,12 @@ impl ClusterFs {
         let is_lost = held.session != self.meta.session.id();
         if is_lost {
             self.data.revert(ino);
-        } else {
+        } else if held.protects {
             // If the lock protects no writes, the dirty bytes are those of other programs.
-            if held.protects {
-                flushed?;
-            }
-            self.send_lock(ino, lock, None)?;
+            flushed?;
         }
+        // If the answer of a lock call was lost, the lock may belong to the new session.
+        self.send_lock(ino, lock, None)?;
         let owner = (lock.owner, lock.is_flock);
         self.meta.locks.dropped(ino, owner, (lock.start, lock.end), held.grant);
         Ok(!is_lost)

@@ -124,7 +124,8 @@ impl Objects {
         }
         let Some(folder) = self.folder.clone() else { return Ok(()) };
         // A process that was killed in `put` has left its temporary file, which `list` omits.
-        let temporary = folder.join(format!("{key}#1"));
+        // `Path` keeps a key with `..` or an absolute one inside the folder.
+        let temporary = folder.join(format!("{}#1", Path::from(key)));
         match tokio::task::spawn_blocking(move || fs::remove_file(temporary)).await? {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

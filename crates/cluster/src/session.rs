@@ -469,7 +469,9 @@ impl Session {
             let turn = timeout(limit, self.reopening.lock()).await;
             *turn.map_err(|_| Errno::IO)? = true;
             self.stop_answers();
-            self.drop_caches().await;
+            if let Some(caches) = self.caches.upgrade() {
+                caches.drop_all();
+            }
             self.database.query_session(END, &[&self.id()], limit).await?;
             Ok(())
         })

@@ -2,11 +2,15 @@
 
 -- Returns the directories whose leases cover a change of attributes: the home, and with `p_is_access`
 -- all directories that have a name of the inode. For chmod(2) and in sticky directories, the kernel
--- uses the owner and the mode that the last lookup of a name has brought.
+-- uses the owner and the mode that the last lookup of a name has brought. Of an inode with more
+-- than 64 names the home alone is returned, because each directory costs a lock of the server.
 CREATE FUNCTION cw_covers(p_ino bigint, p_is_access boolean) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT p_is_access THEN RETURN ARRAY[cw_home(p_ino)]; END IF;
+    IF NOT p_is_access OR (SELECT count(*) FROM
+            (SELECT FROM edge WHERE ino = p_ino LIMIT 65) e) > 64 THEN
+        RETURN ARRAY[cw_home(p_ino)];
+    END IF;
     RETURN (SELECT array_agg(DISTINCT dir ORDER BY dir) FROM (
         SELECT cw_home(p_ino) AS dir UNION ALL SELECT parent FROM edge WHERE ino = p_ino
     ) d);

@@ -1,9 +1,14 @@
 //! Contents of files that several mounts, or several programs of a mount, change.
 
+use std::time::Duration;
+
 use corewalk::{Errno, Fallocate, FileSystem as _, SetAttr};
+use corewalk_base::primitives::thread;
+use corewalk_cluster::{ClusterFs, Url};
+use corewalk_testkit::proxy::Proxy;
 
 use crate::fixtures::{
-    ROOT, Site, collect, create, dirty_bytes, file, overwrite, pattern, read, write_new,
+    ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
 #[test]
@@ -105,5 +110,33 @@ fn write_makes_room_although_other_files_cannot_be_flushed() {
         fs.setattr(file(ino), &SetAttr::default().with_size(0)).unwrap();
     }
     drop(fs);
+    site.assert_clean();
+}
+
+/// Reads a file with dirty bytes while the session dies, and another mount writes the file.
+#[test]
+fn dirty_bytes_of_a_dead_session_are_not_written_over_newer_ones() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let Some(site) = Site::new() else { return };
+    let proxy = Proxy::new(&site.url);
+    let options = options().with_lease(LEASE);
+    let fs = ClusterFs::open(&Url::parse(proxy.url()).unwrap(), &options).unwrap();
+    let other = ClusterFs::open(&site.parsed(), &options).unwrap();
+    let made = write_new(&other, ROOT, "f", &pattern(1, 1000)).ino;
+    fs.open(file(made), 1).unwrap();
+    fs.write(file(made), 0, b"dirty").unwrap();
+    proxy.pause(true);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            fs.open(file(made), 0).unwrap();
+            fs.read(file(made), 0, &mut [0; 10]).unwrap();
+        });
+        thread::sleep(LEASE * 2);
+        overwrite(&other, made, 0, &pattern(2, 1000)).unwrap();
+        proxy.pause(false);
+    });
+    assert_eq!(fs.fsync(file(made), false), Err(Errno::STALE));
+    assert!(read(&other, made) == pattern(2, 1000));
+    drop((fs, other));
     site.assert_clean();
 }
