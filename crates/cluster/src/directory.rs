@@ -337,7 +337,7 @@ impl Cache {
             unknown.changes += 1;
         }
         for ino in &change.inos {
-            *state.busy.entry(*ino).or_default() += 1;
+            state.busy.entry(*ino).or_default().changes += 1;
         }
         Begun { era: state.era, epoch: state.epoch }
     }
@@ -353,6 +353,8 @@ impl Cache {
         inodes: &[Inode],
     ) {
         let mut state = self.state.lock();
+        let newest = |inode: &&Inode| state.is_newest(inode);
+        let inodes: Vec<&Inode> = inodes.iter().filter(newest).collect();
         for ino in &change.inos {
             state.settle(*ino);
         }
@@ -553,5 +555,35 @@ impl Cache {
         state.removed_epoch = state.epoch;
         state.dirs.retain(|_, directory| !directory.is_idle());
         state.given.take_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corewalk::Attr;
+
+    use super::*;
+
+    const DIR: u64 = 5;
+    const FILE: u64 = 7;
+
+    fn version(version: i64) -> Inode {
+        Inode { attr: Attr::file(FILE, version as u64), home: DIR, version, flags: 0 }
+    }
+
+    /// Two changes of an inode overlap. The first one was sent before the directory was cached. The
+    /// reply to the second one, which the database has made first, arrives last.
+    #[test]
+    fn late_reply_with_an_older_version_is_not_cached() {
+        let cache = Cache::new(&ClusterOptions::default());
+        let change = |dirs| Change { dirs, names: Vec::new(), inos: vec![FILE] };
+        let begun = cache.begin(&change(Vec::new()));
+        let dir = Inode { attr: Attr::dir(DIR), home: 1, version: 1, flags: 0 };
+        let names: [Listing; 1] = [(b"f"[..].into(), 1, version(4))];
+        assert!(cache.fill(cache.ticket(), DIR, &[dir, version(4)], 0, &names, true));
+        let second = cache.begin(&change(vec![DIR]));
+        cache.end(&change(Vec::new()), begun, &[], &[version(6)]);
+        cache.end(&change(vec![DIR]), second, &[], &[version(5)]);
+        assert_eq!(cache.inode(FILE).map(|inode| inode.version), None);
     }
 }

@@ -63,8 +63,8 @@ pub(super) struct State {
     /// Boxed, so that unused entries of the table are small. When directories are dropped and
     /// others are added, the table keeps room for at least twice as many entries.
     pub(super) inodes: HashMap<u64, Box<Cached>>,
-    /// The inodes that changes are altering, each with the number of these changes.
-    pub(super) busy: HashMap<u64, u32>,
+    /// The inodes that changes are altering.
+    pub(super) busy: HashMap<u64, Altering>,
     /// Counts how often everything was dropped.
     pub(super) era: u64,
     /// Counts the begins and ends of changes, and the drops.
@@ -78,6 +78,14 @@ pub(super) struct State {
     pub(super) count: usize,
     /// The answers that the kernel may still have.
     pub(super) given: Given,
+}
+
+/// The changes that are altering an inode.
+#[derive(Debug, Default)]
+pub(super) struct Altering {
+    pub(super) changes: u32,
+    /// The newest version that a reply to one of them has brought.
+    newest: i64,
 }
 
 impl Directory {
@@ -261,12 +269,21 @@ impl State {
 
     /// Notes that one change of an inode has ended.
     pub(super) fn settle(&mut self, ino: u64) {
-        if let Some(count) = self.busy.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(altering) = self.busy.get_mut(&ino) {
+            altering.changes -= 1;
+            if altering.changes == 0 {
                 self.busy.remove(&ino);
             }
         }
+    }
+
+    /// Notes the version of an inode in the reply to a change. Returns false if the reply to
+    /// another change, which overlaps this one, has brought a newer version. The cache may have
+    /// dropped that version, so it cannot be compared with what is cached.
+    pub(super) fn is_newest(&mut self, inode: &Inode) -> bool {
+        let Some(altering) = self.busy.get_mut(&inode.attr.ino) else { return true };
+        altering.newest = altering.newest.max(inode.version);
+        altering.newest == inode.version
     }
 
     /// Sets what is known of a name in a directory with a lease.
