@@ -112,8 +112,8 @@ Options of corewalk:
                      ro, writeback_cache and no_default_permissions
   no_passthrough     all reads and writes go through the server
   kernel_names       for a cluster file system: beside other mounts, the kernel keeps names and
-                     attributes for as long as the lease of their directory lasts. docs/using/
-                     cluster.md tells what this costs.
+                     attributes for as long as the lease of their directory lasts. At changes it
+                     drops all names, also those of open files; see docs/using/cluster.md.
   no_kernel_names    it keeps them only while there is no other mount (default)
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none

@@ -465,3 +465,18 @@ fn text_of(error: &Error) -> String {
         None => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::UseOfDrivers;
+
+    #[test]
+    fn shared_driver_is_idle_when_its_last_call_has_ended() {
+        let mut uses = UseOfDrivers { calls: vec![0; 2], idle: vec![0, 1] };
+        assert_eq!([uses.take(), uses.take(), uses.take()], [1, 0, 0]);
+        uses.give_back(0);
+        // The first driver still serves the call that shares it.
+        uses.give_back(1);
+        assert_eq!([uses.take(), uses.take()], [1, 0]);
+    }
+}

@@ -101,7 +101,7 @@ pub(crate) struct Cache {
     limit: usize,
     kernel: Kernel,
     /// True if the kernel may keep answers beside other mounts.
-    gives_times: bool,
+    pub(crate) gives_times: bool,
     flaws: Flaws,
 }
 

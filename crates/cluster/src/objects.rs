@@ -268,6 +268,18 @@ mod tests {
         });
     }
 
+    #[test]
+    fn key_cannot_leave_the_folder() {
+        let above = tempfile::tempdir().unwrap();
+        let objects = Objects::open(&Place::Directory(above.path().join("o")), &[]).unwrap();
+        let outside = above.path().join("a#1");
+        fs::write(&outside, "of others").unwrap();
+        for key in ["../a", &above.path().join("a").display().to_string()] {
+            run(async { objects.delete(key).await.unwrap() });
+            assert!(outside.exists(), "{key}");
+        }
+    }
+
     /// Answers each request with `status`, until the runtime ends. Returns the address.
     async fn serve(status: u16) -> std::net::SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -133,6 +133,9 @@ struct Current {
     sessions: i64,
     /// CLOCK_BOOTTIME up to which the kernel may keep any answer.
     kernel_deadline: Duration,
+    /// CLOCK_BOOTTIME after which the kernel has no answer that it got while this session was the
+    /// only one.
+    alone_end: Duration,
     /// How often junctions had changed at the last renewal.
     junctions: i64,
 }
@@ -208,6 +211,12 @@ impl Session {
     /// Returns how long the kernel may keep any answer. Zero if other mounts use the file system.
     pub(crate) fn kernel_time(&self) -> Duration {
         self.current.read().kernel_deadline.saturating_sub(boot_time())
+    }
+
+    /// Returns true if the kernel may still have answers that it got while this session was the
+    /// only one.
+    pub(crate) fn was_alone(&self) -> bool {
+        boot_time() < self.current.read().alone_end
     }
 
     /// Returns the number of live sessions, as the last renewal has told.
@@ -374,12 +383,13 @@ impl Session {
                 current.deadline = deadline(sent, self.lease);
                 current.sessions = row.get("sessions");
                 current.junctions = row.get("junctions");
-                current.kernel_deadline = match current.sessions {
-                    1 => current.deadline,
-                    // The kernel still keeps its earlier answers. Changes of other sessions wait
-                    // until these have expired (guarantee K.7 in `lib.rs`).
-                    _ => Duration::ZERO,
-                };
+                current.kernel_deadline = Duration::ZERO;
+                // Beside other sessions, the kernel still keeps its earlier answers for a time.
+                // Changes of others wait until it is over (guarantee K.7 in `lib.rs`).
+                if current.sessions == 1 {
+                    current.kernel_deadline = current.deadline;
+                    current.alone_end = sent + self.lease;
+                }
             }
             return Ok(());
         }
@@ -600,8 +610,8 @@ async fn open_new(
         return Err(Refusal::Busy(Holder { host, pid, since }));
     }
     let deadline = deadline(sent, lease);
-    let current =
-        Current { id, deadline, sessions: 0, kernel_deadline: Duration::ZERO, junctions: -1 };
+    let (kernel_deadline, alone_end) = (Duration::ZERO, Duration::ZERO);
+    let current = Current { id, deadline, sessions: 0, kernel_deadline, alone_end, junctions: -1 };
     Ok((current, first as u64, stored))
 }
 

@@ -297,10 +297,12 @@ impl Given {
         true
     }
 
-    /// Returns the instant at which the kernel has no name any more. The kernel counts the time of
-    /// a name from a later moment than the server does.
-    fn names_end(&self) -> Duration {
-        self.names_end + self.lease / 10
+    /// Returns the instant until which the kernel may keep names. None if it has none, because none
+    /// were given or their times are over. The kernel counts the time of a name from a later moment
+    /// than the server does.
+    fn kept_until(&self, are_given: bool) -> Option<Duration> {
+        let end = self.names_end + self.lease / 10;
+        (are_given && end > boot_time()).then_some(end)
     }
 
     fn turn(&mut self, now: Duration) {
@@ -334,7 +336,7 @@ impl Given {
             self.young.names.clear();
             self.old.names.clear();
         }
-        is_owed.then(|| self.names_end())
+        self.kept_until(is_owed)
     }
 
     /// Takes the inodes whose attributes the lease of `dir` covers out of the record, and returns
@@ -351,7 +353,7 @@ impl Given {
         let inos = records.iter().flat_map(|record| record.inos.values().flatten().copied());
         let names = records.iter().any(|record| !record.names.is_empty()) || self.anywhere;
         self.anywhere = false;
-        let names = names.then(|| self.names_end());
+        let names = self.kept_until(names);
         Owed { names, inos: inos.collect() }
     }
 }

@@ -1,6 +1,6 @@
 //! Checks that the other mounts see a change of one mount as soon as its call has returned.
 
-use corewalk::{Errno, FileSystem as _, Make, RenameMode, SetAttr, XattrMode};
+use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr, XattrMode};
 use corewalk_cluster::ClusterFs;
 
 use crate::fixtures::{
@@ -78,66 +78,6 @@ fn three_mounts_take_turns() {
         for reader in &mounts {
             assert_eq!(reader.getattr(file(made)).unwrap().mode & 0o777, turn, "turn {turn}");
         }
-    }
-}
-
-/// JuiceFS 6593: a file that another mount has removed can be made again immediately.
-#[test]
-fn juicefs_6593_removed_file_can_be_made_again_on_the_other_mount() {
-    let Some(site) = Site::new() else { return };
-    let [a, b] = &pair(&site);
-    for _ in 0..30 {
-        let made = create(a, ROOT, "f").ino;
-        assert_eq!(find(b, ROOT, "f"), Ok(made));
-        b.remove(dir(ROOT), name("f"), file(made)).unwrap();
-        assert_eq!(find(a, ROOT, "f"), Err(Errno::NOENT));
-    }
-}
-
-/// JuiceFS 6597: a directory that another mount has renamed is not found by its old name.
-#[test]
-fn juicefs_6597_renamed_directory_has_no_old_name() {
-    let Some(site) = Site::new() else { return };
-    let [a, b] = &pair(&site);
-    for round in 0..30 {
-        let made = mkdir(a, ROOT, "active").ino;
-        assert_eq!(find(a, ROOT, "active"), Ok(made));
-        let backup = format!("backup{round}");
-        let (from, to) = ((dir(ROOT), name("active")), (dir(ROOT), name(&backup)));
-        b.rename(from, to, RenameMode::Replace).unwrap();
-        assert_eq!(find(a, ROOT, "active"), Err(Errno::NOENT));
-        assert_eq!(find(a, ROOT, &backup), Ok(made));
-    }
-}
-
-/// JuiceFS 6323: a reader sees the bytes that another mount appended before its open.
-#[test]
-fn juicefs_6323_appended_bytes_are_read_after_an_open() {
-    let Some(site) = Site::new() else { return };
-    let [a, b] = &pair(&site);
-    let made = write_new(a, ROOT, "f", b"").ino;
-    let mut text = Vec::new();
-    for round in 0..30_u8 {
-        assert_eq!(b.getattr(file(made)).unwrap().size, u64::from(round));
-        overwrite(a, made, u64::from(round), &[round]).unwrap();
-        text.push(round);
-        assert_eq!(read(b, made), text);
-    }
-}
-
-/// JuiceFS 2774: nothing can be made in a directory that another mount has removed.
-#[test]
-fn juicefs_2774_nothing_is_made_in_a_removed_directory() {
-    let Some(site) = Site::new() else { return };
-    let [a, b] = &pair(&site);
-    for _ in 0..30 {
-        let made = mkdir(a, ROOT, "d").ino;
-        assert_eq!(find(b, ROOT, "d"), Ok(made));
-        assert_eq!(names(b, made), Vec::<String>::new());
-        a.remove(dir(ROOT), name("d"), dir(made)).unwrap();
-        let refused = b.make(dir(made), name("f"), &Make::new(0o644, 0, 0));
-        assert_eq!(refused, Err(Errno::NOENT));
-        assert_eq!(find(b, ROOT, "d"), Err(Errno::NOENT));
     }
 }
 
