@@ -298,15 +298,7 @@ impl FileSystem for ClusterFs {
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let (known, is_name_cached) = self.meta.lookup(dir.ino(), name.as_bytes())?;
         let attr = self.attr(known, is_name_cached);
-        // When a name is removed, the kernel itself lowers the link count of the inode, and it does
-        // not ask for the count before link(2). If another mount had added a link, the kernel would
-        // think that the inode has none left. So the kernel must look up the names of an inode with
-        // several links again.
-        let is_linked = attr.nlink > 1 && attr.kind() != FileKind::Directory;
-        let entry = match is_linked && self.meta.session.kernel_time().is_zero() {
-            true => Duration::ZERO,
-            false => self.meta.name_ttl(dir.ino(), name.as_bytes(), Some(attr.ino)),
-        };
+        let entry = self.meta.name_ttl(dir.ino(), name.as_bytes(), Some(attr.ino));
         Ok(attr.with_ttl(Ttl { entry: Some(entry), ..attr.ttl }))
     }
 

@@ -22,7 +22,8 @@ use crate::model::{NAMES, Op, Ret};
 /// The inodes of each round that keep a name elsewhere, so that their attributes can be asked for.
 pub(crate) const KEPT: u32 = 4;
 const PATHS: [&str; NAMES] = ["d/a", "e/a", "d/b", "e/b"];
-/// How often a call is made again after `ESTALE`, which says that a file has gone meanwhile.
+/// How often a call is made again after [`Errno::STALE`], which says that a file has gone meanwhile
+/// or that the kernel has refused a link by mistake.
 const TRIES: usize = 1000;
 
 /// A mount of a process.
@@ -226,7 +227,15 @@ impl Place {
             }
             Op::Link(owner, number) => {
                 let flags = AtFlags::SYMLINK_FOLLOW;
-                rustix::fs::linkat(CWD, self.link_of(owner), CWD, at(number), flags)?;
+                let linked = rustix::fs::linkat(CWD, self.link_of(owner), CWD, at(number), flags);
+                if linked == Err(Errno::NOENT) {
+                    // The kernel counts the names that this mount removes, but not those that
+                    // other mounts add. It refuses link(2) if its count is zero, until fstat(2)
+                    // has corrected the count.
+                    self.file(owner).metadata().map_err(corewalk::errno_of)?;
+                    return Err(Errno::STALE);
+                }
+                linked?;
             }
             Op::SetMode(owner, mode) => {
                 let mode = fs::Permissions::from_mode(mode);
