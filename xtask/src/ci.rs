@@ -1,9 +1,8 @@
 //! All checks that must pass before a change is merged.
 //!
 //! `cargo xtask ci` first builds all tests. The other steps run in four lanes side by side, since
-//! the tests mostly wait. Two lanes run tests and programs, one of them those that mount nothing.
-//! The other two lanes only compute: they build, or run models. They give way to the tests, whose
-//! answers may depend on time.
+//! the tests mostly wait. Two lanes run tests and the suites. The other two only compute: they
+//! build, or run models. They give way to the tests, whose answers may depend on time.
 //!
 //! If a step fails, the others still run, so that one run reports all failures. The command prints
 //! the time and the processor time of each step, and how many passed, failed and were skipped.
@@ -49,7 +48,7 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.step("traps", || traps::run(root, traps::Strictness::Demand));
     tally.step("test build", || cargo(root, &["test", "--workspace", "--no-run"]));
     tally.side_by_side([
-        Box::new(|tally| run_tests(tally, root, extent)),
+        Box::new(|tally| run_tests(tally, root)),
         Box::new(|tally| run_calls(tally, root, extent)),
         Box::new(|tally| {
             process::give_way();
@@ -70,27 +69,21 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.finish()
 }
 
-/// Runs the tests, and the suites on a mount.
-fn run_tests(tally: &mut Tally, root: &Path, extent: Extent) {
+fn run_tests(tally: &mut Tally, root: &Path) {
     // With `--no-fail-fast`, one run reports all failures.
     tally.step("tests", || cargo(root, &["test", "--workspace", "--no-fail-fast"]));
     tally.step("transports", || checks::transports(root));
-    run_suites(tally, root, extent, suites::has_mount);
 }
 
-/// Runs the tests of many calls, and the suites that mount nothing.
+/// Runs the tests of many calls, and the suites.
 fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     tally.step("storm", || storm(root));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
     tally.step("ipc-torture", || torture(root, 5_000));
-    run_suites(tally, root, extent, |name| !suites::has_mount(name));
-}
-
-/// Runs the suites that `is_wanted` selects by name, with the programs that the step `test build`
-/// has built. Unlike those of a release, they have debug assertions.
-fn run_suites(tally: &mut Tally, root: &Path, extent: Extent, is_wanted: fn(&str) -> bool) {
+    // The suites use the programs that the step `test build` has built. Unlike those of a release,
+    // they have debug assertions.
     if extent == Extent::Full {
-        for name in suites::CI.into_iter().filter(|name| is_wanted(name)) {
+        for name in suites::CI {
             tally.step(&format!("suite {name}"), || suites::run_one(root, "debug", name));
         }
     }

@@ -335,7 +335,7 @@ pub(crate) fn run_one(root: &Path, profile: &str, name: &str) -> Outcome {
 }
 
 /// Returns true if the suite `name` mounts a file system. Those of System V IPC do not.
-pub(crate) fn has_mount(name: &str) -> bool {
+fn has_mount(name: &str) -> bool {
     !name.starts_with("ipc-")
 }
 
