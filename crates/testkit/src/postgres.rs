@@ -7,11 +7,12 @@
 //!
 //! The server does not sync its files (`fsync=off`). A killed server loses nothing by that, since
 //! the kernel has the written bytes. Only a crash of the machine would lose them.
+//! To measure with a server that syncs, use `ALTER SYSTEM SET fsync = on`, and reload.
 //!
 //! Source: PostgreSQL, "Reliability and the Write-Ahead Log"; initdb(1), postgres(1).
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
@@ -31,6 +32,8 @@ const VERSIONS: &str = "/usr/lib/postgresql";
 const NOBODY: u32 = 65534;
 /// How long the server may take to start or to stop.
 const LIMIT: Duration = Duration::from_secs(120);
+/// The lines that are added to `postgresql.conf`. `ALTER SYSTEM` can change them.
+const SETTINGS: &str = "fsync = off\nfull_page_writes = off\nshared_buffers = 64MB\n";
 /// The PostgreSQL user.
 const USER: &str = "corewalk";
 
@@ -145,10 +148,13 @@ impl Postgres {
             .command("initdb")
             .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "-U", USER])
             .arg("-D")
-            .arg(data)
+            .arg(&data)
             .output()
             .expect("initdb is installed");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        let file = fs::File::options().append(true).open(data.join("postgresql.conf"));
+        let written = file.and_then(|mut file| file.write_all(SETTINGS.as_bytes()));
+        written.expect("the directory of the server can be written");
         Some(postgres)
     }
 
@@ -304,8 +310,6 @@ impl Postgres {
             if self.tcp.as_ref().is_some_and(|tcp| tcp.has_tls) {
                 command.args(["-c", "ssl=on"]);
             }
-            command.args(["-c", "fsync=off"]);
-            command.args(["-c", "full_page_writes=off", "-c", "shared_buffers=64MB"]);
             command.stdout(out.try_clone().expect("a file can be cloned")).stderr(out);
             let mut server = command.spawn().expect("postgres is installed");
             while server.try_wait().expect("the server is a child").is_none() {
