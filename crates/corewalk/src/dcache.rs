@@ -8,8 +8,8 @@
 //! other change at the end of the dentry's seqlock write section.
 //!
 //! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
-//! the directory's slot number, and its child generation at that time. No lookup finds a dentry
-//! with an old parent key.
+//! the directory's slot number, and the value that the counter had when the name was cached. No
+//! lookup finds a dentry with an old parent key.
 //!
 //! One increment of the child generation thus invalidates all names in a directory. Their stale
 //! dentries are evicted later.
@@ -58,14 +58,14 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache. The cache tells its host which inodes it has dropped. When memory
-/// is short, it asks the host to drop references on inodes.
+/// The owner of the dentry cache: the namespace. The cache tells its owner which inodes it has
+/// dropped. When memory is short, it asks the owner to drop references on inodes.
 pub(crate) trait Host: Send + Sync {
-    /// Tells the host that the cache has dropped an inode, whose slot is free once this method
+    /// Tells the owner that the cache has dropped an inode, whose slot is free once this method
     /// returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// Asks the host to drop its references on the inode of `name` in the directory `parent` (an
+    /// Asks the owner to drop its references on the inode of `name` in the directory `parent` (an
     /// inode number). The cache is over its memory budget, and these references keep it from
     /// evicting the name.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
@@ -199,8 +199,8 @@ impl Dcache {
     }
 
     /// Looks up a path component like [`Dcache::find`], but only plain dentries (neither symbolic
-    /// links nor mount points). Returns the dentry's slot and a snapshot, which the caller
-    /// validates.
+    /// links nor mount points). Returns the dentry's slot, and a snapshot: the dentry's first words
+    /// and their sequence. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -219,8 +219,9 @@ impl Dcache {
     }
 
     /// Like [`Dcache::find_plain`], but compares only the first dentry in the bucket that has the
-    /// name's tag (16 bits of the hash). The dentry must have the flags in `needed`. Calls `before`
-    /// with its slot before the load, so that the caller can prefetch other cache lines.
+    /// name's tag (16 bits of the hash). The dentry must also have the flags in `needed`. Calls
+    /// `before` with the dentry's slot before it reads the dentry, so that the caller can prefetch
+    /// other cache lines.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,

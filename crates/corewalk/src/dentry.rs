@@ -14,16 +14,16 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! The module `lookup_key` defines the words of a name. The last name word of a dentry refers to a
-//! slot for long names, if the name does not fit. The memory of such slots is never unmapped
-//! either.
+//! A long name does not fit in its dentry. The dentry's last name word then refers to another slot,
+//! which has the rest of the name. The memory of these slots is never unmapped either. The module
+//! `lookup_key` defines how the bytes of a name are divided into words.
 //!
 //! A slot has two halves: one for a dentry, and one for an inode (module `inode`). If possible, a
 //! name's dentry and inode are in one slot. So a lookup that has the slot number from the hash
 //! table can prefetch the inode's reference count in parallel with the dentry.
 //!
-//! The two halves are allocated and freed separately: names are removed, an inode may have several
-//! names, and a negative dentry has no inode. The slot is freed when both halves are free.
+//! The two halves are allocated and freed separately. An inode in use may outlive its name or have
+//! several names, and a negative dentry has no inode. The slot is freed when both halves are free.
 //!
 //! # Invariants
 //! - D.1: words 1 to 7 of a slot change only inside a seqlock write section of word 0. The writer
@@ -32,7 +32,7 @@
 //!   except during a rename.
 //! - D.3: the inode number and the superblock of a directory's dentry do not change while it lives.
 //! - D.4: a dentry holds a reference on its parent dentry from birth to death. A hashed dentry also
-//!   holds a reference on its inode. A root's dentry holds one from birth to death. While a dentry
+//!   holds a reference on its inode; a root's dentry does so from birth to death. While a dentry
 //!   holds a reference, the slot to which the reference leads is not reused.
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003 in `documents.md`; Boehm, MSPC
@@ -81,8 +81,8 @@ const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
-/// dentry and one for an inode. Its cold record, which path walks do not read, has the reference
-/// count and tells which halves are in use.
+/// dentry and one for an inode. The slot's cold record, which path walks do not read, has the
+/// reference count and tells which halves are in use.
 pub(crate) struct Dentries {
     /// Words 1 to 7 of a dentry are protected by its lock (invariant D.1), which is in `cold`.
     /// Readers take no lock: they validate with the sequence in word 0.
@@ -517,8 +517,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the long name of `image`, if it has one. No dentry contains `image` any
-    /// more.
+    /// Frees the slot of the long name of `image`, if it has one. The caller has replaced `image`,
+    /// so no dentry refers to that slot any more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -622,9 +622,9 @@ impl Line<'_> {
         if !lookup_key.is_long() && self.is_named_inline(lookup_key) {
             return true;
         }
-        // The comparison above finds only a name that is stored in the dentry itself. A longer name
-        // has its rest in another slot. (A directory's dentry has room for fewer bytes than
-        // others.) Compare with the name there.
+        // The comparison above finds only a name that is stored in the dentry itself. Otherwise the
+        // rest of the name is in another slot, so compare it there. (A directory's dentry has room
+        // for fewer bytes of its name than others.)
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())

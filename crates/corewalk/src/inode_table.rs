@@ -6,7 +6,7 @@
 //! first, and then tells the table.
 //!
 //! # How to use it
-//! - The server lists a directory from its storage. The table may lack a name that exists.
+//! - The server lists a directory from its storage, because the table may lack a name that exists.
 //! - The table never reuses an inode number. So the generation in each reply to a kernel is 0.
 //! - A node whose last name was removed has no path. So a server that finds files by path keeps the
 //!   last path, or an open descriptor, in the node's user data. It does so before it calls

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     /// A read set must notice a change of any dentry in it, and ignore all others. Some dentries
-    /// are in the set's inline array, others in its vector. Trap T8.
+    /// are in the set's inline array, others in its vector. Trap T8 in `traps.md`.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();

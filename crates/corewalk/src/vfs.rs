@@ -607,7 +607,7 @@ mod tests {
 
     /// After another file has taken over a name, the name must lead to this file only. In the test
     /// a new file is entered as if the cache had no dentry of the name. The earlier dentry must not
-    /// be found any more. Trap T15.
+    /// be found any more. Trap T15 in `traps.md`.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -652,7 +652,7 @@ mod tests {
 
     /// Each cached name stores the lower half of its directory's count of invalidations, and is
     /// found only if that is current. When the lower half wraps around, names that were cached long
-    /// before must not be found. Trap T32.
+    /// before must not be found. Trap T32 in `traps.md`.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

@@ -84,7 +84,7 @@ pub(crate) struct LookupKey<'a> {
     /// The words of a dentry called `name`, as pairs of adjacent words: the body word, then the
     /// words of the name.
     pub(super) pairs: [WordPair; PAIRS],
-    /// Selects the bits of the last pair in `pairs` that are compared.
+    /// A mask for the last pair in `pairs`: only its set bits are compared.
     pub(super) last: WordPair,
 }
 
@@ -106,10 +106,10 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // The last pair of a dentry's words belongs to the name. In a directory it is the inode
-        // number and the child generation instead. So compare the last pair only if the name
-        // reaches into it. (A directory's dentry keeps the rest of such a long name in another
-        // slot.)
+        // In a directory's dentry, the last pair of words is the inode number and the child
+        // generation. In other dentries it belongs to the name. So compare the last pair only if
+        // the name is so long that it reaches into it. (The rest of such a long name of a directory
+        // is in another slot.)
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,

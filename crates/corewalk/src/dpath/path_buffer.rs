@@ -284,8 +284,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The path is in the caller's buffer because it was too long for `first`. So it is not
-            // empty; an empty path would become `/`.
+            // Only a path that was too long for `first` is in the caller's buffer. It is not empty,
+            // so it need not become `/`.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;

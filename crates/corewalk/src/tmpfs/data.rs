@@ -128,8 +128,8 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size. Growth adds a hole. Otherwise frees all pages behind the new size, also
-    /// reserved ones, as on ext4 and the kernel's tmpfs.
+    /// Sets the size. A larger size adds a hole. A smaller or equal size frees all pages behind it,
+    /// also reserved ones, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].

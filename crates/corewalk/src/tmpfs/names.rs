@@ -15,9 +15,10 @@
 //! order by slot prevents deadlocks of renames (trap P9 in `traps.md`). An order by inode number
 //! would not: after the reuse of a slot, an old and a new number lead to one lock.
 //!
-//! The entry of a moved, removed or replaced inode tells, under the lock of its directory, whether
-//! the inode is a directory. If it is one and not locked yet, the operation releases all locks. It
-//! takes them again together with the lock of that directory, and searches the entries again.
+//! Under the lock of its directory, an entry tells whether its inode is a directory. Suppose that
+//! the inode to move, remove or replace is a directory that is not locked yet. Then the operation
+//! releases all locks. It takes them again together with the lock of that directory, and searches
+//! the entries again.
 //!
 //! After the entries were searched a second time, they may lead to other inodes than before. That
 //! happens only if another caller breaks rule F.1 of `FileSystem`: calls for one name do not

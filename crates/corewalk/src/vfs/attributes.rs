@@ -415,10 +415,10 @@ impl Vfs {
         // 2. It calls the back end.
         // 3. It increments the count again, and sets the new record.
         //
-        // Suppose that a change has stored the ACL in the back end, and that the record is older.
-        // Before step 3, the record is then marked as unknown. After step 3, the count of changes
-        // is higher than before. Comparing the record first and the count last notices both.
-        // Changes of other inodes cause false alarms.
+        // Suppose that the ACL is from after a change, and the record from before it. If step 3 is
+        // still to come, the record is marked as unknown by now. If step 3 is over, the count of
+        // changes has grown. Comparing the record first and the count last notices both cases.
+        // Changes of other inodes also raise the count, and cause needless repetitions.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }

@@ -7,7 +7,8 @@ impl Vfs {
     /// [`InodeRef::into_lookups`] has given to a client.
     ///
     /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
-    /// one client must not free an inode that others use. At 2^32 lookups no forget drops any.
+    /// one client must not free an inode that others use. An inode with 2^32 or more lookups keeps
+    /// all of them (its count is saturated).
     ///
     /// The back end may have given a deleted file's inode number to a new file, with another
     /// generation. The `forget` calls for both have the same number. The lookups of the older file

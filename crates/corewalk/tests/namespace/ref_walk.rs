@@ -115,7 +115,7 @@ fn fallback_to_ref_walk_is_counted_once() {
 }
 
 /// A ref-walk from `p/d` by `..` holds `p/d` but not `p`. So `p` may have been removed, and its
-/// slot reused for another directory. The walk must not go there. Traps T17 and T19.
+/// slot reused for another directory. The walk must not go there. Traps T17 and T19 in `traps.md`.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {

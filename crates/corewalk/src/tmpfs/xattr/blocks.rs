@@ -32,7 +32,8 @@
 //! # Limits
 //! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If all
 //! differ from it, the set is not shared, so an attacker's sets with equal hashes make no long
-//! chains (trap T54 in `traps.md`). Nor is a set shared without a cache or a free block number.
+//! chains (trap T54 in `traps.md`). A set also stays private if there is no cache or no free block
+//! number.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -206,7 +207,8 @@ impl Blocks {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
                 // After the unlock, another thread may release the block as its last user, and take
-                // the content out. That needs the only pointer, so drop this one first.
+                // the content out. That works only if no other pointer to the block exists. So drop
+                // this thread's pointer before the unlock.
                 drop(block);
                 return Released::Left;
             }
