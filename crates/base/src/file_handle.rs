@@ -120,7 +120,7 @@ impl FileHandle {
         if fd < 0 {
             return Err(last_error());
         }
-        // SAFETY: the kernel has just opened the descriptor for this caller alone.
+        // SAFETY: the kernel has just opened the descriptor, and no other code knows its number.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
     }
 }

@@ -19,8 +19,8 @@
 //!
 //! # Rejected
 //!
-//! A closure as the condition of a wait, as in `parking_lot_core::park`. It would run user code
-//! under the lock of the queue. So the condition is a mask and a value.
+//! A condition that is a closure, as in `parking_lot_core::park`, is rejected: it would run code of
+//! the caller under the lock of the queue. So the condition of a wait is a mask and a value.
 //!
 //! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
 #![cfg_attr(
@@ -63,8 +63,9 @@ pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
 
 /// Clears the bit `locked` of `word`. Wakes one [`Sleeper::Locker`], and every [`Sleeper::Passer`].
 ///
-/// Also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If the bit stays
-/// set, the next holder of the lock must call `unlock` as well.
+/// Also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If `waiters`
+/// stays set, the next holder of the lock must call `unlock`, too, so that it wakes the next
+/// `Locker`.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
