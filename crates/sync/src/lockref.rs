@@ -14,11 +14,11 @@
 //! - A.1: while a `LockrefGuard` lives, no other thread changes the count or the dead bit.
 //! - A.2: after `mark_dead`, `get_not_dead` fails until `revive` (trap T18 in `traps.md`). The
 //!   check and the increment are one atomic step.
-//! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
-//!   (trap T51). Each method says whether it fails or panics at an end.
+//! - A.3: the count has 61 bits. It never falls below 0 and never overflows into the flags (trap
+//!   T51 in `traps.md`). Each method says whether it then fails or panics.
 //! - A.4: a thread that finds the lock held waits until the lock is free, and then counts by
 //!   compare-exchange. It takes the lock itself only after `CAS_TRIES` lost races. Otherwise later
-//!   threads would find the lock held and take it too, without end (trap T52).
+//!   threads would find the lock held and take it too, without end (trap T52 in `traps.md`).
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
 //! - A.6: two threads see an owner's writes before its `put_return` or its unlock: the thread that
 //!   drops the last reference, and the next lock holder.

@@ -1,4 +1,4 @@
-//! The resident pages of an arena, read from the kernel page by page.
+//! Tests of which pages of an arena are resident. They read this from the kernel, page by page.
 //!
 //! The tests write one word in a block of 2 MiB, and read `/proc/self/pagemap`. If all pages of the
 //! block are resident then, the block is a huge page.
