@@ -18,8 +18,8 @@
 //! a program chooses.
 //!
 //! A program can still close the inherited descriptors without the C library, or by dup2(2) to the
-//! same number. The programs that it starts then open the file by its path. If they may not, their
-//! IPC calls return `ENOSYS`.
+//! same number. The programs that it starts then open the namespace's file by its path. If they may
+//! not open it, their IPC calls return `ENOSYS`.
 //!
 //! Rejected alternative: let a program close the descriptor, and open the namespace's file again
 //! before each execve(2). But this library cannot intercept the posix_spawn(3) inside system(3),

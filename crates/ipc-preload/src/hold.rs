@@ -29,8 +29,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address of the mapped hold, or null. In a child it is its parent's hold, until the child has
-/// its own.
+/// The address of the mapped hold, or null. After a fork, a child has its parent's hold here until
+/// it has mapped its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the hold of a task that attaches its first segment.

@@ -97,9 +97,9 @@ pub use lookup::dlsym;
 /// tests do not register them.
 mod load {
     extern "C" fn load() {
-        // `process::resolve` registers a fork handler, which must run before all other handlers in
-        // a child. The C library runs them in the order of their registration, so
-        // `process::resolve` comes first.
+        // `process::resolve` registers a fork handler that must run in a child before all other
+        // fork handlers. The C library runs fork handlers of a child in the order of their
+        // registration. So `process::resolve` comes first.
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();
