@@ -269,8 +269,9 @@ fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), 
 /// Returns the header of the namespace's file, as words, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
-    // Get the size first, because another process may lengthen the file. If the size is not 0, the
-    // file of a namespace is long enough for the header, so a shorter read means another file.
+    // Get the size before the header, because another process may lengthen the file in between. The
+    // file of a namespace is empty, or contains a whole header. So if the size is not 0 and the
+    // read is short, this is another file.
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
@@ -313,8 +314,8 @@ mod tests {
     use super::*;
     use crate::{Cred, Namespace, NamespaceOptions};
 
-    /// A child that was forked into another pid namespace cannot register, although it has its
-    /// parent's mapping.
+    /// The registration of a child that was forked into another pid namespace must fail, although
+    /// the child has its parent's mapping.
     #[test]
     fn process_in_another_pid_namespace_is_not_registered() {
         let capacity = Capacity { tasks: 4, ..Capacity::LEAST };

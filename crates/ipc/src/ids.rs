@@ -139,8 +139,9 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words are copied and not unpacked: the processor stalls when one load reads the bytes of
-    /// several smaller stores.
+    /// The state word of the slot. This word and the words below are kept whole, and their parts
+    /// are taken out later. If the parts were stored one by one, a load of several parts would
+    /// stall the processor.
     state: u64,
     owner: u64,
     creator: u64,
@@ -594,7 +595,7 @@ impl IdsGuard<'_> {
             seen = high(get(key));
             if seen == object.index + 1 {
                 // Only the link of the hash chain changes, which lookups without a lock do not
-                // read. So the sequence count stays.
+                // read. So the sequence count need not change.
                 put(key, pair(low(get(key)), next));
                 return;
             }

@@ -137,8 +137,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // Other threads may still sleep at this lock, so a thread that has slept takes the lock
-        // with the bit `SLEEPERS`.
+        // A thread that has slept takes the lock with the bit `SLEEPERS` set. Its unlock then wakes
+        // the threads that may still sleep at this lock.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {

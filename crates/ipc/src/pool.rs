@@ -93,8 +93,8 @@ pub(crate) enum Joins {
     /// zero the joined lines. A semaphore's line must keep the tag of its last set, since the next
     /// set needs a newer tag. Freed lines of undo records are already zero.
     Keeping,
-    /// The pool joins free ranges only after 1/256 of its lines were freed since the last time. It
-    /// zeroes the first line of each new range, which may contain old text of a message.
+    /// The pool joins free ranges only if 1/256 of its lines were freed since it last joined
+    /// ranges. It zeroes the first line of each new range, which may contain old text of a message.
     Clearing,
 }
 
@@ -248,8 +248,8 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // Store the header before `NEXT_FRESH`, the end of the used lines: `rebuild` computes that
-        // end from the headers.
+        // Store the header first, and then `NEXT_FRESH`, the end of the used lines. If this task
+        // dies in between, `rebuild` finds the header, and computes the new end from it.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);

@@ -96,8 +96,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     }
 }
 
-/// Reaps a task that this process had before its execve(2). `owner` is the number of a present task
-/// of the same process.
+/// Reaps a task that this process had before its execve(2). `owner` is the number of a task that
+/// the process has now.
 ///
 /// # Errors
 ///
@@ -123,8 +123,9 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
 /// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
-    // execve(2) has unmapped all segments of the process, so `end_all` removes its attaches. They
-    // stay only if a forked child that nattch does not count yet still uses the segments.
+    // execve(2) has unmapped all segments of the process, so `end_all` removes the old task's
+    // attaches. The attaches stay only if a forked child that nattch does not count yet still uses
+    // the segments.
     let end = || end_all(shared, owner, index, sem::settle);
     with_reaper(shared, owner, index, end).map(drop)
 }
@@ -173,7 +174,7 @@ pub(crate) fn reap_line(
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
-    // Take the lock `REAPER`, which waits for a thread that began to reap the dead task before
+    // Take the lock `REAPER`. This waits for a thread that began to reap the dead task before
     // `owner` took over its record.
     let end = || end_all(shared, owner, owner.index, sem::reap);
     with_reaper(shared, owner, owner.index, end)

@@ -37,12 +37,12 @@ use crate::task_line::{
 };
 use crate::waiting::Waiting;
 
-/// The number of task records that a new task checks for dead tasks. They are the ones after its
+/// The number of task records that a new task checks for dead tasks: the records that follow its
 /// own.
 const REAPED_BESIDE: u32 = 2;
 
-/// After execve(2), a process looks for the tasks that it had before. This is the number of task
-/// records in which it looks.
+/// The number of task records in which a process looks, after execve(2), for the tasks of its
+/// previous program.
 const FORMER_WITHIN: usize = 64;
 
 /// A process in a namespace. Its threads share the task by reference.

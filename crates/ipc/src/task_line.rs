@@ -9,8 +9,8 @@
 //! | `PID` | the pid that `GETPID` returns |
 //! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
 //!
-//! A task frees its own line when it ends. If it has died, another task takes the lock in its word
-//! `REAPER`, cleans up, and frees the line.
+//! A task frees its own record when it ends. If the task has died, another task takes the lock in
+//! the record's word `REAPER`, cleans up, and frees the record.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;

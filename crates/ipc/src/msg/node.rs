@@ -222,8 +222,8 @@ impl<'s> Node<'s> {
     /// Tells the waiting task to check the queue again. Returns true if the caller must wake the
     /// task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
-        // ORDERING(ipc-status): AcqRel, as in `leave`. A plain store could lose the bit
-        // `INTERRUPTED`.
+        // ORDERING(ipc-status): AcqRel, as in `leave`. The change is one atomic step: a load and a
+        // later store could erase a bit `INTERRUPTED` that a signal handler sets in between.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 

@@ -30,8 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// `Task::waiting` does not count a sender that was told to check the queue again. It counts the
-/// sender again if its message still does not fit.
+/// Checks the result of `Task::waiting` for a sender that was told to check its queue again. The
+/// sender does not count until it has found that its message still does not fit.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();

@@ -12,8 +12,8 @@
 //! - A new header overwrites an old one, or lies where no walk over the headers looks yet.
 //! - Where the new range ends, the next new header is already written.
 //!
-//! The headers of the pool are valid after each of these stores. If the thread dies in between,
-//! only some of the ranges are joined.
+//! After each store of a new header, the headers of the pool are valid. If the thread dies in
+//! between, only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
@@ -186,7 +186,7 @@ impl Pool {
 
     /// Frees the range at `line`, which an earlier [`Pool::collect_used`] has found. `joins` is the
     /// count of joins from that walk. Under the pool's lock, the function first checks that a range
-    /// still begins at `line`, and that `is_left` is true.
+    /// still begins at `line`, and that `is_left` returns true.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(

@@ -72,8 +72,8 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The lowest bit of a field of `SHAPE`: the set's count of `SETVAL` and `SETALL` calls
-/// (`set::SETTINGS`) when the waiting call was completed.
+/// The position of a field in the word `SHAPE`. The field contains the set's count of `SETVAL` and
+/// `SETALL` calls (`set::SETTINGS`) at the time when the waiting call was completed.
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a completed call that is being reverted, because its task has died or is
 /// ending (`reap`).

@@ -324,7 +324,8 @@ impl Task {
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
                 // The call has no outcome yet. The watcher (the waiting call that looks for dead
-                // tasks) may have woken this task because the set is gone.
+                // tasks) may have woken this task because the set is gone. So end the wait if it is
+                // gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }

@@ -77,8 +77,8 @@ impl SetGuard<'_> {
     /// Destroys a set that no lookup finds any more: its semaphores, waits and undo records.
     /// Analogous to Linux's `freeary`.
     ///
-    /// The caller holds the lock of all semaphore sets. If it dies here, the next holder completes
-    /// the work.
+    /// The caller holds the lock of all semaphore sets. If the caller dies during this function,
+    /// the next holder of that lock completes the work.
     ///
     /// If a stopped process has frozen (locked) a semaphore, the function only ends the waiting
     /// calls and returns false. The set's memory stays, because that process will store into it

@@ -172,7 +172,7 @@ impl<'g, 's> Txn<'g, 's> {
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
         // The count `SETTINGS` tells the tasks of completed calls that their undo adjustments were
-        // cleared. Without `OWED` all of these tasks have returned, so do not count.
+        // cleared. Without `OWED` all of these tasks have returned, so the count need not change.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
         let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;

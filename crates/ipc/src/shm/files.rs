@@ -61,8 +61,8 @@ const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::C
 /// the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The number of times that a task tries to lock its hold file. A process that checks whether the
-/// task has a hold locks the file for the time of two system calls.
+/// The number of times that a task tries to lock its hold file. A try fails if another process is
+/// checking for a hold at that moment, since the check locks the file.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -219,8 +219,8 @@ impl Backing for SegmentFiles {
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Try again: another process that checks for an earlier task's hold locks the same
-                // file for a moment.
+                // Another process that checks whether an earlier task still has a hold locks this
+                // file for a moment. So try again.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -374,7 +374,8 @@ mod tests {
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
-    /// A file that a killed process has left must be removed before the free space is checked.
+    /// If a killed process has left a file, `create` must remove it before it checks the free
+    /// space.
     #[test]
     fn leftover_file_is_removed_before_the_space_is_checked() {
         let folder = Folder::new("full");
@@ -405,8 +406,8 @@ mod tests {
         fs::remove_dir_all(&folder.0).unwrap();
         assert!(!files.is_held(7) && files.hold(7).is_err(), "the folder is gone");
         assert!(files.remove(NAME), "the file went with the folder");
-        // Without the parent of the folder, this process may have another root directory. So it
-        // cannot know whether the files still exist.
+        // If the parent of the folder does not exist either, the process may have another root
+        // directory. So `SegmentFiles` must treat the files as existing.
         let elsewhere = SegmentFiles::new(folder.0.join("folder"));
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }

@@ -253,7 +253,8 @@ impl<'g, 's> Segment<'g, 's> {
     /// Removes the segment if it has no attach and is either marked for removal or subject to
     /// `is_shm_rmid_forced`. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
-        // The mark for removal may be newer than the copy in `self`.
+        // Look the segment up again: its mode may have got the mark for removal after the copy in
+        // `self` was made.
         let object = self.ids.ids.live(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -424,7 +425,7 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
 }
 
 /// Repairs a segment after a task has died with the lock of all segments held. Returns its number
-/// of pages, for the total. The caller has taken over that lock.
+/// of pages, from which the caller computes the total. The caller has taken over that lock.
 ///
 /// Rebuilds the list of attach records. Removes the key of a segment that is marked for removal.
 /// Removes the segment if that was due at its last detach.
