@@ -14,8 +14,9 @@
 //! One increment of the child generation thus invalidates all names in a directory. Their stale
 //! dentries are evicted later.
 //!
-//! A stale dentry is used again if a thread adds its name: it gets the current parent key. It is
-//! found by the hash of the name, which does not depend on the child generation.
+//! If a thread adds an invalidated name again, it reuses the stale dentry and gives it the current
+//! parent key. It finds the dentry by the hash of the name, which does not depend on the child
+//! generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
@@ -82,10 +83,12 @@ pub(crate) struct Dcache {
     /// The in-lookup locks of names. A thread must hold a name's lock to add a dentry under that
     /// name, or to move one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
-    /// The counts of directory listings in progress, and of the name changes during them.
+    /// The counts of directory listings in progress, and of the name changes during them. They tell
+    /// a listing that a name has changed since it was read.
     pub(crate) listings: Listings,
-    /// Protects the parent of every directory. A thread that moves a directory holds it for
-    /// writing; held shared, it keeps all directories in place. Analogous to Linux's `rename_lock`.
+    /// A lock on the parents of all directories. A thread that moves a directory holds the lock for
+    /// writing. A thread that holds it shared keeps all directories in place. Analogous to Linux's
+    /// `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -267,9 +270,9 @@ impl Dcache {
     /// negative, or changes during the call, or if its inode has too many references. The caller
     /// then looks up the directory and the name.
     ///
-    /// The answer is right at the instant at which the function loads the parent's child
-    /// generation, which each invalidation of the directory increments. The child's dentry is read
-    /// before this instant, and validated after it.
+    /// The answer is right at the instant at which the function loads the child generation of the
+    /// parent. Each invalidation of the parent increments that counter. The function reads the
+    /// child's dentry before this instant, and validates it afterwards.
     ///
     /// `get_by_ino` compares only one dentry: that of the first entry with the name's tag in the
     /// bucket's first line. It has so few instructions that the processor overlaps several lookups.
@@ -462,7 +465,7 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of a dentry's parent, and the sequence of the dentry at which the parent
+    /// Returns the slot of a dentry's parent, and the dentry's sequence at the time when the parent
     /// was read. The root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
@@ -509,8 +512,8 @@ impl Dcache {
     }
 }
 
-/// Frees the slot of a dead inode when it is dropped, so that a panic of the back end in `forget`
-/// does not leak the slot.
+/// A guard whose drop frees the slot of a dead inode. So a panic of the back end in `forget` does
+/// not leak the slot.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,

@@ -97,7 +97,7 @@ pub(crate) struct Dentries {
 }
 
 /// A copy of the words of a dentry that change together: parent key (its directory), body word and
-/// name words. It is built before the write section that stores it.
+/// name words. A writer builds the copy first, and stores it in a short write section.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -135,7 +135,8 @@ pub(crate) struct DirectoryWords {
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot of a dentry: its parent key and body word, with the sequence at which they were read.
+/// A snapshot of a dentry: its parent key and its body word (inode, name length, flags), with the
+/// sequence at which they were read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -267,8 +268,9 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` fills all words of a slot of the smallest size class. So compare all of
-        // them, because a comparison of a fixed length is faster.
+        // `store_long` fills all words of a slot of the smallest size class, even if the rest of
+        // the name is shorter. So compare all these words: a comparison of a fixed length is
+        // faster.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -352,8 +354,8 @@ impl Dentries {
         self.line(slot).directory_words()
     }
 
-    /// Returns the number of a directory that is mixed into the hashes of its children's names. The
-    /// number does not change while the directory's dentry lives (invariant D.3).
+    /// Returns a number for a directory, which is mixed into the hashes of its children's names.
+    /// The number does not change while the directory's dentry lives (invariant D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -388,8 +390,8 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot: its generation, the referenced bit, a bit for each half in
-    /// use, and the slot of the inode's next dentry.
+    /// Returns the cold word of a slot, which path walks do not read. It has the slot's generation,
+    /// the referenced bit, a bit for each half in use, and the slot of the inode's next dentry.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -397,9 +399,9 @@ impl Dentries {
 
     // Writing.
 
-    /// Allocates a dentry, if possible in the slot of `beside`, its inode, on which the caller
-    /// holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. Returns None
-    /// if no slot is left.
+    /// Allocates a dentry. Prefers the slot of its inode `beside`, on which the caller holds a
+    /// reference. If that slot has a dentry already, or if `beside` is none, allocates a new slot
+    /// of `group`. Returns None if no slot is left.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -409,16 +411,18 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot, whose other half may still hold an inode. The sequence of
-    /// the next dentry in the slot continues from this one's.
+    /// Frees the dentry half of a slot, whose other half may still hold an inode. The next dentry
+    /// in the slot continues with the sequence of this one, so readers of this one notice the
+    /// reuse.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates an inode, if possible in the slot of `beside`, one of its dentries, on which the
-    /// caller holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. For
-    /// [`Group::Few`] (directories), a new slot is tried first.
+    /// Allocates an inode. Prefers the slot of its dentry `beside`, on which the caller holds a
+    /// reference. If that slot has an inode already, or if `beside` is none, allocates a new slot
+    /// of `group`. A directory ([`Group::Few`]) gets a new slot if possible, so that directories
+    /// are close together.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -498,13 +502,15 @@ impl Dentries {
         before
     }
 
-    /// Stores a new parent key in a dentry. The caller is inside the dentry's write section.
+    /// Stores a new parent key (its directory) in a dentry. The caller is inside the dentry's write
+    /// section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body word in a dentry. The caller is inside the dentry's write section.
+    /// Stores a new body word (inode, name length, flags) in a dentry. The caller is inside the
+    /// dentry's write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
@@ -531,7 +537,7 @@ impl Dentries {
     }
 
     /// Stores the bytes of `name` from `start` on in a new slot for long names. Returns the word
-    /// for that slot, or None if none is left.
+    /// with which a dentry refers to that slot, or None if no slot is left.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;

@@ -12,8 +12,8 @@
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
 //! for ever (trap T9 in `traps.md`).
 //!
-//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11
-//! in `traps.md`).
+//! The result includes the kind of the path: for example, that it does not begin at the given root.
+//! The texts of d_path and getcwd depend on the kind (trap T11 in `traps.md`).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
@@ -139,8 +139,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode, from the root of its file system, to `out`. The path of that root is
-/// `/`.
+/// Appends a path of an inode to `out`. The path begins at the root of the inode's file system. The
+/// path of that root itself is `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -207,8 +207,8 @@ pub(crate) struct Chain {
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// Returns a path of an inode from the root of its file system, and the inodes on it, all of one
-/// instant.
+/// Returns a path of an inode from the root of its file system, and the inodes on this path. All
+/// names on the path existed at one instant.
 ///
 /// The caller holds a reference on the inode, and, unless it is a directory, keeps one of its names
 /// in the cache (see [`hold_name`]). No reference on a dentry is taken or dropped.

@@ -679,8 +679,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes it, those of
-    /// flock(2) when an open file is closed.
+    /// Drops all locks of `owner` on a file. Called for locks of fcntl(2) when a process closes the
+    /// file, and for locks of flock(2) when the open file is closed.
     fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -706,7 +706,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOTTY)
     }
 
-    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If
+    /// Returns the events that the file has now: those of `wanted`, and also `ERR` and `HUP`. If
     /// `waker` is given, the back end keeps it until the file has new events, and then wakes it.
     ///
     /// The default is `ENOSYS`: reads and writes of this back end's files never wait. The server

@@ -76,8 +76,9 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // `NameHash::child` adds the directory's number, often as small as the length. The product
-        // with a secret keeps the two from cancelling each other out.
+        // `NameHash::child` adds the directory's number to `first`. That number is often as small
+        // as the length. So the length is multiplied by a secret, because otherwise the two numbers
+        // could cancel each other out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }

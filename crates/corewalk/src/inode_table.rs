@@ -112,9 +112,9 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
-    /// If `is_same` refuses the user data of the node that has the name, the name belongs to
-    /// another file now. Then a new node replaces the old one. After mkdir(2) the server passes
-    /// `|_| false`, because the directory is new.
+    /// `is_same` gets the user data of the node that has the name. If it returns false, the name
+    /// belongs to another file now, and a new node replaces the old one. After mkdir(2) the server
+    /// passes `|_| false`, because the directory is new.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered`].

@@ -85,7 +85,7 @@ mod table;
 mod xattr;
 
 /// The number of entries that `readdir` copies at a time under the directory's lock. The first
-/// batch of a call is the smallest, for callers with a small buffer.
+/// batch of a call is the smallest, because a caller with a small buffer takes no more.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;

@@ -235,8 +235,8 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // Slot numbers must fit into 30 bits: the list of an inode's dentries stores them in the
-        // dentry records (`dentry::cold`).
+        // A slot number must fit into 30 bits, because the list of an inode's dentries is linked by
+        // such numbers in the dentry records (`dentry::cold`).
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -401,8 +401,8 @@ pub struct Stats {
     /// Failed lock-free attempts of walks and path translations: a dentry that was read has changed
     /// before the end of the attempt.
     pub retries: u64,
-    /// Walks and path translations that gave up after several failed lock-free attempts: walks fell
-    /// back to ref-walk, translations blocked renames of directories.
+    /// Walks and path translations that gave up after several failed lock-free attempts. Such a
+    /// walk fell back to ref-walk. Such a translation blocked renames of directories.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
@@ -573,7 +573,8 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// Number 0 marks unused entries of the index, so its lookup must find no inode.
+    /// Inode number 0 marks unused entries of the index, so a lookup of this number must find no
+    /// inode.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();

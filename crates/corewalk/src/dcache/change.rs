@@ -327,7 +327,8 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Makes the dentry in `slot` an alias of the inode, with a reference on the inode.
+    /// Adds the dentry in `slot` to the names (aliases) of the inode, and takes a reference on the
+    /// inode for it.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
@@ -605,8 +606,8 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the content of `this` after an exchange: its own inode and flags, with the name of
-    /// the dentry `other` in `slot`.
+    /// Returns the content that the dentry `this` gets in an exchange: its own inode and flags,
+    /// with the name of the dentry `other`. `slot` is the slot of `other`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);

@@ -3,8 +3,9 @@
 //! Each model runs the real functions of the cache, on a cache with three slots. Each control test
 //! does the same with one wrong step, and must fail.
 //!
-//! The spawned thread is the reader. With the roles swapped, loom would skip schedules (see `tally`
-//! in `corewalk_base`). At most [`PREEMPTIONS`] preemptions suffice for every control test to fail.
+//! The spawned thread is the reader. If it were the main thread, loom would skip some schedules,
+//! because of a bug of loom (see `tally` in `corewalk_base`). At most [`PREEMPTIONS`] preemptions
+//! suffice for every control test to fail.
 
 mod count;
 

@@ -1,7 +1,7 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
-//! A clock hand moves over the slots of the cache. An unused dentry that was looked up since the
-//! hand last passed it gets a second chance; otherwise it is evicted.
+//! A clock hand moves over the slots of the cache, and evicts unused dentries. A dentry that was
+//! looked up since the hand's last visit gets a second chance.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
 //! clock hand evicts a deep tree (trap T44 in `traps.md`).
@@ -25,9 +25,9 @@
 //! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
 //! lookup finds them any more.
 //!
-//! The cache has no list of a directory's children. So each removal of a directory scans slots for
-//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. In a small cache, one scan evicts all
-//! orphans. In any cache, orphans take only a small share.
+//! The cache has no list of a directory's children. So each removal of a directory scans slots of
+//! the whole cache for orphans: [`ORPHAN_SCAN`] slots per orphan that it leaves. In a small cache,
+//! one scan evicts all orphans. In any cache, orphans take only a small share.
 //!
 //! A path walk without locks writes nothing, so it does not mark dentries as used. A dentry is
 //! marked only when a thread takes a reference on it or adds it. So a dentry that only lock-free
@@ -52,8 +52,8 @@ const SCAN_STEP: u32 = 64;
 /// scans this many slots, and evicts such entries. So the whole cache is scanned once before they
 /// fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that the removal of a directory with negative entries scans, in about a
-/// microsecond.
+/// The removal of a directory with negative entries scans at least this many slots for such
+/// entries. That takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Each removal of a directory scans at most this many slots for negative entries below removed
 /// directories. If more slots are due, later removals scan them.
@@ -228,8 +228,8 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. The `fetch_add` gives each slot of the scan for orphans to one
-            // thread. No other memory is published with it.
+            // ORDERING: Relaxed. The `fetch_add` gives each slot of this scan to one thread. No
+            // other memory is published with it.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             let slot = DentrySlot::new(at % slots as u32);
             evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});

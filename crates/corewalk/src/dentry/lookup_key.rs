@@ -4,9 +4,9 @@
 //! than eight bytes remain, the word holds the last eight bytes of the name instead, which overlap
 //! the word before ([`name_word_at`]).
 //!
-//! Because of the overlap, the words of a name are read without shift and mask, and names of equal
-//! length are equal if their words are. In a name shorter than eight bytes, each word is the whole
-//! name, padded with zeroes.
+//! Because of the overlap, the words of a name are read without shift and mask. Names of equal
+//! length are equal if their words are. A name shorter than eight bytes has one distinct word, the
+//! name padded with zeroes, which is stored repeatedly.
 //!
 //! Branches on the length of a name are often mispredicted, so this code avoids them. It compares
 //! names two words at a time, together with the dentry's body word, which contains the length.
@@ -50,7 +50,8 @@ pub(crate) struct ShortLookupKey {
 
 impl ShortLookupKey {
     /// Returns the lookup key of a path component, which matches only dentries with the flags in
-    /// `needed`. The only branch on a length tests for a path of fewer than eight bytes.
+    /// `needed`. Branches on lengths are often mispredicted, so the only one tests for a path of
+    /// fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,

@@ -1,8 +1,8 @@
 //! Models of a slot whose two halves, for a dentry and an inode, are allocated and freed by
 //! different threads. Also models of long names.
 //!
-//! In each model the spawned thread checks the result. With the roles swapped, a bug of loom would
-//! skip schedules (see `tally` in `corewalk_base`).
+//! In each model, the spawned thread checks the result. If the main thread did, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -102,11 +102,11 @@ fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. The order is strong enough. The bug is that load and store are two
-            // steps.
+            // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the
+            // load and the store are two separate steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. The order is strong enough. The bug is that the word is loaded and
-            // stored in two separate steps.
+            // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the
+            // load and the store are two separate steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);

@@ -35,7 +35,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index in the buffer at which the path begins. It ends at the buffer's end.
+    /// The index in the buffer at which the path begins. The path ends where the buffer ends.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,

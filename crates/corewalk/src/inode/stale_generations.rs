@@ -43,7 +43,8 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. A `get` with the old length only searches the list in vain.
+        // ORDERING: Relaxed. A `get` that loads the old length locks the list and searches it in
+        // vain, which is harmless.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 

@@ -1,8 +1,9 @@
 //! Models of locks by key: a lock has one holder at a time, and an invalidation can forbid the
 //! holder to cache the back end's answer.
 //!
-//! In each model, the spawned thread is the one whose first step is a load. With the roles swapped,
-//! a bug of loom would skip schedules (see `tally` in `corewalk_base`).
+//! In each model, the spawned thread is the one whose first step is a load. If it were the main
+//! thread, loom would skip some schedules, because of a bug of loom (see `tally` in
+//! `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};

@@ -120,8 +120,8 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // `node` and `dir` are in the same slot: either both are the same directory, or one is
-            // the number of an earlier inode of the slot.
+            // `node` and `dir` are in the same slot. Either both are the same directory, or one of
+            // the two numbers is that of an earlier inode of the slot.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }

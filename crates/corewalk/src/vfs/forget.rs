@@ -45,7 +45,7 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup by number does not mark a cached inode as recently used, so `forget` does.
+        // Marks the inode as recently used, because a lookup by number in the cache does not.
         self.dcache.inodes.touch(inode.slot);
         true
     }
@@ -72,9 +72,9 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // The lookups may belong to several inodes that had this number. So only one thread at a
-        // time drops them. Otherwise two threads might each count enough lookups, although both
-        // together ask for too many.
+        // The lookups may be spread over several inodes that had this number. So one thread at a
+        // time drops lookups. Otherwise two threads could both count enough lookups for their
+        // request, although there are too few for both.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

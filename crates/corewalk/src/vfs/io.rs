@@ -705,8 +705,8 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // `system.` has only a few known names, such as those of ACLs. So without a suffix it
-            // fails like any unknown name.
+            // The class `system.` has only a few known names, such as those of ACLs. Without a
+            // suffix, it fails like any unknown name of the class.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }

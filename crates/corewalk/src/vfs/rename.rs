@@ -128,8 +128,8 @@ impl Vfs {
     /// From the result of a removal the caller learns whether `victim` was empty. If a rename has
     /// emptied it, the cache must show that rename before the caller gets the result.
     ///
-    /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
-    /// are released. So the caller does not wait for itself.
+    /// A caller whose own rename has failed has already taken it out of `in_flight_renames`, and
+    /// has released its in-lookup locks. So the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);

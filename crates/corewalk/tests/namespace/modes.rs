@@ -2,7 +2,8 @@
 //! host.
 //!
 //! Each caller makes each call of a list, on files of each owner and mode, in a namespace and on
-//! the host. The results must be equal, and afterwards the file's mode, owner and attribute names.
+//! the host. The results must be equal. After each call, the file's mode, owner and attribute names
+//! must be equal too.
 //!
 //! The callers are an ordinary user, a user in another group, and users with capabilities. On the
 //! host, threads with exactly these privileges make the calls. If the tests do not run as root, the
@@ -417,7 +418,8 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Dropped at the end, even after a panic: the serving thread then ends.
+            // Move `call` into this closure. Its drop at the end, even after a panic, ends the
+            // serving thread.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);

@@ -1,9 +1,9 @@
 //! Tests of ref-walk, the fallback of a path walk that holds references, during changes of the
 //! tree.
 //!
-//! These tests walk through a directory with an ACL, so each walk asks the back end for it. The
-//! test then changes the tree. A walk whose path changes in each lock-free attempt falls back to
-//! ref-walk.
+//! These tests walk through a directory with an ACL, so each walk asks the back end for the ACL.
+//! When it is asked, the test changes the tree. A walk whose path changes in each lock-free attempt
+//! falls back to ref-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 

@@ -155,16 +155,16 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
 }
 
 /// `publish` looks a dentry up and then locks it. In between, another thread may mark the dentry as
-/// a mount point. The dentry is that of a directory in use, whose name was invalidated and is added
-/// again. The directory must keep it. Trap T55 in `traps.md`.
+/// a mount point. Here the name of a directory in use was invalidated, and is added again. The
+/// directory must keep its dentry. Trap T55 in `traps.md`.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Control (a variant with the bug must fail): `publish` searches for the dentry from before the
-/// invalidation only once. If another thread then marks it as a mount point, it is not reused, and
-/// a second dentry is made. Trap T55 in `traps.md`.
+/// Control (a variant with the bug must fail): `publish` searches only once for the directory's
+/// dentry from before the invalidation. If another thread then marks this dentry as a mount point,
+/// `publish` makes a second dentry instead of reusing it. Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -186,8 +186,8 @@ fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
 }
 
 /// Control (a variant with the bug must fail): `publish` looks the dentry up only once. If another
-/// thread then marks it as a mount point, no reference can be taken, and a second dentry is made.
-/// Trap T55 in `traps.md`.
+/// thread then marks it as a mount point, `publish` cannot take a reference on it, and makes a
+/// second dentry. Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -202,8 +202,9 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Counts how
-/// often both lookups were before the exchange, on different sides of it, and after it.
+/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Returns how
+/// often both lookups came before the exchange, how often it came between them, and how often both
+/// came after it.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -298,8 +299,8 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// After an invalidation has returned, no lookup may find an older answer. Three cases: a new name,
-/// a name that was cached before, and the target of a rename. Trap T25 in `traps.md`.
+/// After an invalidation has returned, no lookup may find an older answer. The test covers a new
+/// name, a name that was cached before, and the target of a rename. Trap T25 in `traps.md`.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();

@@ -112,9 +112,10 @@ enum Reuse {
     Dentry,
 }
 
-/// Evicts the dentry of `A`. If that succeeds, another file gets the free slot that `reuse` names.
-/// Meanwhile a reader calls `count`, which looks `A` up and takes a reference on its inode. Returns
-/// how often `count` missed `A`, and how often it took the reference.
+/// Evicts the dentry of `A`. If that succeeds, another file gets the freed slot of the dentry or of
+/// the inode, as `reuse` says. Meanwhile a reader calls `count`, which looks `A` up and takes a
+/// reference on its inode. Returns how often `count` missed `A`, and how often it took the
+/// reference.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -176,8 +177,8 @@ fn control_count_without_a_last_look_is_caught() {
 /// other reference weighs 1.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count:
-/// first 1, and the rest after the validation.
+/// Looks `A` up for a FUSE client. Such a lookup adds [`LOOKUP`] to the inode's reference count: 1
+/// when the reference is taken, and [`LOOKUP`] - 1 after the validation.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);

@@ -49,8 +49,9 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Of an eviction and a reader that takes a reference, only one succeeds. The reader never gets a
-/// reference on the next dentry in the slot. Traps T5, T7, T17, T18 and T55 in `traps.md`.
+/// An eviction and a reader's attempt to take a reference must not both succeed. The reader must
+/// never get a reference on the next dentry in the slot. Traps T5, T7, T17, T18 and T55 in
+/// `traps.md`.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));

@@ -186,7 +186,8 @@ impl Blocks {
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
         // A free block number has no entry in the cache (invariant K.2), so `create` fails only if
-        // the cache is full. Then later searches do not find the block, which is harmless.
+        // the cache is full. Then the block is not in the cache, and later searches do not find it,
+        // which is harmless.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block

@@ -71,7 +71,7 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
 }
 
 /// Reclaim evicts entries that a walker on the same CPU needs. Neither may spin. Together they must
-/// take about as much CPU time as one after the other. Trap T46 in `traps.md`.
+/// take about as much CPU time as if they ran one after the other. Trap T46 in `traps.md`.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";

@@ -289,8 +289,8 @@ fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f`. When the back end is first asked for `f`, it renames
-/// it to `g`, and answers when the test lets it.
+/// Returns a namespace with a directory `f`. At the first lookup of `f`, the back end renames the
+/// directory to `g`, and answers when the test lets it.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();
