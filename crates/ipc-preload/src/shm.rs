@@ -125,7 +125,8 @@ pub(crate) fn detach_former() {
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Ignore an error. Without this file, nattch counts the attaches until the process ends.
+    // Ignore an error. Without this file, execve(2) does not lower nattch, but the end of the
+    // process does.
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
