@@ -99,7 +99,7 @@ pub trait Backing: Send + Sync {
     }
 
     /// Called when task number `task` has no attaches and will get no more. The function can delete
-    /// the task's hold.
+    /// the task's hold (the locked file).
     fn forget(&self, task: u32) {}
 }
 

@@ -12,8 +12,8 @@
 //! magic number. No process can have joined such a file, so the next process makes the namespace
 //! anew.
 //!
-//! A process that joins takes no lock. The file is sparse: parts of the region that were never used
-//! take no memory.
+//! A process that joins takes no lock. The file is sparse: parts of the region (the memory of the
+//! namespace) that were never used take no memory.
 //!
 //! # Refused files
 //!

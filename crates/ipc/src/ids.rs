@@ -122,7 +122,7 @@ pub(crate) struct IdLayout {
 
 impl IdLayout {
     /// Returns the layout of an id table with `slots` slots. Its head is in line `head` of the
-    /// region.
+    /// region (the memory of the namespace).
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
         let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
         Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }

@@ -192,8 +192,8 @@ impl Layout {
         [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches]
     }
 
-    /// Returns the lines of the region whose memory is allocated when the namespace is made, since
-    /// any process may access them at any time.
+    /// Returns the lines of the namespace whose memory is allocated when the namespace is made,
+    /// since any process may access them at any time.
     ///
     /// The result contains all lines outside of the pools, and the first line of each pool, which a
     /// walk over an empty pool reads. A pool allocates its other lines before their first use.

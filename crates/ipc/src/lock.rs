@@ -1,4 +1,4 @@
-//! A robust lock in one word of the region: the lock stays usable if its holder dies.
+//! A robust lock in one word of a namespace's memory: the lock stays usable if its holder dies.
 //!
 //! The owner is the task that holds the lock. One compare-exchange writes the whole word of the
 //! lock, so a held lock always names its owner:

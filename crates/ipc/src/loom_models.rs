@@ -186,9 +186,9 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Calls with one operation and calls with several must exclude each other. The words of the
-/// semaphores alone must ensure that. (A mode of the whole set, as in Linux's
-/// `sem_array.use_global_lock`, could be stale.) Traps I4 and I9 in `traps.md`.
+/// Calls with one operation and calls with several must exclude each other by the words of the
+/// semaphores alone. (In Linux a mode of the whole set, `sem_array.use_global_lock`, decides, and
+/// could be stale.) Traps I4 and I9 in `traps.md`.
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {

@@ -258,7 +258,8 @@ impl Task {
         if !self.is_own(node) || !is_interruptible(status) {
             return None;
         }
-        // ORDERING: Relaxed. The waiting call takes the lock of its set or queue before it ends.
+        // ORDERING: Relaxed. The waiting call takes the lock of its set or queue before it ends,
+        // and that lock orders its accesses.
         status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         Some(status)
     }

@@ -82,8 +82,8 @@ mod tests {
         let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
-        // The second set has the slot and the tag of the first, but its semaphores are in other
-        // cache lines.
+        // The second set has the slot and the tag (version number) of the first, but its semaphores
+        // are in other cache lines.
         let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);

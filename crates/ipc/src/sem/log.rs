@@ -16,8 +16,8 @@
 //! must equal the phase bit of the frozen word. The store that thaws (unlocks) the word flips its
 //! phase bit.
 //!
-//! The phase bit has its old value again after two operations. So each operation that freezes the
-//! word must write a log, even if the log is empty ([`Log::Void`]).
+//! The phase bit has its old value again after two operations. So each operation that freezes
+//! (locks) the word must write a log, even if the log is empty ([`Log::Void`]).
 
 use super::set::{LOG, Set};
 use super::word::Word;

@@ -68,8 +68,8 @@ pub(super) struct Reaper<'s> {
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a live task does not release a lock or a frozen semaphore. The caller must then
-/// clean up after the task later.
+/// Returns `EIO` if a live task does not release a lock or thaw (unlock) a semaphore. The caller
+/// must then clean up after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };

@@ -1,8 +1,8 @@
 //! Repair of a semaphore set after a task has died in the middle of a change.
 //!
-//! A dead task can leave three things: the set's lock, words that it froze without the lock
-//! (`freeze`), and a set that is only partly removed. If the last holder of a set's lock has died,
-//! the next task that takes the lock repairs the set first.
+//! A dead task can leave three things: the set's lock, semaphore words that it froze (locked)
+//! without that lock (`freeze`), and a set that is only partly removed. If the last holder of a
+//! set's lock has died, the next task that takes the lock repairs the set first.
 //!
 //! The words of the semaphores, the wait nodes and the undo records are authoritative, and so is
 //! the set's word `COMMIT`: it says whether the dead task's transaction had completed its logs.

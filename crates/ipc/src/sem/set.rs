@@ -66,8 +66,8 @@ pub(super) const SETTINGS_SHIFT: u32 = 8;
 // Indices of words in the cache line of a semaphore. [`ALTER_LIST`] and [`CONST_LIST`] are indices
 // in this line, too. Words 6 and 7 of the first semaphore's line belong to the memory pool.
 pub(super) const WORD: usize = 0;
-/// The word with the time of the last operation on the semaphore. Its high bits contain the tag of
-/// the set, so a later set in the same memory ignores the time.
+/// The word with the time of the last operation on the semaphore. Its high bits contain the tag
+/// (version number) of the set, so a later set in the same memory ignores the time.
 pub(super) const OTIME: usize = 1;
 /// The word with the log of an operation that changes the semaphore without the set's lock (module
 /// `log`).
@@ -80,8 +80,8 @@ const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The number of low bits of the word [`TICKET`] that contain the ticket. The other bits contain a
-/// time in milliseconds.
+/// The number of low bits of the word [`TICKET`] that contain the ticket (a number in the order of
+/// arrival). The other bits contain a time in milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
@@ -192,7 +192,7 @@ impl<'s> Set<'s> {
     #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
         // ORDERING(ipc-word): Release. Pairs with `Set::word`: the next operation on this semaphore
-        // sees the stores that this task made while the word was frozen.
+        // sees the stores that this task made while the word was frozen (locked).
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 
@@ -200,7 +200,7 @@ impl<'s> Set<'s> {
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
         // The set may be removed before the store below. The next set ignores the stored time,
-        // because the time contains the tag of the old set.
+        // because the stored word contains the tag (version number) of the old set.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {

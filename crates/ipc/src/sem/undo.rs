@@ -169,7 +169,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 /// Returns the undo record that task `task` has for the set, if the record is in `undos.cache`.
 ///
 /// A caller without the set's lock must have frozen (locked) the word of one of the set's
-/// semaphores. If that word contains the set's tag, the set and the undo record exist.
+/// semaphores. If that word contains the set's tag (version number), the set and the undo record
+/// exist.
 #[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.

@@ -99,16 +99,17 @@ enum Folder {
 }
 
 impl SegmentFiles {
-    /// Returns a backing with its files in `folder`. The folder must exist when the first segment
-    /// is created. The path should be absolute, since a process may change its working directory.
+    /// Returns a backing (a source of segment memory) with its files in `folder`. The folder must
+    /// exist when the first segment is created. The path should be absolute, since a process may
+    /// change its working directory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(Folder::Path(folder.into()))
     }
 
-    /// Returns a backing with its files in the folder of a descriptor, for a process that cannot
-    /// reach the folder by its path. Each call opens the folder again through the descriptor, so
-    /// the program must keep the descriptor open.
+    /// Returns a backing (a source of segment memory) with its files in the folder of a descriptor.
+    /// It is for a process that cannot reach the folder by its path. Each call opens the folder
+    /// again through the descriptor, so the program must keep the descriptor open.
     ///
     /// # Errors
     ///
@@ -283,6 +284,7 @@ fn of_shmat(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM => Errno::ACCESS,
         // The segment exists, but its file does not: another program must have removed the folder.
+        // So report the segment as removed.
         Errno::NOENT => Errno::IDRM,
         _ => Errno::NOMEM,
     }

@@ -2,8 +2,9 @@
 //! controls the process through a socket.
 //!
 //! Two files of proc(5) show whether a process waits. `/proc/PID/task/TID/syscall` has the number
-//! of the system call, but only while the process is off its processor. That includes a woken
-//! process that moves to another processor. So `stat` must also show that the process sleeps.
+//! of the system call, but only while the process is off its processor. The file also has it for a
+//! process that was woken and moves to another processor. So `stat` must also show that the process
+//! sleeps.
 //!
 //! If a call wakes another process, it does so before it returns. So once a call has returned, the
 //! test can check immediately which processes still wait.

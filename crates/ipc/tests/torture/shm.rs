@@ -35,8 +35,8 @@ const ATTACHES: u32 = 96;
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// A backing that records which segments have memory. It has a word for each slot, with a bit for
-/// each serial number.
+/// A backing (a source of segment memory) that records which segments have memory. It has a word
+/// for each slot, with a bit for each serial number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
