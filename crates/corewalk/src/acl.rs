@@ -86,7 +86,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Returns the ACL with these entries, which may come in any order.
+    /// Returns the ACL with the given entries, which may come in any order.
     ///
     /// # Errors
     /// `EINVAL` if the ACL lacks a required entry, has a forbidden one, or has an entry twice or

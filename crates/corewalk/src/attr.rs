@@ -392,8 +392,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time, or None if the back end sets it. A FUSE kernel with a writeback cache keeps
-    /// change times itself.
+    /// The new change time. If it is None, the back end sets the change time. A FUSE kernel with a
+    /// writeback cache keeps change times itself.
     pub ctime: Option<Timespec>,
 }
 

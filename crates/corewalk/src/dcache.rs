@@ -274,9 +274,10 @@ impl Dcache {
     /// parent. Each invalidation of the parent increments that counter. The function reads the
     /// child's dentry before this instant, and validates it afterwards.
     ///
-    /// `get_by_ino` compares only one dentry: that of the first entry with the name's tag in the
-    /// bucket's first line. It has so few instructions that the processor overlaps several lookups.
-    /// `get_by_ino_slow` handles long names and further entries.
+    /// `get_by_ino` compares only one dentry: that of the first entry in the bucket's first cache
+    /// line that has the name's tag (16 bits of its hash). It has so few instructions that the
+    /// processor overlaps several lookups. `get_by_ino_slow` handles long names and further
+    /// entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         if name.len() <= INLINE_MAX {
             let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -293,7 +294,8 @@ impl Dcache {
         self.get_by_ino_slow(ino, name)
     }
 
-    /// Like [`Dcache::get_by_ino`], but compares the dentries of all entries with the name's tag.
+    /// Like [`Dcache::get_by_ino`], but compares the dentries of all entries with the name's tag
+    /// (16 bits of its hash).
     #[inline(never)]
     fn get_by_ino_slow(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -385,7 +387,7 @@ impl Dcache {
     }
 
     /// Takes a reference on the inode of the dentry in `slot`. Returns false if the dentry has
-    /// changed since `seq`.
+    /// changed since its sequence was `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -420,8 +422,8 @@ impl Dcache {
         }
     }
 
-    /// Drops `n` references on an inode. If they were the last references, tells the host that the
-    /// cache has dropped the inode.
+    /// Drops `n` references on an inode. If they were the last references, tells the cache's owner
+    /// that the cache has dropped the inode.
     pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));

@@ -164,8 +164,8 @@ pub struct DirEntry<'a> {
     /// and valid however the directory changes.
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
-    /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes
-    /// only if they cost no extra work, for example because a server sent them with the names.
+    /// attributes does not call `lookup`. Most listings need no attributes. So a back end reports
+    /// them only if they cost no extra work, for example because a server sent them with the names.
     pub attr: Option<Attr>,
 }
 
@@ -547,8 +547,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Opens a directory for a listing, if the back end keeps state per listing. `readdir`, `fsync`
-    /// and `releasedir` get the handle in [`Node::handle`]. A server may skip this call as
-    /// [`FileSystem::has_open_state`] says.
+    /// and `releasedir` get the handle in [`Node::handle`]. A server may skip this call if
+    /// [`FileSystem::has_open_state`] returns false.
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }

@@ -452,7 +452,7 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of an inode without the first, and without references on them. A
+    /// Returns up to `max` aliases of an inode, except the first, without references on them. A
     /// caller that takes a reference on one checks afterwards that it is still an alias.
     pub(crate) fn other_aliases(
         &self,
@@ -488,9 +488,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Removes `dentry` from the aliases of an inode, unless it is the only alias of an inode with
-    /// other users. In that case returns false. One lock covers the check and the removal.
-    /// Otherwise two threads could each see the other's alias, and remove both.
+    /// Removes `dentry` from the aliases of an inode. Keeps it and returns false if it is the only
+    /// alias of an inode that has other users. One lock covers the check and the removal. Otherwise
+    /// two threads could each see the other's alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -752,7 +752,7 @@ impl Inodes {
     }
 
     /// Returns the memory of the hash table of inodes, in bytes. [`Dentries::bytes`] counts the
-    /// memory of their slots.
+    /// memory of the inodes' slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

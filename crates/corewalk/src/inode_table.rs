@@ -434,9 +434,9 @@ impl<T> InodeTable<T> {
         self.vfs.forget_all(ino)
     }
 
-    /// Sets the callback for memory pressure. A table over its budget reports to it the entries
-    /// that only the client's lookups keep. A FUSE server then asks its kernel to forget them. The
-    /// callback can be set once.
+    /// Sets the callback for memory pressure. A table over its budget passes to the callback each
+    /// entry that only the client's lookups keep. A FUSE server then asks its kernel to forget the
+    /// entry. The callback can be set once.
     ///
     /// # Errors
     /// `EBUSY` if it is already set.

@@ -114,8 +114,8 @@ impl<'v> PathRef<'v> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns the dentry's slot number and the slot's generation. They are no reference, so the
-    /// dentry may be evicted.
+    /// Returns the dentry's slot number and the slot's generation. These numbers hold no reference,
+    /// so the dentry may be evicted.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

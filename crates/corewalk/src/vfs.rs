@@ -87,7 +87,7 @@ pub struct VfsOptions {
     /// long as there are unused entries.
     pub cache_bytes: u64,
     /// Maximum number of dentries, and also of inodes. The namespace reserves address space for
-    /// them, but no memory. Beyond it, operations fail with `ENOMEM`.
+    /// them, but no memory. Beyond this number, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one, or they could craft names that
@@ -651,9 +651,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Each cached name stores the lower half of its directory's count of invalidations, and is
-    /// found only if that is current. When the lower half wraps around, names that were cached long
-    /// before must not be found. Trap T32 in `traps.md`.
+    /// A cached name stores the lower half of its directory's count of invalidations. A lookup
+    /// finds the name only if the stored half is current. When the lower half wraps around, names
+    /// that were cached long before must not be found. Trap T32 in `traps.md`.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

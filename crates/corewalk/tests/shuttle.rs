@@ -102,7 +102,8 @@ fn swap_against_walk(swap: fn(&Vfs)) {
     assert_eq!([walk(&vfs, b"/y/f"), walk(&vfs, b"/x/f")], files.map(Ok));
 }
 
-/// A name that always exists must always be found. Traps T12 and T13 in `traps.md`.
+/// While two directories are exchanged, a walk through either name must find a file. Traps T12 and
+/// T13 in `traps.md`.
 #[test]
 fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
@@ -147,7 +148,8 @@ fn replace_against_lookup(replace: fn(&Vfs)) {
     assert_eq!([lookup(&vfs, "a"), lookup(&vfs, "b")], [Err(Errno::NOENT), Ok(files[0])]);
 }
 
-/// A name that always exists must always be found. Traps T12 and T13 in `traps.md`.
+/// While a file is renamed over another, a lookup must always find the target name. Traps T12 and
+/// T13 in `traps.md`.
 #[test]
 fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));

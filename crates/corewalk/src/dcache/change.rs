@@ -484,7 +484,8 @@ impl Dcache {
         negative
     }
 
-    /// Completes [`Dcache::d_move`] once the hash table also lists the dentry under its new name.
+    /// The second part of [`Dcache::d_move`]: renames the dentry itself. The hash table already
+    /// lists the dentry under its new name, besides the old one.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -515,7 +516,8 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // An invalidation may already have taken the replaced dentry out of the hash table.
+            // An invalidation may already have removed the replaced dentry from the hash table.
+            // Then the dentry has no entry to remove.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });

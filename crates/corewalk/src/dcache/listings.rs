@@ -114,8 +114,8 @@ impl ListingMark<'_> {
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. This listing adds no more names, so a thread that changes a name need
-        // not see it.
+        // ORDERING: Relaxed. This listing has ended, and adds no more names. A thread that still
+        // counts it as in progress only counts a change in vain.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -108,9 +108,9 @@ impl<'a> LookupKey<'a> {
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
         // In a directory's dentry, the last pair of words is the inode number and the child
-        // generation. In other dentries it belongs to the name. So compare the last pair only if
-        // the name is so long that it reaches into it. (The rest of such a long name of a directory
-        // is in another slot.)
+        // generation. In other dentries it belongs to the name. So compare the last pair only for a
+        // name that is long enough to have words there. (A directory's dentry keeps the rest of
+        // such a long name in another slot.)
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,

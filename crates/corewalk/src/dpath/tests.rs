@@ -214,8 +214,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// The statistics of path translations count failed attempts and those under locks, but not those
-/// that succeed without a lock.
+/// The statistics of path translations must count attempts that failed, and attempts under locks.
+/// They must not count attempts that succeeded without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;

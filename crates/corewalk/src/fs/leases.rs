@@ -1,4 +1,5 @@
-//! Answers that a client keeps for a time, and that a back end takes back.
+//! Leases: a client keeps the answers of a back end for a time, and the back end can take them back
+//! earlier.
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,9 +48,9 @@ pub trait ClientCache: Send + Sync + fmt::Debug {
     /// if there is no client any more.
     fn expire_names(&self) -> Result<(), Errno>;
 
-    /// Returns false while the client cannot drop names. Then a back end should give no times to
-    /// them. A mount returns false while another file system is mounted on one of its directories,
-    /// because the kernel would detach that file system.
+    /// Returns false while the client cannot drop names. Meanwhile a back end should give no time
+    /// to the names in its answers. A mount returns false while another file system is mounted on
+    /// one of its directories, because the kernel would detach that file system.
     fn can_expire_names(&self) -> bool;
 
     /// Makes the client ask for the attributes of an inode again before it uses them. Its ACLs

@@ -105,8 +105,8 @@ fn late_answer_beside_a_change_is_refused() {
 }
 
 /// Control (a variant with the bug must fail): the back end's answer is stored even if a change of
-/// permissions has begun since the question. So old permissions may stay in the cache. Trap T25 in
-/// `traps.md`.
+/// permissions has begun since the back end was asked. So old permissions may stay in the cache.
+/// Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {

@@ -15,8 +15,8 @@
 //!
 //! # Errors
 //! Each call checks its arguments and charges the budget before it changes anything. Only a write
-//! may do part of its work, as write(2) says: it fails with `ENOSPC` only if there is space for no
-//! byte.
+//! may do part of its work, as write(2) says: it fails with `ENOSPC` only if not even one byte can
+//! be written.
 //!
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call

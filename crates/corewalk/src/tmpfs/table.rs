@@ -302,7 +302,8 @@ mod tests {
 
     use super::*;
 
-    /// A reused number would lead an old handle to a new file. Trap P11 in `traps.md`.
+    /// An inode number must never be reused, because it would lead an old handle to a new file.
+    /// Trap P11 in `traps.md`.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();

@@ -209,8 +209,8 @@ impl Xattrs {
         }
     }
 
-    /// Ends the running epoch (the time in which repeated changes are queued), and begins one at
-    /// `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
+    /// Ends the running epoch (the time in which repeated changes are queued), and begins a new one
+    /// at `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
         // ORDERING: Relaxed. A thread with the start of the old epoch may queue an inode at its
         // first change in the new one. That is harmless: this or the next `end_epoch` de-duplicates

@@ -209,8 +209,8 @@ fn large_directory_is_listed_once_beside_changes() {
     }
 }
 
-/// Lists more directories at the same time than `ByPath` keeps listings. Each listing must be
-/// complete.
+/// Lists so many directories at the same time that `ByPath` cannot keep a listing of each. Each
+/// listing must be complete.
 #[test]
 fn many_directories_are_listed_at_once() {
     let (_, vfs) = new();

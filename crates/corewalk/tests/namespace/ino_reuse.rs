@@ -14,8 +14,8 @@ use crate::fixtures::{name, over};
 /// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as that of `d`, as if
-    /// it was reused.
+    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as the number of `d`,
+    /// as if that number was reused.
     numbers: (u64, u64),
 }
 

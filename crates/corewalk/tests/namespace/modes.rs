@@ -48,8 +48,8 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes, from the beginning of `MODES`, for calls whose result does not depend on
-/// set-user-ID and set-group-ID.
+/// Calls whose result does not depend on set-user-ID and set-group-ID are tested only with this
+/// many modes, the first of `MODES`.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

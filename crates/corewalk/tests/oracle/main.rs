@@ -115,7 +115,7 @@ fn assert_judged(found: &Report, answers: u64) {
 
 /// Translates a file to its path by `door` (an interface), which returns wrong paths on purpose,
 /// until a path did not exist during its call. Returns that error. Fails if the usual number of
-/// calls finds none.
+/// calls finds no such path.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());

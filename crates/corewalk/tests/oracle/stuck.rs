@@ -200,8 +200,8 @@ fn locked_translation_during_a_hanging_move_succeeds() {
     }
 }
 
-/// Control (a variant with the bug must fail): during a hanging rename, a lookup of the new name
-/// without a cached answer must wait, and then return the result of the rename.
+/// Control (the tests must notice a reader that waits): a lookup of the new name has no cached
+/// answer. So during a hanging rename it must wait, and then return the result of the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));

@@ -25,8 +25,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name from the back end, as a listing does, and adds it to the cache if allowed.
-    /// Returns the number of the added file, or 0.
+    /// Reads the name from the back end, as a listing does, and adds it to the cache if no change
+    /// of the name was counted. Returns the number of the added file, or 0.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();

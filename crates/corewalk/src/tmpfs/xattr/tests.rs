@@ -430,8 +430,7 @@ fn full_list_of_names_shares_no_queued_sets() {
     assert!(waiting >= 1, "no inode is queued");
     assert_eq!(set(&fs, c, &name(usize::MAX), b""), Err(Errno::NOSPC));
     assert_eq!(fs.xattr_stats().waiting, waiting, "a full list de-duplicated sets");
-    // Control (a variant with the bug must fail): a lack of space must de-duplicate the queued
-    // sets.
+    // For comparison: a call that needs more space must de-duplicate the queued sets.
     assert_eq!(set(&fs, c, &name(0), &[1; 65536]), Ok(()));
     let refused = (0..30_u8)
         .find_map(|nth| set(&fs, make(&fs, &format!("f{nth}")), b"user.x", &[nth; 60_000]).err());

@@ -294,8 +294,8 @@ fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control (a variant with the bug must fail): without the invalidation, the cache keeps the old
-/// answer.
+/// Control (a variant with the bug must fail): the name is not invalidated, so the cache keeps the
+/// old answer.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
