@@ -215,8 +215,7 @@ impl Acl {
     /// for a file of `owner` and `group`. `is_member` tells whether the process is in a group,
     /// supplementary ones included.
     ///
-    /// This is the access check algorithm of acl(5). It ignores capabilities; the caller checks
-    /// them.
+    /// Follows the access check algorithm of acl(5). Ignores capabilities, which the caller checks.
     ///
     /// # Examples
     /// ```

@@ -11,8 +11,8 @@
 //! the directory's slot number, and the value that the counter had when the name was cached. No
 //! lookup finds a dentry with an old parent key.
 //!
-//! One increment of the child generation thus invalidates all names in a directory. Their stale
-//! dentries are evicted later.
+//! One increment of a directory's child generation invalidates all names in the directory, because
+//! their dentries then have an old parent key. Such stale dentries are evicted later.
 //!
 //! If a thread adds an invalidated name again, it reuses the stale dentry and gives it the current
 //! parent key. It finds the dentry by the hash of the name, which does not depend on the child

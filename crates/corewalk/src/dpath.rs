@@ -12,8 +12,9 @@
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
 //! for ever (trap T9 in `traps.md`).
 //!
-//! The result includes the kind of the path: for example, that it does not begin at the given root.
-//! The texts of d_path and getcwd depend on the kind (trap T11 in `traps.md`).
+//! The result of a path translation includes the kind of the path: for example, that the path does
+//! not begin at the given root. The texts of d_path and getcwd depend on the kind (trap T11 in
+//! `traps.md`).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 

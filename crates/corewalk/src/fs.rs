@@ -724,7 +724,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// entered the cache (rule F.4).
     fn forget(&self, ino: u64, generation: u64) {}
 
-    /// Returns the [`Leases`] of a back end that decides how long clients keep its answers. The
+    /// Returns the `Leases` of a back end that decides how long clients keep its answers. The
     /// default is None: the options of the server decide.
     fn leases(&self) -> Option<&dyn Leases> {
         None

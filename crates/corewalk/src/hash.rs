@@ -63,8 +63,8 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // This `if` becomes a select instruction. A branch on the length would often be
-        // mispredicted.
+        // The compiler turns this `if` into a select instruction. A branch on the name's length
+        // would often be mispredicted.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }

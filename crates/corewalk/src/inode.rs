@@ -7,8 +7,9 @@
 //! - The reference record has the reference count and the inode number. Taking and dropping a
 //!   reference writes it.
 //!
-//! With two records, taking a reference does not disturb path walks. Many of the small reference
-//! records fit the processor's caches.
+//! Because the permissions and the references of an inode are in two records, taking a reference
+//! does not disturb path walks. The reference records are small, so many of them fit the
+//! processor's caches.
 //!
 //! A slot has two halves: one for a dentry, and one for an inode (module `dentry`). The two records
 //! of an inode are part of its half.

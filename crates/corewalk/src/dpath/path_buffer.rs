@@ -284,8 +284,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // Only a path that was too long for `first` is in the caller's buffer. It is not empty,
-            // so it need not become `/`.
+            // The caller's buffer is used only for a path that was too long for `first`. Such a
+            // path is not empty, so it need not become `/`.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;

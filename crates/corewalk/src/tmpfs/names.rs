@@ -11,9 +11,10 @@
 //! 3. One inode that is not a directory. Its holder waits only for a lock of kind 4.
 //! 4. A free list of slots.
 //!
-//! The lock of a removed or replaced directory keeps it empty after the check that it is empty. The
-//! order by slot prevents deadlocks of renames (trap P9 in `traps.md`). An order by inode number
-//! would not: after the reuse of a slot, an old and a new number lead to one lock.
+//! A removal or a rename checks that the removed or replaced directory is empty. The lock of that
+//! directory keeps it empty afterwards. Directories are locked in the order of their slots, which
+//! prevents deadlocks of renames (trap P9 in `traps.md`). The order of inode numbers would not:
+//! after the reuse of a slot, an old and a new number lead to one lock.
 //!
 //! Under the lock of its directory, an entry tells whether its inode is a directory. Suppose that
 //! the inode to move, remove or replace is a directory that is not locked yet. Then the operation
@@ -125,7 +126,8 @@ impl Tmpfs {
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The inode's lock is released before its kind is used, because the kind never changes.
+        // The lock of the inode may be released before its kind is used, because the kind never
+        // changes.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);

@@ -9,8 +9,8 @@
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end, and checks all paths to the root over
-//! current and announced parents. A move that would close a loop with an announced one waits for
-//! it.
+//! current and announced parents. A move that would close a loop with an announced move waits for
+//! that move.
 //!
 //! No reader takes the lock of the announced moves, and it is not held while the back end runs
 //! (traps T26, T27, P9 in `traps.md`).

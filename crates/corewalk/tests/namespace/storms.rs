@@ -278,8 +278,8 @@ fn parent_is_one_that_the_directory_had() {
 /// Renames two directories in turn: the outer one is above a mount point, and the inner one in the
 /// mount. Each gets the names a, b and c in turn.
 ///
-/// Only six of the nine pairs of names ever exist. A path with one of the other three combines
-/// names of different instants.
+/// The two directories could have nine pairs of names, but the renames make only six of these
+/// pairs. A path with one of the other three pairs combines names of different instants.
 ///
 /// Two threads call `translate`, `each` times each, during the renames. `translate` returns the
 /// path of a file in the mount.

@@ -8,9 +8,9 @@
 //! An inode points directly at its block. So reading attributes uses neither the cache nor the
 //! slots, and writes no shared memory.
 //!
-//! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
-//! cache, locks its slot, compares the sets, and increments the user count. The last user removes
-//! the entry before it frees the block (trap T34 in `traps.md`).
+//! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds the block's entry
+//! in the cache, locks the block's slot, compares the sets, and increments the user count. The last
+//! user removes the entry before it frees the block (trap T34 in `traps.md`).
 //!
 //! A block does not change while it is in a slot. To change its attributes, the last user takes the
 //! block out of the slot and the cache, and afterwards searches for an equal block. So the search

@@ -1,8 +1,8 @@
 //! Names crafted to collide.
 //!
 //! These tests play an attacker that knows the hash function, and has found names whose hashes are
-//! in the same 1/512 of the hash table. Under the key that the attacker assumes, they make chains
-//! of hundreds of entries.
+//! in the same 1/512 of the hash table. Under the key that the attacker assumes, such names make
+//! chains of hundreds of entries.
 //!
 //! Under a random key, a directory of such names must be as fast as any other. As a control,
 //! lookups under the key that the attacker knows must be slow.
