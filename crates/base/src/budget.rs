@@ -79,8 +79,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes `unit` units up to `count` times, as often as the limit allows. Returns how often it
-    /// has taken them.
+    /// Takes `unit` units up to `count` times, as often as the budget's limit allows. Returns how
+    /// often it has taken them.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -123,8 +123,8 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the limit does not allow the additional `after - before` units. The budget then
-    /// still counts the amount `before`.
+    /// `ENOSPC` if the budget's limit does not allow the additional `after - before` units. The
+    /// budget then still counts the amount `before`.
     ///
     /// # Examples
     ///

@@ -127,8 +127,8 @@ pub struct RingRequest<'r> {
     /// The fixed part of the request (such as `struct fuse_open_in`). If that part is shorter than
     /// 128 bytes, the rest of the array is zeroes, or bytes of older requests.
     pub op_in: &'r [u8; 128],
-    /// The whole payload buffer. At its start is the payload of the request, which the body of the
-    /// reply overwrites.
+    /// The whole payload buffer of a ring entry. At its start is the payload of the request, which
+    /// the body of the reply overwrites.
     pub payload: &'r mut [u8],
     /// How many bytes of the payload belong to the request.
     pub payload_len: usize,
@@ -319,7 +319,7 @@ impl FuseRing {
     /// reply to the kernel.
     ///
     /// `outcome` is an error, or the length of the reply's body in bytes. The body is at the start
-    /// of the payload.
+    /// of the entry's payload.
     ///
     /// # Panics
     ///
@@ -334,8 +334,8 @@ impl FuseRing {
         // reference ends before the command is queued.
         let head = unsafe { self.memory.head_mut(index) };
         let len = (OUT_HEADER_BYTES + body) as u32;
-        // Do not write the bytes 8 to 15 of the header. They hold the id of the request, which the
-        // reply's header needs at the same place.
+        // Do not write the bytes 8 to 15 of the entry's header. They hold the id of the request,
+        // which the reply's header needs at the same place.
         head.in_out[..4].copy_from_slice(&len.to_ne_bytes());
         head.in_out[4..8].copy_from_slice(&error.to_ne_bytes());
         head.payload_bytes = body as u32;

@@ -36,7 +36,8 @@ const HEAPS: libc::c_int = 4;
 /// Limits the allocator to four heaps, unless it already has more. Threads then wait for each other
 /// more often when they allocate blocks of more than a kilobyte.
 ///
-/// The limit is for the whole process. With a C library other than glibc the function does nothing.
+/// The limit of four heaps is for the whole process. With a C library other than glibc the function
+/// does nothing.
 ///
 /// # Examples
 ///
