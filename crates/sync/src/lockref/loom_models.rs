@@ -173,9 +173,9 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// One thread takes the lock and reads the count twice. Meanwhile another thread takes a reference
-/// with `get`. Returns in how many runs the locker read the count before the other thread's `get`,
-/// and in how many after it.
+/// One thread takes the lock of a lockref and reads its count twice. Meanwhile another thread takes
+/// a reference with `get`. Returns in how many runs the locker read the count before the other
+/// thread's `get`, and in how many after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -248,9 +248,9 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two threads. Each takes the lock, reads and writes a word that the lock protects, and
-/// releases the lock with `unlock`. Returns in how many runs the main thread had the lock first,
-/// and in how many the other thread.
+/// Runs two threads. Each takes the lock of a lockref, reads and writes a word that the lock
+/// protects, and releases the lock with `unlock`. Returns in how many runs the main thread had the
+/// lock first, and in how many the other thread.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

@@ -4,8 +4,8 @@
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
 
-/// Waits until another thread sleeps on the lock, or has set the bit for waiting threads and is
-/// about to sleep.
+/// Waits until another thread sleeps on the lockref's lock, or has set the bit for waiting threads
+/// and is about to sleep.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only waits until the bit is visible.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
