@@ -36,7 +36,7 @@
 //! - Where there is no namespace, the calls fail with `ENOSYS`, and one line on standard error says
 //!   why. The library never uses the kernel's IPC objects instead.
 //! - Permission checks bind only programs that use the library. A process that may write to the
-//!   file may do anything to the objects in it.
+//!   namespace's file may do anything to the objects in it.
 
 #![expect(unsafe_code, reason = "functions that C calls, with the pointers that C gives")]
 

@@ -5,15 +5,15 @@
 //! queued first, and then sleeps by futex(2). A signal handler that runs in between must prevent
 //! the sleep, or the call would wait for ever.
 //!
-//! To prevent the sleep, the handler changes the futex word on which the call is about to sleep. A
-//! counter of signals would not do: a signal may come after the call has read the counter.
+//! To prevent the sleep, the signal handler changes the futex word on which the call is about to
+//! sleep. A counter of signals would not do: a signal may come after the call has read the counter.
 //!
 //! The library installs an *entry*, a few instructions of its own, in place of every handler. The
 //! entry ends the wait of an interrupted call, and jumps to the program's handler.
 //!
-//! The handler finds the registers, the stack and the return address as the kernel has left them.
-//! So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are
-//! the program's, and sigaction(2) returns the program's own handler.
+//! The program's handler finds the registers, the stack and the return address as the kernel has
+//! left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and
+//! the mask are the program's, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
 //! The library has two entries, each with its own table of the program's handlers, and installs at

@@ -63,8 +63,8 @@ struct Range {
     end: usize,
 }
 
-/// The number of accessible ranges of the image and the heap that a thread remembers for reading.
-/// It remembers as many for writing.
+/// The number of accessible ranges of the program's image and heap that a thread remembers for
+/// reading. It remembers as many for writing.
 const RANGES: usize = 4;
 
 /// The address ranges that this thread remembers as accessible. All begin and end at page
@@ -240,7 +240,7 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // The system call reads a signal set, but takes address 0 for "no set". So for an address in
+    // rt_sigprocmask(2) reads a signal set, but takes address 0 for "no set". So for an address in
     // the first word of page 0, read the second word of that page.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
     // SAFETY: the kernel reads the signal set, and then fails with `EINVAL`, because `unknown` is

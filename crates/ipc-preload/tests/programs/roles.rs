@@ -381,8 +381,8 @@ fn threads() {
     remove(id);
 }
 
-/// The environment variable with the id of the semaphore set. The role `exec` sets it for the
-/// program that it starts.
+/// The environment variable with the id of a semaphore set. The role `exec` sets it for the program
+/// that it starts.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {

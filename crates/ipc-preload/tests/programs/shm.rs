@@ -377,8 +377,8 @@ pub(crate) fn exec() {
         unsafe { libc::execvp(words[0], words.as_ptr()) };
         1
     });
-    // The library detaches the segment when the new program is loaded. The parent cannot see that
-    // moment, so it polls nattch.
+    // The library detaches the segments of a process when its next program after execve(2) is
+    // loaded. The parent cannot see that moment, so it polls nattch.
     until("the program is there", || nattch(id) == 1);
     gate.open();
     assert_eq!(exited(wait(pid)), 0);

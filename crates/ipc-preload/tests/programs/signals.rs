@@ -89,8 +89,8 @@ pub(crate) fn soon() {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// The kernel must get the handler, flags and mask of the program, and sigaction(2) must return
-/// them.
+/// When a program installs a signal handler, the kernel must get the handler, the flags and the
+/// mask. sigaction(2) must return them.
 pub(crate) fn kept() {
     let nothing = nothing as *const () as usize;
     let other = other as *const () as usize;
