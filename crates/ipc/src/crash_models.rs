@@ -300,9 +300,9 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // The word is frozen (locked) three times before the tested call. So the call has the
-            // phase bit of the second operation here, and recovery must not mistake that
-            // operation's log for the call's.
+            // The word of semaphore 0 is frozen (locked) three times before the tested call. So the
+            // call has the phase bit of the second operation here, and recovery must not mistake
+            // that operation's log for the call's.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

@@ -303,7 +303,8 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // The writer of the slot holds the lock of the object kind, so wait for that lock.
+                // The thread that is changing the slot holds the lock of the object kind, so wait
+                // for that lock.
                 drop(self.lock()?);
             }
         }

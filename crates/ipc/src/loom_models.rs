@@ -3,8 +3,8 @@
 //! operation that completes it.
 //!
 //! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`), so that
-//! the test can require each outcome. The namespace is so small that slots, lines and undo records
-//! are reused immediately.
+//! the test can require each outcome. The namespace of a model is so small that slots, lines and
+//! undo records are reused immediately.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};

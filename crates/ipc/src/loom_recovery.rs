@@ -66,8 +66,8 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
             0,
             "the line of the dead task is not free"
         );
-        // The pool has room for one undo record. If the dead task's record was freed exactly once,
-        // one allocation succeeds, and a second one fails.
+        // The pool of undo records has room for one record. If the dead task's record was freed
+        // exactly once, one allocation succeeds, and a second one fails.
         let again = [(); 2].map(|()| records.alloc(&shared, 2, one.owner, 0).is_ok());
         assert_eq!(again, [true, false], "the lines are free twice, or never");
         // The task is already reaped, so dropping its `Task` has nothing to clean up.

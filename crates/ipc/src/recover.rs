@@ -76,8 +76,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
         return Ok((false, Absent::new()));
     }
     let _reaper = lock(shared, &line[REAPER], owner, Wait::Long, || Ok(()))?;
-    // Check again under the lock: another thread may have reaped (cleaned up after) the task, and
-    // the record may belong to a live task by now.
+    // Check again under the lock `REAPER`: another thread may have reaped (cleaned up after) the
+    // task, and the record may belong to a live task by now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));

@@ -424,7 +424,8 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 /// - A new `IMAGE` (the identity of the program) shows that this process is alive and holds its
 ///   locks.
 ///
-/// If this process dies during the take-over, the next process to take over the record cleans up.
+/// If this process dies during the take-over, the next process to take over the dead task's record
+/// cleans up.
 ///
 /// If a forked child still needs the dead task's attaches (`shm::reap`), the record stays, and this
 /// function tries the next record.
@@ -470,8 +471,8 @@ impl Drop for Task {
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // If `exit_waits` or `exit_sem` fails, the record stays in use, and another task cleans up
-        // later.
+        // If `exit_waits` or `exit_sem` fails, the record of this task stays in use, and another
+        // task cleans up later.
         for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
             let Ok(absent) = exit(self) else { return };
             recover::reap_absent(&self.shared, self.owner, absent);

@@ -185,9 +185,9 @@ mod tests {
         // becomes the watcher.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // `next` will store the current time in the rung. If `watcher` has stored the same time
-            // there, `watcher` would still believe that it holds the rung. So wait until the time
-            // has changed.
+            // `next` will store the current time in the rung (word of the ladder). If `watcher` has
+            // stored the same time there, `watcher` would still believe that it holds the rung. So
+            // wait until the time has changed.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }

@@ -215,8 +215,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (_namespace, task) = with(Limits::default(), capacity);
     let id = queue(&task);
     assert_eq!(task.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()), Err(Errno::NOMEM));
-    // A waiting call takes two lines (of 64 bytes) of the pool, and only one line of the pool is
-    // free.
+    // A waiting call takes two lines (of 64 bytes) of the pool of wait nodes, and only one line of
+    // that pool is free.
     assert_eq!(receive(&task, id, 0, 0, MsgFlags::empty()), Err(Errno::NOMEM));
     task.msgsnd(id, 1, &[1; 400], MsgFlags::empty()).unwrap();
     assert_eq!(task.msgsnd(id, 1, b"", MsgFlags::empty()), Err(Errno::NOMEM));

@@ -89,8 +89,8 @@ fn fail_each(task: &Task) -> Vec<Errno> {
     errnos
 }
 
-/// On a full file system each call must return an error. No access to the mapping may end the
-/// process. Trap X5 in `traps.md`.
+/// On a full file system each call must return an error. No access to the mapped namespace may end
+/// the process. Trap X5 in `traps.md`.
 #[test]
 fn calls_on_a_full_file_system_fail() {
     let Some(folder) = small("calls_on_a_full_file_system_fail", "24m") else { return };

@@ -1,9 +1,9 @@
 //! Deterministic tests of races of shared memory: another task acts on a segment between two steps
 //! of a call.
 //!
-//! shmat(2) looks up the segment, asks the security hook, takes the lock, counts the attach, and
-//! opens the memory. The tests supply the hook and the source of the memory, so another task can
-//! act at exactly these steps.
+//! shmat(2) looks up the segment, asks the security hook, takes the lock of all segments, counts
+//! the attach, and opens the segment's memory. The tests supply the hook and the source of the
+//! memory, so another task can act at exactly these steps.
 //!
 //! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch`
 //! updates".

@@ -1,9 +1,9 @@
 //! Deterministic tests of races of semaphore sets and queues. After a call has looked up its
 //! object, and before its next step, another task acts on the object.
 //!
-//! A call looks up its object, asks the security hook, and then takes the lock or reads the word of
-//! the semaphore. These tests supply the hook, so another task can act between the lookup and the
-//! next step.
+//! A call looks up its object, asks the security hook, and then takes the object's lock or reads
+//! the semaphore's word. These tests supply the hook, so another task can act between the lookup
+//! and the next step.
 //!
 //! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling
 //! `sem_array` access in semtimedop race".

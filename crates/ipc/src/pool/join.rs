@@ -128,8 +128,8 @@ impl Pool {
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // Zero the line, since old text of a message could look like the state of a new
-            // message.
+            // Zero the first line of the new range, since old text of a message could look like the
+            // state of a new message.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.
@@ -173,7 +173,7 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If the walk
+            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If this walk
             // has mistaken text of a message for a header, the load below returns a new count
             // `JOINS`.
             fence(Ordering::Acquire);

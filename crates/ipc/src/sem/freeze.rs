@@ -49,8 +49,8 @@ impl SetGuard<'_> {
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
-        // `EIDRM` means that there is nothing to mark: the word is already dead, or a hostile
-        // process has overwritten it.
+        // `EIDRM` means that there is nothing to mark: the semaphore's word is already dead, or a
+        // hostile process has overwritten it.
         let is_left = |num: &u16| !matches!(kill(*num), Ok(_) | Err(Errno::IDRM));
         (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
@@ -86,8 +86,8 @@ impl SetGuard<'_> {
                     true => Some(identity(task_line(set.shared, seen.frozen_by()))),
                     false => pause(round, patience, word, seen)?,
                 };
-                // The dead task may have thawed (unlocked) the word just before its death. So read
-                // the word again, now that the death is known.
+                // The dead task may have thawed (unlocked) the semaphore's word just before its
+                // death. So read the word again, now that the death is known.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -140,8 +140,8 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // Clear `LOG`. It may contain the log of an earlier operation, which recovery could mistake for
-    // the log of the next operation that freezes (locks) the word.
+    // Clear `LOG`. It may contain the log of an earlier operation. Recovery could mistake that for
+    // the log of the next operation that freezes (locks) the semaphore's word.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));

@@ -17,7 +17,7 @@
 //! phase bit.
 //!
 //! The phase bit has its old value again after two operations. So each operation that freezes
-//! (locks) the word must write a log, even if the log is empty ([`Log::Void`]).
+//! (locks) the semaphore's word must write a log, even if the log is empty ([`Log::Void`]).
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -81,7 +81,7 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. Recovery that sees the log also sees the words stored in
+        // ORDERING(ipc-undo): Release. Recovery that sees this log also sees the words stored in
         // `REDO`. Recovery that sees the new undo adjustment, which is stored later, also sees the
         // log.
         set.sem(num)[LOG].store(log, Ordering::Release);

@@ -63,8 +63,8 @@ const TASK: usize = 3;
 /// The word with the number of operations, the index of the operation that has to wait, the bit
 /// [`ALTERS`], and the logged outcome.
 pub(super) const SHAPE: usize = 4;
-/// The word that says for which set the node waits. It also contains the node's ticket, its number
-/// in the order of arrival. The word is 0 if the node is in no queue.
+/// The word that says at which set the call of a wait node waits. It also contains the node's
+/// ticket, its number in the order of arrival. The word is 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -82,9 +82,9 @@ pub(super) const TAKEN_BACK: i32 = 0xffff;
 // Fields of the word `PLACE` of a wait node: the slot and the tag of the set at which the call
 // waits, and the call's ticket (its number in the order of arrival).
 //
-// A later set in the slot may have the same tag. The set's payload (the place of its semaphores,
-// and its tag) tells the two sets apart. The second cache line of the wait node contains a copy of
-// the payload.
+// A later set in the same slot may have the same tag. The set's payload (the place of its
+// semaphores, and its tag) tells the two sets apart. The second cache line of the wait node
+// contains a copy of the payload.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
@@ -239,15 +239,15 @@ impl<'s> Node<'s> {
     /// node, and sorts it by `ticket`, its number in the order of arrival.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
-        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the node
+        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the wait node
         // waiting also sees all fields of the node.
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Marks the node as no longer waiting. The caller has removed it from its queues.
+    /// Marks the wait node as no longer waiting. The caller has removed it from its queues.
     pub(super) fn end(&self) {
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: if a thread reads 0, it also sees
-        // that the node is in no queue.
+        // that the wait node is in no queue.
         self.first()[PLACE].store(0, Ordering::Release);
     }
 

@@ -160,8 +160,8 @@ impl<'s> Reaper<'s> {
             }
             undo::free(&guard, line);
         }
-        // The dead task may have died while it made or freed this undo record. Free the line if it
-        // still belongs to the task `gone`.
+        // The dead task may have died while it made or freed this undo record. Free the record's
+        // first cache line if it still belongs to the task `gone`.
         if shared.layout.undos.whose(&shared.region, line) == Some(gone) {
             undo::discard(shared, line, self.owner);
         }

@@ -120,7 +120,7 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     // Meanwhile `OWED` makes calls without the set's lock look for dead tasks.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     // ORDERING(ipc-owed): Release fence. Orders the store of `OWED` before the store that empties
-    // the list. Pairs with the Acquire load of the list in `Set::may_be_owed`.
+    // the list of undo records. Pairs with the Acquire load of the list in `Set::may_be_owed`.
     fence(Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
@@ -163,7 +163,7 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
 }
 
 /// Completes an unfinished removal of a set that the id table no longer contains. Ends the waiting
-/// calls, and frees the memory. The caller holds the lock of all semaphore sets.
+/// calls, and frees the set's memory. The caller holds the lock of all semaphore sets.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return true };

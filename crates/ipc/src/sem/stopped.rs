@@ -196,8 +196,8 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
 }
 
 /// A task that allocates an undo record holds the set's lock while it waits for the lock of the
-/// pool. Other tasks must still be able to perform operations that need not wait. Trap I15 in
-/// `traps.md`.
+/// memory pool. Other tasks must still be able to perform operations that need not wait. Trap I15
+/// in `traps.md`.
 #[test]
 fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
     let namespace = namespace(1);

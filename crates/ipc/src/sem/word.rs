@@ -30,9 +30,9 @@
 //! slots may have the same generation, and a line may pass from one slot's set to another's.
 //!
 //! While a call waits, its bit for waiting calls (`alter`, `zero` or `complex`) is always set. The
-//! call first freezes (locks) the word, and then finds that it must wait. The store that thaws
-//! (unlocks) the word also sets the bit. No other task can change the word in between, so no
-//! wake-up is lost (trap I5 in `traps.md`).
+//! call first freezes (locks) the semaphore's word, and then finds that it must wait. The store
+//! that thaws (unlocks) the word also sets the bit. No other task can change the word in between,
+//! so no wake-up is lost (trap I5 in `traps.md`).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

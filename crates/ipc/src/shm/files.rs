@@ -21,8 +21,8 @@
 //! empty file `task-NUMBER` with an exclusive flock(2) lock. The lock lasts until the open file is
 //! closed and unmapped in all processes.
 //!
-//! When the task has no attaches any more, the file is removed. If the removal fails, the next task
-//! with the same number uses the file.
+//! When the task has no attaches any more, this file is removed. If the removal fails, the next
+//! task with the same number uses it.
 //!
 //! # Limits
 //!

@@ -60,7 +60,7 @@ const CREATOR: usize = 5;
 /// The word with the serial number of the newest segment of this slot, and the bit [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
-// Words of an attach record. Words 6 and 7 belong to the pool.
+// Words of an attach record. Words 6 and 7 belong to the memory pool.
 const WHOSE: usize = 0;
 const LINKS: usize = 1;
 const COUNT: usize = 2;
@@ -338,8 +338,8 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
 /// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task lacks the permission to remove the memory. `HAS_MEMORY` stays set, so another
-        // task removes it later.
+        // This task lacks the permission to remove the segment's memory. `HAS_MEMORY` stays set, so
+        // another task removes it later.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
@@ -407,8 +407,8 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             return Ok(false);
         }
         shared.backing.forget(task);
-        // The records that the pool still assigns to the task are in no list: the task was making
-        // or freeing them when it died.
+        // The attach records that the pool still assigns to the dead task are in no list: the task
+        // was making or freeing them when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
