@@ -11,8 +11,8 @@
 //!
 //! - U.1: the amounts granted to all threads together stay within the limit. A budget that starts
 //!   above its limit grants nothing until enough is given back.
-//! - U.2: an amount given back by one thread is available to other threads immediately. An amount
-//!   is refused only if it did not fit at some moment of the call.
+//! - U.2: an amount given back by one thread is available to other threads immediately. A call
+//!   refuses an amount only if the amount did not fit at some moment of that call.
 //!
 //! # Limits
 //!
@@ -79,8 +79,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes the amount `unit` as often as the limit allows, but at most `count` times. Returns the
-    /// number of times.
+    /// Takes `unit` units up to `count` times, as often as the budget's limit allows. Returns how
+    /// often it has taken them.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -123,7 +123,8 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the budget's limit does not allow the difference. Then nothing changes.
+    /// `ENOSPC` if the budget's limit does not allow the additional `after - before` units. The
+    /// budget then still counts the amount `before`.
     ///
     /// # Examples
     ///
@@ -148,7 +149,8 @@ impl Budget {
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
-            // If other threads change the counter during the call, the sum may be negative.
+            // If other threads change the counter during the call, the sum may be negative. Return
+            // 0 then.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
@@ -160,7 +162,8 @@ impl Budget {
     ///
     /// To find out which of several budgets has refused an operation with `ENOSPC`, compare each
     /// budget's number before and after the operation. A budget with an equal number has refused
-    /// nothing. One with a higher number may have refused another thread.
+    /// nothing. If the number of a budget has grown, that budget has refused this thread or another
+    /// one.
     ///
     /// # Examples
     ///

@@ -1,8 +1,8 @@
 //! The system call in which another thread waits.
 //!
-//! The kernel sends a FUSE request that changes no attribute for two reasons: a chown(2) without
-//! owner and group, or the start of a write. Only the system call of the waiting thread tells these
-//! apart.
+//! The kernel sends a SETATTR request that changes no attribute in two cases: a thread calls
+//! chown(2) without owner and group, or a write begins. Only the system call in which the thread
+//! waits tells the two cases apart.
 //!
 //! Source: proc_pid_syscall(5).
 
@@ -15,9 +15,9 @@ const CHOWN: &[i64] = &[libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, lib
 #[cfg(not(target_arch = "x86_64"))]
 const CHOWN: &[i64] = &[libc::SYS_fchown, libc::SYS_fchownat];
 
-/// The numbers of the same calls of a 32-bit program, each with the position of the user ID among
-/// the arguments: fchown32, chown32, lchown32, chown, fchown, lchown, fchownat. A 64-bit program
-/// can make these calls too.
+/// The numbers that 32-bit programs use for chown(2) and its relatives, each with the position of
+/// the user ID among the arguments: fchown32, chown32, lchown32, chown, fchown, lchown, fchownat. A
+/// 64-bit program can make these calls too.
 const CHOWN_32: [(i64, usize); 7] =
     [(207, 1), (212, 1), (198, 1), (182, 1), (95, 1), (16, 1), (FCHOWNAT_32, 2)];
 #[cfg(target_arch = "x86_64")]
@@ -38,8 +38,9 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 /// fchownat(2). Waits a while if the thread does not sleep yet. Returns `None` if its system call
 /// is unknown, for example because this process may not trace the thread.
 ///
-/// A call of a 32-bit program counts if its user ID is -1 or below 65536. Otherwise its number and
-/// arguments could also be those of lremovexattr(2), whose second argument is an address.
+/// A number of a 32-bit call can also be that of another 64-bit call: 198 is lchown32 or
+/// lremovexattr(2), whose second argument is an address. So the function takes such a call for a
+/// chown only if the user ID is -1 or below 65536.
 pub fn waits_in_chown(thread: u32) -> Option<bool> {
     let path = format!("/proc/{thread}/syscall");
     for _ in 0..TRIES {
@@ -73,7 +74,8 @@ mod tests {
 
     #[test]
     fn thread_that_waits_elsewhere_is_not_in_chown() {
-        // The first thread of a test process waits for the threads of the tests.
+        // The first thread of the test process waits for the threads that run the tests. It must
+        // not seem to wait in chown(2).
         assert_eq!(waits_in_chown(std::process::id()), Some(false));
         // Use a thread ID that no thread has: all IDs are below 2^22.
         assert_eq!(waits_in_chown(u32::MAX), None);

@@ -103,8 +103,8 @@ impl FileHandle {
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the file no longer exists. `EPERM` if the caller lacks `CAP_DAC_READ_SEARCH`.
-    /// Other errors as in open(2).
+    /// `ESTALE` if the file of this handle no longer exists. `EPERM` if the caller lacks
+    /// `CAP_DAC_READ_SEARCH`. Other errors as in open(2).
     pub fn open(&self, mount: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = (flags | OFlags::CLOEXEC).bits() as libc::c_int;
         // SAFETY: (1) `mount` is open. (2) `self` is laid out like `struct file_handle`, and `len`
@@ -120,7 +120,7 @@ impl FileHandle {
         if fd < 0 {
             return Err(last_error());
         }
-        // SAFETY: the kernel has just opened the descriptor for this caller alone.
+        // SAFETY: the kernel has just opened the descriptor, and no other code knows its number.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
     }
 }

@@ -1,5 +1,5 @@
-//! The functions on the FUSE device. They check and clone the device, register files for
-//! passthrough, and count the possible processors, each of which has a queue.
+//! Functions for the FUSE device. They check and clone the device, register files for passthrough,
+//! and count the possible processors, each of which has a queue.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_ioctl_clone`) and `fs/fuse/dev_uring.c`.
 #![expect(unsafe_code, reason = "an ioctl takes a pointer")]
@@ -24,8 +24,8 @@ const CLONE: rustix::ioctl::Opcode = opcode::read::<u32>(229, 0);
 
 /// Opens `/dev/fuse` again, for the connection of the descriptor `mounted`.
 ///
-/// Each thread should have a descriptor of its own, so that threads do not contend for the
-/// reference count of one open file description.
+/// Each thread should read requests through its own clone of the device. Threads that share one
+/// open file description contend for its reference count.
 ///
 /// # Errors
 ///
@@ -36,8 +36,8 @@ pub fn clone_fuse_device(mounted: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // SAFETY: with `FUSE_DEV_IOC_CLONE` the kernel only reads a `u32` through the pointer that it
     // gets. (The bits of this ioctl number claim that the kernel writes the `u32`.)
     let clone = unsafe { Setter::<CLONE, u32>::new(number) };
-    // SAFETY: the kernel only reads the descriptor number in `clone`. It refuses a number that is
-    // no FUSE device.
+    // SAFETY: the kernel only reads the descriptor number in `clone`. It refuses the number of a
+    // descriptor that is no FUSE device.
     unsafe { ioctl(device.as_fd(), clone) }?;
     Ok(device)
 }

@@ -127,8 +127,8 @@ pub struct RingRequest<'r> {
     /// The fixed part of the request (such as `struct fuse_open_in`). If that part is shorter than
     /// 128 bytes, the rest of the array is zeroes, or bytes of older requests.
     pub op_in: &'r [u8; 128],
-    /// The whole payload buffer. At its start is the payload of the request, which the body of the
-    /// reply overwrites.
+    /// The whole payload buffer of a ring entry. At its start is the payload of the request, which
+    /// the body of the reply overwrites.
     pub payload: &'r mut [u8],
     /// How many bytes of the payload belong to the request.
     pub payload_len: usize,
@@ -319,7 +319,7 @@ impl FuseRing {
     /// reply to the kernel.
     ///
     /// `outcome` is an error, or the length of the reply's body in bytes. The body is at the start
-    /// of the payload.
+    /// of the entry's payload.
     ///
     /// # Panics
     ///
@@ -334,8 +334,8 @@ impl FuseRing {
         // reference ends before the command is queued.
         let head = unsafe { self.memory.head_mut(index) };
         let len = (OUT_HEADER_BYTES + body) as u32;
-        // Do not write the bytes 8 to 15 of the header. They hold the id of the request, which the
-        // reply's header needs at the same place.
+        // Do not write the bytes 8 to 15 of the entry's header. They hold the id of the request,
+        // which the reply's header needs at the same place.
         head.in_out[..4].copy_from_slice(&len.to_ne_bytes());
         head.in_out[4..8].copy_from_slice(&error.to_ne_bytes());
         head.payload_bytes = body as u32;
@@ -359,8 +359,8 @@ impl FuseRing {
             let Some(done) = self.ring.completion().next() else { return };
             if done.user_data() == WAKE_USER_DATA {
                 self.is_woken = true;
-                // Without the flag `MORE`, the kernel has ended the poll, for example because the
-                // completion queue was full.
+                // If the completion lacks the flag `MORE`, the kernel has ended the poll, for
+                // example because the completion queue was full. So start a new poll.
                 if !cqueue::more(done.flags()) {
                     self.push_poll();
                 }
@@ -395,8 +395,9 @@ impl FuseRing {
     }
 
     fn push_poll(&mut self) {
-        // A multishot poll completes once for each write to the eventfd, even if the eventfd is
-        // never read. So no code reads it, and its counter only grows. Its 64 bits cannot overflow.
+        // A multishot poll completes once for each write to the eventfd, even if no thread ever
+        // reads the eventfd. So no code reads it. Its counter only grows, but 64 bits never
+        // overflow.
         let poll = opcode::PollAdd::new(WAKE, libc::POLLIN as u32).multi(true).build();
         self.push(Entry128::from(poll.user_data(WAKE_USER_DATA)));
     }
@@ -440,8 +441,8 @@ impl FuseRing {
 /// thread waits in the kernel, and never interrupts that thread.
 ///
 /// Measured time of a lookup (two clients, two rings, two processors): 18.5 us with
-/// `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us without both. Reads of `/dev/fuse`
-/// took 25.0 us.
+/// `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us with neither flag. Reads of
+/// `/dev/fuse` took 25.0 us.
 ///
 /// An older kernel gets a ring without `DEFER_TASKRUN` and `SINGLE_ISSUER`.
 fn set_up(commands: u32) -> io::Result<Ring> {
@@ -462,8 +463,8 @@ impl Drop for FuseRing {
     fn drop(&mut self) {
         let is_kernels =
             |entry: &Entry| matches!(entry.owner, Owner::Registering { .. } | Owner::Kernel);
-        // Before `enable`, the kernel reads no commands of the ring. So it does not know the memory
-        // of the entries, and that memory can be unmapped.
+        // Before `enable`, the kernel reads no commands of this ring. The kernel then does not know
+        // the memory of the ring's entries, so the drop may unmap that memory.
         if self.is_started && self.entries.iter().any(is_kernels) {
             self.memory.abandon();
         }

@@ -11,8 +11,8 @@
 //!
 //! # Rules
 //!
-//! - A wait may end without a wake-up. So the caller must read the word again.
-//! - A thread that wakes sleepers must change the word first.
+//! - A wait may end without a wake-up. So the caller of a wait must read its word again.
+//! - A thread that wakes sleepers must change their word first.
 //!
 //! Source: futex(2), signal(7) "Interruption of system calls".
 #![cfg_attr(
@@ -135,8 +135,7 @@ mod imp {
 
     /// Yields once if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
-        // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word
-        // again.
+        // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads `word` again.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {
             thread::yield_now();
         }

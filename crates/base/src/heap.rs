@@ -33,10 +33,11 @@ pub fn give_back_freed() {
 #[cfg(all(target_env = "gnu", not(miri)))]
 const HEAPS: libc::c_int = 4;
 
-/// Makes the allocator use at most four heaps, if it has no more yet. More threads then wait for
-/// each other when they allocate blocks of more than a kilobyte.
+/// Limits the allocator to four heaps, unless it already has more. Threads then wait for each other
+/// more often when they allocate blocks of more than a kilobyte.
 ///
-/// The limit is for the whole process. With a C library other than glibc the function does nothing.
+/// The limit of four heaps is for the whole process. With a C library other than glibc the function
+/// does nothing.
 ///
 /// # Examples
 ///
@@ -45,6 +46,7 @@ const HEAPS: libc::c_int = 4;
 /// ```
 pub fn limit_heaps() {
     #[cfg(all(target_env = "gnu", not(miri)))]
-    // SAFETY: `mallopt` takes the allocator's own lock, and only sets the limit for new heaps.
+    // SAFETY: `mallopt` takes the allocator's own lock, and only limits how many heaps are made
+    // from now on.
     let _is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS) };
 }

@@ -3,10 +3,10 @@
 //!
 //! A lock-free lookup compares a name, or the eight 16-bit tags in a line of a hash index, with
 //! words in shared memory. For each word it executes a load, an exclusive or and an or. All three
-//! wait for the same cache line.
+//! instructions wait for the same cache line.
 //!
-//! The instructions of two or three lookups in flight fill the processor's reorder buffer, which
-//! then limits the speed instead of the memory. A 128-bit register, which holds two words, halves
+//! The instructions of two or three lookups in flight fill the processor's reorder buffer, and then
+//! the buffer limits the speed, not the memory. A 128-bit register, which holds two words, halves
 //! the number of instructions.
 //!
 //! # Guarantees
@@ -146,8 +146,9 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: the position of each set bit in a `Lanes` is twice a lane's number. So the
-        // position of the lowest set bit is a valid `Lane`.
+        // INVARIANT: a `Lane` stores twice its number, 0 to 14. The position of each set bit in a
+        // `Lanes` is twice a lane's number. So the position of the lowest set bit is a valid
+        // `Lane`.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -350,7 +351,8 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Keep only a few random bits of each group of 16 bits, so that groups are often equal.
+            // Keep only a few random bits of each group of 16 bits. Otherwise two groups would
+            // almost never be equal, and the test would not check matches.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

@@ -13,14 +13,14 @@
 //!
 //! # Rules
 //!
-//! - A wait may end without a wake-up. So the caller must read the word again, in a loop.
-//! - The waker must change the word before it wakes.
+//! - A wait may end without a wake-up. So the caller of a wait must read its word again, in a loop.
+//! - A thread that wakes sleepers must change their word first.
 //! - Each word has one purpose. For example, only `Lockref` wakes the words of a `Lockref`.
 //!
 //! # Rejected
 //!
-//! A closure as the condition of a wait, as in `parking_lot_core::park`. It would run user code
-//! under the lock of the queue. So the condition is a mask and a value.
+//! A condition that is a closure, as in `parking_lot_core::park`, is rejected: it would run code of
+//! the caller under the lock of the queue. So the condition of a wait is a mask and a value.
 //!
 //! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
 #![cfg_attr(
@@ -40,7 +40,7 @@ pub enum Sleeper {
     /// The sleeper takes the lock after it is woken, and wakes the other sleepers when it unlocks
     /// the lock. So an `unlock` wakes only one `Locker`.
     Locker,
-    /// The sleeper only waits until the lock is free, and never calls `unlock`. So an `unlock`
+    /// The sleeper waits until the lock is free, but neither takes nor unlocks it. So an `unlock`
     /// wakes every `Passer`.
     Passer,
 }
@@ -56,22 +56,24 @@ pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Sleeps as [`wait`] does. `sleeper` says whether this thread will take the lock.
+/// Sleeps as [`wait`] does. `sleeper` says whether this thread will take the lock that is in
+/// `word`.
 pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
 /// Clears the bit `locked` of `word`. Wakes one [`Sleeper::Locker`], and every [`Sleeper::Passer`].
 ///
-/// Also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If the bit stays
-/// set, the next holder of the lock must call `unlock` as well.
+/// Also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If `waiters`
+/// stays set, the next holder of the lock must call `unlock`, too, so that it wakes the next
+/// `Locker`.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 
 /// Returns true while a sleeper must go on sleeping.
 fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
-    // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word again.
+    // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads `word` again.
     word.load(Ordering::Relaxed) & mask == value
 }
 
@@ -156,7 +158,7 @@ mod imp {
 
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
         // ORDERING(lockref-unlock): Release. The next holder of the lock sees the writes of this
-        // holder. In a model, sleepers poll the word, so they need no wake-up.
+        // holder. In a model, sleepers poll `word`, so they need no wake-up.
         word.fetch_and(!(locked | waiters), Ordering::Release);
     }
 }

@@ -19,8 +19,8 @@
 //!
 //! # Limits
 //!
-//! A region does not record which of its cache lines are in use. Memory may be missing at the first
-//! access to a line:
+//! A region does not record which of its cache lines are in use. The kernel may have no memory left
+//! when a line is accessed for the first time:
 //! - Private memory is mapped with `MAP_NORESERVE`. Callers limit how many lines they use.
 //! - If another process truncates the mapped file, an access beyond the new end raises `SIGBUS`. A
 //!   memfd with `F_SEAL_SHRINK` cannot be truncated.

@@ -5,7 +5,8 @@
 //! workspace counts its outcomes, and asserts that each expected one was reached.
 //!
 //! The counts of outcomes are not part of the model: they persist from one run of the model to the
-//! next. loom sees no operation when a model increments one, so there are no additional schedules.
+//! next. When a model increments a count, loom sees no atomic operation, so it explores no
+//! additional schedules.
 //!
 //! Source: loom issues 166 and 392.
 
@@ -34,8 +35,8 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Runs `model` as [`Tally::of`] does, but only in schedules with at most `preemptions`
-    /// preemptions (switches away from a thread that could continue). For models with too many
-    /// steps for [`Tally::of`].
+    /// preemptions (switches away from a thread that could continue). Use this function for a model
+    /// with too many steps for [`Tally::of`].
     ///
     /// # Panics
     ///

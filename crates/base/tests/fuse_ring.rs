@@ -92,8 +92,8 @@ impl Mount {
         FuseRing::new(device.as_fd(), &[queue], depth, PAYLOAD_BYTES).expect("a ring")
     }
 
-    /// Starts a thread that reads and ignores the requests that do not come through rings. It ends
-    /// with the mount.
+    /// Starts a thread that reads and ignores the requests that do not come through rings. The
+    /// thread ends when the mount ends.
     fn read_device(&self, ended: &Sender<&'static str>) {
         let (device, ended) = (self.device.try_clone().expect("a descriptor"), ended.clone());
         let _reader = thread::spawn(move || {

@@ -36,8 +36,8 @@ umount DIR        unmounts it
 path INO          prints a path of the inode with this number
 ";
 
-/// The shell: its credentials and its working directory, whose reference keeps the directory usable
-/// if it is renamed.
+/// The state of the shell: its credentials and its working directory. The reference on the
+/// directory keeps it usable even if another user renames it.
 struct Shell<'v> {
     vfs: &'v Vfs,
     cred: Cred,

@@ -86,7 +86,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Returns the ACL with these entries, which may come in any order.
+    /// Returns the ACL with the given entries, which may come in any order.
     ///
     /// # Errors
     /// `EINVAL` if the ACL lacks a required entry, has a forbidden one, or has an entry twice or
@@ -157,8 +157,8 @@ impl Acl {
         &self.entries
     }
 
-    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (without one,
-    /// of the owning group) and of others.
+    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (or, if there
+    /// is no mask, of the owning group), and of others.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -177,7 +177,7 @@ impl Acl {
     }
 
     /// Changes the ACL as chmod(2) does: the permission bits in `mode` replace those of the owner,
-    /// of the mask (without one, of the owning group), and of others.
+    /// of the mask and of others. Without a mask, the group bits replace those of the owning group.
     #[doc(alias = "posix_acl_chmod")]
     pub fn chmod(&mut self, mode: u32) {
         let group = self.group_class();
@@ -190,7 +190,7 @@ impl Acl {
 
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
     /// ACL is `self`. The ACL is None if the mode alone expresses it. The umask is ignored. A new
-    /// directory also inherits `self`.
+    /// directory also gets `self` as its default ACL.
     ///
     /// # Examples
     /// ```
@@ -215,8 +215,7 @@ impl Acl {
     /// for a file of `owner` and `group`. `is_member` tells whether the process is in a group,
     /// supplementary ones included.
     ///
-    /// This is the access check algorithm of acl(5). It ignores capabilities; the caller checks
-    /// them.
+    /// Follows the access check algorithm of acl(5). Ignores capabilities, which the caller checks.
     ///
     /// # Examples
     /// ```

@@ -46,7 +46,8 @@ pub enum Atime {
     /// Never (`noatime`).
     Never,
     /// Update the access time at each read that reaches the file system (`strictatime`). A FUSE
-    /// kernel answers some reads and directory listings from its own cache. These do not update it.
+    /// kernel answers some reads and directory listings from its own cache. Such a read leaves the
+    /// access time as it is.
     Strict,
 }
 
@@ -244,8 +245,8 @@ pub struct Attr {
 /// names until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// How long a client may use the name under which it found the inode. Used only with a name: in
-    /// the attributes of `lookup`, `make`, `link` and `readdir`.
+    /// How long a client may use the name under which it found the inode. Used only in answers
+    /// about a name: in the attributes of `lookup`, `make`, `link` and `readdir`.
     pub entry: Option<Duration>,
     /// For the attributes.
     pub attr: Option<Duration>,
@@ -391,8 +392,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time, or None if the back end sets it. A FUSE kernel with a writeback cache keeps
-    /// change times itself.
+    /// The new change time. If it is None, the back end sets the change time. A FUSE kernel with a
+    /// writeback cache keeps change times itself.
     pub ctime: Option<Timespec>,
 }
 

@@ -94,8 +94,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check, for a FUSE
-    /// server whose kernel has already checked the permissions.
+    /// Returns credentials that pass every permission check, with which `uid` and `gid` own new
+    /// files. For a FUSE server whose kernel has already checked the permissions.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

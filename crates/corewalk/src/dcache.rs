@@ -8,14 +8,15 @@
 //! other change at the end of the dentry's seqlock write section.
 //!
 //! Each directory has a counter, its child generation. The dentry of a child stores a parent key:
-//! the directory's slot number, and its child generation at that time. No lookup finds a dentry
-//! with an old parent key.
+//! the directory's slot number, and the value that the counter had when the name was cached. No
+//! lookup finds a dentry with an old parent key.
 //!
-//! One increment of the child generation thus invalidates all names in a directory. Their stale
-//! dentries are evicted later.
+//! One increment of a directory's child generation invalidates all names in the directory, because
+//! their dentries then have an old parent key. Such stale dentries are evicted later.
 //!
-//! A stale dentry is used again if a thread adds its name: it gets the current parent key. It is
-//! found by the hash of the name, which does not depend on the child generation.
+//! If a thread adds an invalidated name again, it reuses the stale dentry and gives it the current
+//! parent key. It finds the dentry by the hash of the name, which does not depend on the child
+//! generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
@@ -58,14 +59,14 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache. The cache tells its host which inodes it has dropped. When memory
-/// is short, it asks the host to drop references on inodes.
+/// The owner of the dentry cache: the namespace. The cache tells its owner which inodes it has
+/// dropped. When memory is short, it asks the owner to drop references on inodes.
 pub(crate) trait Host: Send + Sync {
-    /// Tells the host that the cache has dropped an inode, whose slot is free once this method
+    /// Tells the owner that the cache has dropped an inode, whose slot is free once this method
     /// returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// Asks the host to drop its references on the inode of `name` in the directory `parent` (an
+    /// Asks the owner to drop its references on the inode of `name` in the directory `parent` (an
     /// inode number). The cache is over its memory budget, and these references keep it from
     /// evicting the name.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
@@ -82,10 +83,12 @@ pub(crate) struct Dcache {
     /// The in-lookup locks of names. A thread must hold a name's lock to add a dentry under that
     /// name, or to move one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
-    /// The counts of directory listings in progress, and of the name changes during them.
+    /// The counts of directory listings in progress, and of the name changes during them. They tell
+    /// a listing that a name has changed since it was read.
     pub(crate) listings: Listings,
-    /// Protects the parent of every directory. A thread that moves a directory holds it for
-    /// writing; held shared, it keeps all directories in place. Analogous to Linux's `rename_lock`.
+    /// A lock on the parents of all directories. A thread that moves a directory holds the lock for
+    /// writing. A thread that holds it shared keeps all directories in place. Analogous to Linux's
+    /// `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
@@ -199,8 +202,8 @@ impl Dcache {
     }
 
     /// Looks up a path component like [`Dcache::find`], but only plain dentries (neither symbolic
-    /// links nor mount points). Returns the dentry's slot and a snapshot, which the caller
-    /// validates.
+    /// links nor mount points). Returns the dentry's slot, and a snapshot: the dentry's first words
+    /// and their sequence. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -219,8 +222,9 @@ impl Dcache {
     }
 
     /// Like [`Dcache::find_plain`], but compares only the first dentry in the bucket that has the
-    /// name's tag (16 bits of the hash). The dentry must have the flags in `needed`. Calls `before`
-    /// with its slot before the load, so that the caller can prefetch other cache lines.
+    /// name's tag (16 bits of the hash). The dentry must also have the flags in `needed`. Calls
+    /// `before` with the dentry's slot before it reads the dentry, so that the caller can prefetch
+    /// other cache lines.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -266,13 +270,14 @@ impl Dcache {
     /// negative, or changes during the call, or if its inode has too many references. The caller
     /// then looks up the directory and the name.
     ///
-    /// The answer is right at the instant at which the function loads the parent's child
-    /// generation, which each invalidation of the directory increments. The child's dentry is read
-    /// before this instant, and validated after it.
+    /// The answer is right at the instant at which the function loads the child generation of the
+    /// parent. Each invalidation of the parent increments that counter. The function reads the
+    /// child's dentry before this instant, and validates it afterwards.
     ///
-    /// `get_by_ino` compares only one dentry: that of the first entry with the name's tag in the
-    /// bucket's first line. It has so few instructions that the processor overlaps several lookups.
-    /// `get_by_ino_slow` handles long names and further entries.
+    /// `get_by_ino` compares only one dentry: that of the first entry in the bucket's first cache
+    /// line that has the name's tag (16 bits of its hash). It has so few instructions that the
+    /// processor overlaps several lookups. `get_by_ino_slow` handles long names and further
+    /// entries.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         if name.len() <= INLINE_MAX {
             let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -289,7 +294,8 @@ impl Dcache {
         self.get_by_ino_slow(ino, name)
     }
 
-    /// Like [`Dcache::get_by_ino`], but compares the dentries of all entries with the name's tag.
+    /// Like [`Dcache::get_by_ino`], but compares the dentries of all entries with the name's tag
+    /// (16 bits of its hash).
     #[inline(never)]
     fn get_by_ino_slow(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -381,7 +387,7 @@ impl Dcache {
     }
 
     /// Takes a reference on the inode of the dentry in `slot`. Returns false if the dentry has
-    /// changed since `seq`.
+    /// changed since its sequence was `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -416,8 +422,8 @@ impl Dcache {
         }
     }
 
-    /// Drops `n` references on an inode. If they were the last references, tells the host that the
-    /// cache has dropped the inode.
+    /// Drops `n` references on an inode. If they were the last references, tells the cache's owner
+    /// that the cache has dropped the inode.
     pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
@@ -461,7 +467,7 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of a dentry's parent, and the sequence of the dentry at which the parent
+    /// Returns the slot of a dentry's parent, and the dentry's sequence at the time when the parent
     /// was read. The root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
@@ -508,8 +514,8 @@ impl Dcache {
     }
 }
 
-/// Frees the slot of a dead inode when it is dropped, so that a panic of the back end in `forget`
-/// does not leak the slot.
+/// A guard whose drop frees the slot of a dead inode. So a panic of the back end in `forget` does
+/// not leak the slot.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,

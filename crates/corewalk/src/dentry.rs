@@ -14,16 +14,16 @@
 //! word 2  body: inode slot << 32 | name length << 24 | superblock << 8 | flags
 //! 3 .. 7  name words; for a directory word 6 is its inode number, word 7 its child generation
 //! ```
-//! The module `lookup_key` defines the words of a name. The last name word of a dentry refers to a
-//! slot for long names, if the name does not fit. The memory of such slots is never unmapped
-//! either.
+//! A long name does not fit in its dentry. The dentry's last name word then refers to another slot,
+//! which has the rest of the name. The memory of these slots is never unmapped either. The module
+//! `lookup_key` defines how the bytes of a name are divided into words.
 //!
 //! A slot has two halves: one for a dentry, and one for an inode (module `inode`). If possible, a
 //! name's dentry and inode are in one slot. So a lookup that has the slot number from the hash
 //! table can prefetch the inode's reference count in parallel with the dentry.
 //!
-//! The two halves are allocated and freed separately: names are removed, an inode may have several
-//! names, and a negative dentry has no inode. The slot is freed when both halves are free.
+//! The two halves are allocated and freed separately. An inode in use may outlive its name or have
+//! several names, and a negative dentry has no inode. The slot is freed when both halves are free.
 //!
 //! # Invariants
 //! - D.1: words 1 to 7 of a slot change only inside a seqlock write section of word 0. The writer
@@ -32,7 +32,7 @@
 //!   except during a rename.
 //! - D.3: the inode number and the superblock of a directory's dentry do not change while it lives.
 //! - D.4: a dentry holds a reference on its parent dentry from birth to death. A hashed dentry also
-//!   holds a reference on its inode. A root's dentry holds one from birth to death. While a dentry
+//!   holds a reference on its inode; a root's dentry does so from birth to death. While a dentry
 //!   holds a reference, the slot to which the reference leads is not reused.
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003 in `documents.md`; Boehm, MSPC
@@ -81,8 +81,8 @@ const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
-/// dentry and one for an inode. Its cold record, which path walks do not read, has the reference
-/// count and tells which halves are in use.
+/// dentry and one for an inode. The slot's cold record, which path walks do not read, has the
+/// reference count and tells which halves are in use.
 pub(crate) struct Dentries {
     /// Words 1 to 7 of a dentry are protected by its lock (invariant D.1), which is in `cold`.
     /// Readers take no lock: they validate with the sequence in word 0.
@@ -97,7 +97,7 @@ pub(crate) struct Dentries {
 }
 
 /// A copy of the words of a dentry that change together: parent key (its directory), body word and
-/// name words. It is built before the write section that stores it.
+/// name words. A writer builds the copy first, and stores it in a short write section.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -135,7 +135,8 @@ pub(crate) struct DirectoryWords {
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot of a dentry: its parent key and body word, with the sequence at which they were read.
+/// A snapshot of a dentry: its parent key and its body word (inode, name length, flags), with the
+/// sequence at which they were read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -267,8 +268,9 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // `store_long` fills all words of a slot of the smallest size class. So compare all of
-        // them, because a comparison of a fixed length is faster.
+        // `store_long` fills all words of a slot of the smallest size class, even if the rest of
+        // the name is shorter. So compare all these words: a comparison of a fixed length is
+        // faster.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -352,8 +354,8 @@ impl Dentries {
         self.line(slot).directory_words()
     }
 
-    /// Returns the number of a directory that is mixed into the hashes of its children's names. The
-    /// number does not change while the directory's dentry lives (invariant D.3).
+    /// Returns a number for a directory, which is mixed into the hashes of its children's names.
+    /// The number does not change while the directory's dentry lives (invariant D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -388,8 +390,8 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot: its generation, the referenced bit, a bit for each half in
-    /// use, and the slot of the inode's next dentry.
+    /// Returns the cold word of a slot, which path walks do not read. It has the slot's generation,
+    /// the referenced bit, a bit for each half in use, and the slot of the inode's next dentry.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -397,9 +399,9 @@ impl Dentries {
 
     // Writing.
 
-    /// Allocates a dentry, if possible in the slot of `beside`, its inode, on which the caller
-    /// holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. Returns None
-    /// if no slot is left.
+    /// Allocates a dentry. Prefers the slot of its inode `beside`, on which the caller holds a
+    /// reference. If that slot has a dentry already, or if `beside` is none, allocates a new slot
+    /// of `group`. Returns None if no slot is left.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -409,16 +411,18 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot, whose other half may still hold an inode. The sequence of
-    /// the next dentry in the slot continues from this one's.
+    /// Frees the dentry half of a slot, whose other half may still hold an inode. The next dentry
+    /// in the slot continues with the sequence of this one, so readers of this one notice the
+    /// reuse.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates an inode, if possible in the slot of `beside`, one of its dentries, on which the
-    /// caller holds a reference. Otherwise, or if `beside` is none, in a new slot of `group`. For
-    /// [`Group::Few`] (directories), a new slot is tried first.
+    /// Allocates an inode. Prefers the slot of its dentry `beside`, on which the caller holds a
+    /// reference. If that slot has an inode already, or if `beside` is none, allocates a new slot
+    /// of `group`. A directory ([`Group::Few`]) gets a new slot if possible, so that directories
+    /// are close together.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -498,13 +502,15 @@ impl Dentries {
         before
     }
 
-    /// Stores a new parent key in a dentry. The caller is inside the dentry's write section.
+    /// Stores a new parent key (its directory) in a dentry. The caller is inside the dentry's write
+    /// section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body word in a dentry. The caller is inside the dentry's write section.
+    /// Stores a new body word (inode, name length, flags) in a dentry. The caller is inside the
+    /// dentry's write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
@@ -517,8 +523,8 @@ impl Dentries {
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the long name of `image`, if it has one. No dentry contains `image` any
-    /// more.
+    /// Frees the slot of the long name of `image`, if it has one. The caller has replaced `image`,
+    /// so no dentry refers to that slot any more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -531,7 +537,7 @@ impl Dentries {
     }
 
     /// Stores the bytes of `name` from `start` on in a new slot for long names. Returns the word
-    /// for that slot, or None if none is left.
+    /// with which a dentry refers to that slot, or None if no slot is left.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
@@ -622,9 +628,9 @@ impl Line<'_> {
         if !lookup_key.is_long() && self.is_named_inline(lookup_key) {
             return true;
         }
-        // The comparison above finds only a name that is stored in the dentry itself. A longer name
-        // has its rest in another slot. (A directory's dentry has room for fewer bytes than
-        // others.) Compare with the name there.
+        // The comparison above finds only a name that is stored in the dentry itself. Otherwise the
+        // rest of the name is in another slot, so compare it there. (A directory's dentry has room
+        // for fewer bytes of its name than others.)
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())

@@ -1,19 +1,20 @@
 //! Path translation: from a dentry to its pathname, as a snapshot.
 //!
-//! A translation makes passes over the path. A pass collects the names from the dentry up to the
-//! root, and adds each dentry with its sequence to a read set. Then it validates the read set. If
-//! no sequence has changed, all names existed together at the instant between the collection and
-//! the validation, so the path existed (traps T1, T8, P8 in `traps.md`).
+//! A path translation makes passes over the path. A pass collects the names from the dentry up to
+//! the root, and adds each dentry with its sequence to a read set. Then it validates the read set.
+//! If no sequence has changed, all names existed together at the instant between the collection and
+//! the validation. So the path existed then (traps T1, T8, P8 in `traps.md`).
 //!
-//! There is no global rename sequence. So a translation must retry only if the dentry or one of its
-//! ancestors changes.
+//! There is no global rename sequence. So a path translation must retry only if the dentry or one
+//! of its ancestors changes.
 //!
-//! After a few failed attempts, the translation takes the lock `topology` shared, which keeps
+//! After a few failed attempts, the path translation takes the lock `topology` shared, which keeps
 //! directories in place, and locks the dentry itself. So a storm of renames cannot make it retry
 //! for ever (trap T9 in `traps.md`).
 //!
-//! The result includes the kind of path, on which the texts of d_path and getcwd depend (trap T11
-//! in `traps.md`).
+//! The result of a path translation includes the kind of the path: for example, that the path does
+//! not begin at the given root. The texts of d_path and getcwd depend on the kind (trap T11 in
+//! `traps.md`).
 //!
 //! Source: document 001 and its review; Linux `fs/d_path.c`.
 
@@ -56,9 +57,9 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// The route from a dentry in a mount up to a root, across mount points. The first field is the
-    /// mount and the dentry, the second the number of the root's mount and the root's dentry. None
-    /// stands for the root of the namespace.
+    /// The route across mount points. It begins at the mount and the dentry in the first field. It
+    /// ends at the root in the second field, given by its mount's number and its dentry. If that is
+    /// None, the route ends at the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -139,8 +140,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode, from the root of its file system, to `out`. The path of that root is
-/// `/`.
+/// Appends a path of an inode to `out`. The path begins at the root of the inode's file system. The
+/// path of that root itself is `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -169,7 +170,8 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns paths of an inode by its other names than the first, which [`append_inode_path`] uses.
+/// Returns the paths of an inode by all its names but the first. [`append_inode_path`] returns the
+/// path by the first name.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -206,8 +208,8 @@ pub(crate) struct Chain {
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// Returns a path of an inode from the root of its file system, and the inodes on it, all of one
-/// instant.
+/// Returns a path of an inode from the root of its file system, and the inodes on this path. All
+/// names on the path existed at one instant.
 ///
 /// The caller holds a reference on the inode, and, unless it is a directory, keeps one of its names
 /// in the cache (see [`hold_name`]). No reference on a dentry is taken or dropped.

@@ -164,8 +164,8 @@ pub struct DirEntry<'a> {
     /// and valid however the directory changes.
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
-    /// attributes does not call `lookup`. Most listings need none. So a back end reports attributes
-    /// only if they cost no extra work, for example because a server sent them with the names.
+    /// attributes does not call `lookup`. Most listings need no attributes. So a back end reports
+    /// them only if they cost no extra work, for example because a server sent them with the names.
     pub attr: Option<Attr>,
 }
 
@@ -264,9 +264,9 @@ impl Opened {
 /// A file system that corewalk serves.
 ///
 /// `open` and `opendir` return a handle of 64 bits. Calls through the open file (`read`, `write`,
-/// `fsync`, `flush` and so on) get it in [`Node::handle`]. `setattr` gets it for ftruncate(2),
-/// `getattr` in some cases, fstat(2) and fchmod(2) not at all on Linux. A back end without open
-/// state keeps the default `open` and ignores handles.
+/// `fsync`, `flush` and so on) get it in [`Node::handle`]. `setattr` gets it for ftruncate(2), and
+/// `getattr` in some cases. Linux passes no handle for fstat(2) and fchmod(2). A back end without
+/// open state keeps the default `open` and ignores handles.
 ///
 /// # What a back end may rely on
 /// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
@@ -530,10 +530,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// there is one.
     ///
     /// A server calls this at the first open of an inode, and the answer holds until the inode is
-    /// not open any more. If the kernel agrees, it opens that file of the host again for each
-    /// client, with the rights of the server and the flags of the client, whatever the descriptor's
-    /// access mode. The kernel then reads and writes it directly. It calls `read` and `write` only
-    /// for files with [`OpenFlags::DIRECT_IO`].
+    /// not open any more. If the kernel accepts the file (FUSE passthrough), it opens the file
+    /// again for each client. It uses the rights of the server and the flags of the client,
+    /// whatever the access mode of the returned descriptor. The kernel then reads and writes the
+    /// file directly, and calls `read` and `write` only for files with [`OpenFlags::DIRECT_IO`].
     fn backing_file(&self, node: Node<'_>) -> Option<Arc<OwnedFd>> {
         None
     }
@@ -547,8 +547,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Opens a directory for a listing, if the back end keeps state per listing. `readdir`, `fsync`
-    /// and `releasedir` get the handle in [`Node::handle`]. A server may skip this call as
-    /// [`FileSystem::has_open_state`] says.
+    /// and `releasedir` get the handle in [`Node::handle`]. A server may skip this call if
+    /// [`FileSystem::has_open_state`] returns false.
     fn opendir(&self, dir: Node<'_>) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }
@@ -660,8 +660,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if the back end manages locks, because other machines or other programs lock
-    /// the files too. If false, the kernel manages the locks of this mount, and a server calls none
-    /// of the next three methods.
+    /// the files too. If false, the kernel manages the locks of this mount, and a server calls
+    /// neither `get_lock` nor `set_lock` nor `unlock_owner`.
     fn has_locks(&self) -> bool {
         false
     }
@@ -679,8 +679,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Drops all locks of `owner` on a file: those of fcntl(2) when a process closes it, those of
-    /// flock(2) when an open file is closed.
+    /// Drops all locks of `owner` on a file. Called for locks of fcntl(2) when a process closes the
+    /// file, and for locks of flock(2) when the open file is closed.
     fn unlock_owner(&self, node: Node<'_>, owner: u64, is_flock: bool) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -706,7 +706,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOTTY)
     }
 
-    /// Returns those of the events `wanted` that a file has now, and also `ERR` and `HUP`. If
+    /// Returns the events that the file has now: those of `wanted`, and also `ERR` and `HUP`. If
     /// `waker` is given, the back end keeps it until the file has new events, and then wakes it.
     ///
     /// The default is `ENOSYS`: reads and writes of this back end's files never wait. The server
@@ -724,7 +724,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// entered the cache (rule F.4).
     fn forget(&self, ino: u64, generation: u64) {}
 
-    /// Returns the back end as one that decides how long clients keep its answers.
+    /// Returns the `Leases` of a back end that decides how long clients keep its answers. The
+    /// default is None: the options of the server decide.
     fn leases(&self) -> Option<&dyn Leases> {
         None
     }

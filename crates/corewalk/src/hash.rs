@@ -63,8 +63,8 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // This `if` becomes a select instruction. A branch on the length would often be
-        // mispredicted.
+        // The compiler turns this `if` into a select instruction. A branch on the name's length
+        // would often be mispredicted.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
@@ -76,8 +76,9 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // `NameHash::child` adds the directory's number, often as small as the length. The product
-        // with a secret keeps the two from cancelling each other out.
+        // `NameHash::child` adds the directory's number to `first`. That number is often as small
+        // as the length. So the length is multiplied by a secret, because otherwise the two numbers
+        // could cancel each other out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }

@@ -7,8 +7,9 @@
 //! - The reference record has the reference count and the inode number. Taking and dropping a
 //!   reference writes it.
 //!
-//! With two records, taking a reference does not disturb path walks. Many of the small reference
-//! records fit the processor's caches.
+//! Because the permissions and the references of an inode are in two records, taking a reference
+//! does not disturb path walks. The reference records are small, so many of them fit the
+//! processor's caches.
 //!
 //! A slot has two halves: one for a dentry, and one for an inode (module `dentry`). The two records
 //! of an inode are part of its half.
@@ -120,7 +121,8 @@ pub(crate) struct Inodes {
     /// A count that each attribute change increments when it begins and when it ends. Attributes
     /// from the back end are not stored if the count has changed since the back end was asked.
     changes: ShardedCounter,
-    /// The mutex of `gone`. A thread holds it while it clears the number of a dead inode.
+    /// The mutex of the condition variable `gone`. A thread holds it while it clears the number of
+    /// a dead inode.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -135,8 +137,8 @@ pub(crate) struct Entered {
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version of the permission record at the beginning of an attribute change, or of a question
-/// to the back end.
+/// The version of the permission record at which an attribute change began, or at which a thread
+/// asked the back end for the attributes.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -272,9 +274,9 @@ impl Inodes {
         }
     }
 
-    /// Returns the inodes with the number `ino` that other inodes have replaced in the table, with
-    /// a reference on each. Call [`Inodes::get`], which searches the table, first. In the other
-    /// order an inode that moves from the table to this list could be missed.
+    /// Returns the inodes with the number `ino` that inodes of another generation have replaced in
+    /// the table, with a reference on each. Call [`Inodes::get`], which searches the table, first.
+    /// An inode moves from the table to this list, so a search in the other order could miss it.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -326,8 +328,8 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // A dead inode leaves the table before its slot is freed. So an inode found under the
-        // stripe's lock keeps its slot under that lock.
+        // A dead inode leaves the table, under the stripe's lock, before its slot is freed. So an
+        // inode that is found under this lock keeps its slot until the lock is released.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -401,7 +403,7 @@ impl Inodes {
         true
     }
 
-    /// Frees the slot of a dead inode, after the back end has been told of its end. Until then, no
+    /// Frees the slot of a dead inode, after the back end's `forget` has returned. Until then, no
     /// inode with the same number can enter the table.
     pub(crate) fn free(&self, slot: InodeSlot, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
@@ -420,7 +422,7 @@ impl Inodes {
         dentries.free_inode(slot);
     }
 
-    /// Waits until a dead inode is freed, after the back end was told of its end.
+    /// Waits until a dead inode is freed, which happens after the back end's `forget`.
     #[cold]
     fn wait_until_gone(&self, slot: InodeSlot, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
@@ -451,7 +453,7 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of an inode without the first, and without references on them. A
+    /// Returns up to `max` aliases of an inode, except the first, without references on them. A
     /// caller that takes a reference on one checks afterwards that it is still an alias.
     pub(crate) fn other_aliases(
         &self,
@@ -487,9 +489,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Removes `dentry` from the aliases of an inode, unless it is the only alias of an inode with
-    /// other users. In that case returns false. One lock covers the check and the removal.
-    /// Otherwise two threads could each see the other's alias, and remove both.
+    /// Removes `dentry` from the aliases of an inode. Keeps it and returns false if it is the only
+    /// alias of an inode that has other users. One lock covers the check and the removal. Otherwise
+    /// two threads could each see the other's alias, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -641,38 +643,38 @@ impl Inodes {
     /// [`Inodes::install`] takes it with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The ticket is the version of the permission record, loaded
-        // before the caller asks the back end. A change that begins after the question increments
-        // the version, and the answer is not stored.
+        // before the caller asks the back end. A change that begins later increments the version,
+        // so the answer is not stored.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
     /// Stores the back end's answer `perm` in the permission record, unless a change has begun
-    /// since `ticket` was taken, before the question.
+    /// since `ticket` was taken. The caller took the ticket before it asked the back end.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Stores the permissions that the back end has answered to the lookup of a name. The inode was
-    /// not known before, so there is no [`Ticket`]. Instead the caller passes the value of
-    /// [`Inodes::changes`] before its question. If attributes have changed since, nothing is
+    /// Stores the permissions that the back end's `lookup` of a name has returned. The inode was
+    /// not known before that call, so there is no [`Ticket`] for it. Instead the caller passes the
+    /// value of [`Inodes::changes`] before the call. If attributes have changed since, nothing is
     /// stored.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of attributes increments `changes`, and then takes the inode's lock, which this
-        // thread holds, to mark the permissions as unknown. So a change that the comparison misses
-        // marks them later.
+        // A change of attributes increments `changes`, and then takes the inode's lock to mark the
+        // permissions as unknown. This thread holds that lock. So a change that the comparison
+        // misses marks the permissions as unknown afterwards.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
         }
     }
 
-    /// Returns true if the inode certainly has no file capabilities: the back end was asked since
-    /// the last change of attributes.
+    /// Returns true if the inode certainly has no file capabilities: the back end has said so, and
+    /// no attribute has changed since.
     pub(crate) fn lacks_capability(&self, slot: InodeSlot) -> bool {
-        // ORDERING: Relaxed. One bit. A caller that is ordered after the end of a change, which
-        // clears the bit, sees it cleared.
+        // ORDERING: Relaxed. Only one bit is read. The end of a change of attributes clears the
+        // bit. A caller that is ordered after that end sees the bit cleared.
         self.perm_words(slot)[MODE].load(Ordering::Relaxed) & LACKS_CAPABILITY != 0
     }
 
@@ -681,7 +683,8 @@ impl Inodes {
     pub(crate) fn note_no_capability(&self, slot: InodeSlot, ticket: Ticket) {
         let _guard = self.lockref(slot).lock();
         let word = &self.perm_words(slot)[MODE];
-        // ORDERING: Relaxed. Under the inode's lock, which all writers of the word hold.
+        // ORDERING: Relaxed. This thread holds the inode's lock, like every thread that writes this
+        // word.
         let before = word.load(Ordering::Relaxed);
         if before >> VERSION_SHIFT == ticket.0 {
             // ORDERING(perm): Release. Pairs with the load in `perm`: a reader of this store sees
@@ -750,7 +753,7 @@ impl Inodes {
     }
 
     /// Returns the memory of the hash table of inodes, in bytes. [`Dentries::bytes`] counts the
-    /// memory of their slots.
+    /// memory of the inodes' slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

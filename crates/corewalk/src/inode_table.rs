@@ -6,7 +6,7 @@
 //! first, and then tells the table.
 //!
 //! # How to use it
-//! - The server lists a directory from its storage. The table may lack a name that exists.
+//! - The server lists a directory from its storage, because the table may lack a name that exists.
 //! - The table never reuses an inode number. So the generation in each reply to a kernel is 0.
 //! - A node whose last name was removed has no path. So a server that finds files by path keeps the
 //!   last path, or an open descriptor, in the node's user data. It does so before it calls
@@ -112,9 +112,9 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name like [`InodeTable::entered`], for a storage that changes without the server.
-    /// If `is_same` refuses the user data of the node that has the name, the name belongs to
-    /// another file now. Then a new node replaces the old one. After mkdir(2) the server passes
-    /// `|_| false`, because the directory is new.
+    /// `is_same` gets the user data of the node that has the name. If it returns false, the name
+    /// belongs to another file now, and a new node replaces the old one. After mkdir(2) the server
+    /// passes `|_| false`, because the directory is new.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered`].
@@ -434,9 +434,9 @@ impl<T> InodeTable<T> {
         self.vfs.forget_all(ino)
     }
 
-    /// Sets the callback for memory pressure. A table over its budget reports to it the entries
-    /// that only the client's lookups keep. A FUSE server then asks its kernel to forget them. The
-    /// callback can be set once.
+    /// Sets the callback for memory pressure. A table over its budget passes to the callback each
+    /// entry that only the client's lookups keep. A FUSE server then asks its kernel to forget the
+    /// entry. The callback can be set once.
     ///
     /// # Errors
     /// `EBUSY` if it is already set.

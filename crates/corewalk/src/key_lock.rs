@@ -42,8 +42,8 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Condvar, Mutex, OwnLine};
 
-/// Shards for locks that every change of a name takes: so many that two threads with different
-/// names seldom write to the same cache line.
+/// The number of shards for locks that every change of a name takes. It is so large that two
+/// threads with different names seldom write to the same cache line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };

@@ -11,11 +11,11 @@
 //! then on no walk can end in it.
 //!
 //! A walk in progress is not a user of the mount. Its pointer keeps only the memory of the mount
-//! valid. When the walk ends, or goes up to the parent mount, it checks that the mount is alive.
-//! Otherwise the walk begins again.
+//! valid. When the walk ends, or goes up to the parent mount, it checks that the mount is alive. If
+//! the mount is dead, the walk starts again.
 //!
 //! The number of pointers to a mount cannot serve as the count of users. It includes pointers in
-//! old mount tables, and no walks that are about to enter the mount.
+//! old mount tables, and misses walks that are about to enter the mount.
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a

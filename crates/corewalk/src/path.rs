@@ -68,9 +68,9 @@ impl<'v> PathRef<'v> {
     /// Like [`PathRef::path_of`], but writes the path to the end of `buf`, and allocates no memory,
     /// however long the path is. The bytes before the path may be overwritten.
     ///
-    /// The call validates the names with a list of them on the stack. A path with more names than
-    /// this list can hold is translated again with a list of 1024. For even more names, the call
-    /// takes the lock that keeps all directories in place.
+    /// The translation validates the names with a list of them on the stack. A path with more names
+    /// than this list can hold is translated again with a list of 1024. For even more names, the
+    /// translation takes the lock that keeps all directories in place.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit in `buf`. No NUL follows the path, so a buffer as
@@ -114,8 +114,8 @@ impl<'v> PathRef<'v> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns the dentry's slot number and the slot's generation. They are no reference, so the
-    /// dentry may be evicted.
+    /// Returns the dentry's slot number and the slot's generation. These numbers hold no reference,
+    /// so the dentry may be evicted.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

@@ -76,7 +76,7 @@ impl<'a> PathEntry<'a> {
 ///   to a hidden name in the root directory, and removes that name when the file is closed.
 /// - Permissions have been checked, names are valid, and the umask, ACLs and the rules for the
 ///   set-group-ID bit have been applied. The back end must run with the rights to make each change.
-/// - Two calls for the same name never overlap. All other calls may.
+/// - Two calls for the same name never overlap. All other calls may overlap.
 /// - A call on an open file gets the back end's [`PathFileSystem::File`], or, if none is suitable,
 ///   one that is opened for the call. So all open files of a path must show the same bytes.
 ///

@@ -115,7 +115,7 @@ impl<const N: usize> ReadSet<N> {
 }
 
 /// The inline array of a read set, to which the fast path of a walk appends dentries with their
-/// sequences. The drop stores the new length in the read set.
+/// sequences. When this value is dropped, it stores the new length in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
     /// The number of dentries in the read set, as a copy that the compiler can keep in a register.
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     /// A read set must notice a change of any dentry in it, and ignore all others. Some dentries
-    /// are in the set's inline array, others in its vector. Trap T8.
+    /// are in the set's inline array, others in its vector. Trap T8 in `traps.md`.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();

@@ -10,9 +10,9 @@
 //! [`Request::is_cancelled`] now and then, and may return `EINTR`. A `flush` or a `release` is
 //! never cancelled, because it comes only once.
 //!
-//! Two events do not cancel a request. A signal that the client handles does not, because read(2)
-//! and write(2) of a file must not fail for it. Nor does the death of a client that waits for the
-//! page cache, of which Linux does not tell a FUSE server.
+//! Two events do not cancel a request. One is a signal that the client handles, because read(2) and
+//! write(2) of a file must not fail for it. The other is the death of a client that waits for the
+//! page cache, because Linux does not report it to a FUSE server.
 
 use std::cell::RefCell;
 use std::sync::Arc;

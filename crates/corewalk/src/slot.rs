@@ -1,9 +1,9 @@
 //! The number types of the cache: the slot of a dentry, the slot of an inode, and the sequence of a
 //! dentry.
 //!
-//! A slot has room for a dentry and an inode (module `dentry`). These types tell which one is
-//! meant, at no cost at run time. Bare numbers appear only in packed words, in atomics and in calls
-//! of the slot arena.
+//! A slot has room for a dentry and an inode (module `dentry`). The type of a slot number tells
+//! which of the two is meant, at no cost at run time. Bare numbers appear only in packed words, in
+//! atomics and in calls of the slot arena.
 
 use std::marker::PhantomData;
 

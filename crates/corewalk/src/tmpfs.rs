@@ -85,7 +85,7 @@ mod table;
 mod xattr;
 
 /// The number of entries that `readdir` copies at a time under the directory's lock. The first
-/// batch of a call is the smallest, for callers with a small buffer.
+/// batch of a call is the smallest, because a caller with a small buffer takes no more.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
@@ -131,7 +131,7 @@ pub struct TmpfsOptions {
     /// up to whole pages. None means no limit (mount option `size=`).
     pub size_bytes: Option<u64>,
     /// The limit for inodes, including the root directory. Each further name of a file counts as
-    /// one. None means no limit (mount option `nr_inodes=`).
+    /// one more inode. None means no limit (mount option `nr_inodes=`).
     pub inodes_max: Option<u64>,
     /// The permission bits of the root directory (`mode=`).
     pub root_mode: u32,
@@ -140,8 +140,9 @@ pub struct TmpfsOptions {
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
     /// Store equal sets of extended attributes and ACLs once (mount options `mbcache`,
-    /// `no_mbcache`). A shared set is charged once. Its change may need a copy, even to remove an
-    /// attribute or to chmod a file with an ACL, and then fails with `ENOSPC` without space.
+    /// `no_mbcache`). A shared set is charged once. A change of one file's attributes may have to
+    /// copy a shared set. That includes the removal of an attribute and the chmod of a file with an
+    /// ACL. If there is no space for the copy, the change fails with `ENOSPC`.
     pub share_xattrs: bool,
     /// The rule by which a read updates the access time (mount options `relatime`, `noatime`,
     /// `strictatime`, `nodiratime`).
@@ -249,8 +250,8 @@ impl Tmpfs {
 
     /// Runs `step`, which must hold no lock when it fails. If it fails for lack of space in the
     /// budget `space`, de-duplicates all queued sets of extended attributes and runs `step` again.
-    /// That does not help against too many attribute names or inodes (also `ENOSPC`), so then
-    /// `step` runs once.
+    /// `ENOSPC` can also mean too many attribute names or inodes. De-duplication does not help
+    /// there, so `step` is not repeated.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         // De-duplication can free space only if a set was queued before or after `step`. If another
         // thread has emptied the queue meanwhile, a retry may find enough space.
@@ -356,9 +357,9 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // Change the mode first. It may need a copy of a shared ACL and fail for lack of space,
-        // while `check_size` has accepted the size. Mode and ACL change under one lock, so that no
-        // reader sees one without the other.
+        // Change the mode first, because it can fail: it may need a copy of a shared ACL, for which
+        // there may be no space. The size cannot fail any more, because `check_size` has accepted
+        // it. Mode and ACL change under one lock, so that no reader sees one without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());

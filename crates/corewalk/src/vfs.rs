@@ -87,7 +87,7 @@ pub struct VfsOptions {
     /// long as there are unused entries.
     pub cache_bytes: u64,
     /// Maximum number of dentries, and also of inodes. The namespace reserves address space for
-    /// them, but no memory. Beyond it, operations fail with `ENOMEM`.
+    /// them, but no memory. Beyond this number, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one, or they could craft names that
@@ -235,8 +235,8 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // Slot numbers must fit into 30 bits: the list of an inode's dentries stores them in the
-        // dentry records (`dentry::cold`).
+        // A slot number must fit into 30 bits, because the list of an inode's dentries is linked by
+        // such numbers in the dentry records (`dentry::cold`).
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -401,8 +401,8 @@ pub struct Stats {
     /// Failed lock-free attempts of walks and path translations: a dentry that was read has changed
     /// before the end of the attempt.
     pub retries: u64,
-    /// Walks and path translations that gave up after several failed lock-free attempts: walks fell
-    /// back to ref-walk, translations blocked renames of directories.
+    /// Walks and path translations that gave up after several failed lock-free attempts. Such a
+    /// walk fell back to ref-walk. Such a translation blocked renames of directories.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
@@ -573,7 +573,8 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// Number 0 marks unused entries of the index, so its lookup must find no inode.
+    /// Inode number 0 marks unused entries of the index, so a lookup of this number must find no
+    /// inode.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();
@@ -607,7 +608,7 @@ mod tests {
 
     /// After another file has taken over a name, the name must lead to this file only. In the test
     /// a new file is entered as if the cache had no dentry of the name. The earlier dentry must not
-    /// be found any more. Trap T15.
+    /// be found any more. Trap T15 in `traps.md`.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -650,9 +651,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Each cached name stores the lower half of its directory's count of invalidations, and is
-    /// found only if that is current. When the lower half wraps around, names that were cached long
-    /// before must not be found. Trap T32.
+    /// A cached name stores the lower half of its directory's count of invalidations. A lookup
+    /// finds the name only if the stored half is current. When the lower half wraps around, names
+    /// that were cached long before must not be found. Trap T32 in `traps.md`.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

@@ -148,8 +148,8 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries that the walk has passed, with their sequences. Borrowed, because a read set is
-    /// large and a `Walk` is moved.
+    /// The dentries that the walk has passed, with their sequences. The walk borrows this read set,
+    /// because a read set is large and a `Walk` is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }

@@ -44,11 +44,10 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Translates `place` to its path from `root`, in every format. Returns four things for each
-/// format.
+/// Translates `place` to its path from `root`, in every format.
 ///
-/// Each format has a name, the path, a function that writes the path into a buffer, and the error
-/// of that function if the buffer is too small.
+/// Returns four things for each format: its name, the path, a function that writes the path into a
+/// buffer, and the error of that function if the buffer is too small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,
@@ -105,7 +104,7 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
 
 /// A path that does not fit the buffer is an error. Covers the root, an empty buffer, an exact fit
 /// and one byte less, removed files, files outside of the root or across a mount, and names and
-/// paths of many lengths. Trap T11.
+/// paths of many lengths. Trap T11 in `traps.md`.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();
@@ -167,7 +166,7 @@ fn is_subdir_sees_through_mounts_and_not_upwards() {
 
 /// A path of any depth must be translated into a buffer in a bounded number of passes, without
 /// allocation and without recursion. The path must equal the one that is returned as a vector. Trap
-/// T10.
+/// T10 in `traps.md`.
 #[test]
 fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
     let vfs = new();

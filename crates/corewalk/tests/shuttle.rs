@@ -102,13 +102,15 @@ fn swap_against_walk(swap: fn(&Vfs)) {
     assert_eq!([walk(&vfs, b"/y/f"), walk(&vfs, b"/x/f")], files.map(Ok));
 }
 
-/// A name that always exists must always be found. Traps T12 and T13.
+/// While two directories are exchanged, a walk through either name must find a file. Traps T12 and
+/// T13 in `traps.md`.
 #[test]
 fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control: the exchange is made by three renames. A reader can miss a name in between.
+/// Control (a variant with the bug must fail): the exchange is made by three renames. A reader can
+/// miss a name in between.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -146,13 +148,15 @@ fn replace_against_lookup(replace: fn(&Vfs)) {
     assert_eq!([lookup(&vfs, "a"), lookup(&vfs, "b")], [Err(Errno::NOENT), Ok(files[0])]);
 }
 
-/// A name that always exists must always be found. Traps T12 and T13.
+/// While a file is renamed over another, a lookup must always find the target name. Traps T12 and
+/// T13 in `traps.md`.
 #[test]
 fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control: the target is removed before the rename. A reader can miss the name in between.
+/// Control (a variant with the bug must fail): the target is removed before the rename. A reader
+/// can miss the name in between.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -166,7 +170,7 @@ fn control_removal_before_a_rename_is_caught() {
 }
 
 /// Of two concurrent moves of directories into each other, only one may succeed, and no thread may
-/// wait for ever. Traps T26, T27 and P9.
+/// wait for ever. Traps T26, T27 and P9 in `traps.md`.
 #[test]
 fn directories_moved_into_each_other_stay_a_tree() {
     static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
@@ -228,14 +232,15 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
 }
 
 /// After the client has forgotten all its lookups of an inode, no reference is left. No reference
-/// of another operation is dropped. Trap P5.
+/// of another operation is dropped. Trap P5 in `traps.md`.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control: a client that has looked a file up calls `forget` only if another lookup still finds
-/// the file by name. After a removal, its reference on the inode is never dropped.
+/// Control (a variant with the bug must fail): a client that has looked a file up calls `forget`
+/// only if another lookup still finds the file by name. After a removal, its reference on the inode
+/// is never dropped.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -270,14 +275,15 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
 }
 
 /// A lookup of an existing file must find it, and a file with a reference must keep its path. Traps
-/// T15 and T18.
+/// T15 and T18 in `traps.md`.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Control: a thread drops its reference on an inode, and then looks the inode up by its number. By
-/// then the inode may be evicted, and the test must catch that.
+/// Control (a variant with the bug must fail): a thread drops its reference on an inode, and then
+/// looks the inode up by its number. By then the inode may be evicted, and the test must catch
+/// that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -319,7 +325,7 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
 }
 
 /// A stale answer of the back end must not be cached after an invalidation, here of the name alone.
-/// Traps T25 and P12.
+/// Traps T25 and P12 in `traps.md`.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -328,7 +334,7 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
 }
 
 /// A stale answer of the back end must not be cached after an invalidation, here of the whole
-/// directory. Traps T25 and P12.
+/// directory. Traps T25 and P12 in `traps.md`.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -336,7 +342,8 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control: the cache is not told of the change in the back end, and keeps the stale answer.
+/// Control (a variant with the bug must fail): the cache is not told of the change in the back end,
+/// and keeps the stale answer.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
@@ -378,9 +385,9 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// Control: a chmod changes the back end without the attribute lock. A concurrent write, which
-/// clears set-user-ID, then stores the old mode. So the chmod is lost, and the test must catch
-/// that.
+/// Control (a variant with the bug must fail): a chmod changes the back end without the attribute
+/// lock. A concurrent write, which clears set-user-ID, then stores the old mode. So the chmod is
+/// lost, and the test must catch that.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
 fn control_chmod_without_the_attribute_lock_is_caught() {
@@ -467,8 +474,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: the walking thread does not keep its path, so the file system can be unmounted under
-/// it.
+/// Control (a variant with the bug must fail): the walking thread does not keep its path, so the
+/// file system can be unmounted under it.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -478,7 +485,7 @@ fn control_walk_without_references_is_caught() {
 }
 
 /// A client that forgets a file without having looked it up must drop nothing, even while another
-/// client looks the file up by number and the name changes. Trap P5.
+/// client looks the file up by number and the name changes. Trap P5 in `traps.md`.
 #[test]
 fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
@@ -537,7 +544,8 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// A listed entry must not bring its name back if the name has changed since. Trap T25.
+/// A listed entry must not bring its name back if the name has changed since. Trap T25 in
+/// `traps.md`.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -551,8 +559,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control: the entries are read before the listing begins, so the listing misses a change between
-/// the two. The test must catch that.
+/// Control (a variant with the bug must fail): the entries are read before the listing begins, so
+/// the listing misses a change between the two. The test must catch that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -568,7 +576,7 @@ fn control_listing_that_begins_late_is_caught() {
 }
 
 /// A lookup in a removed directory must not find the files of the directory that has got its dentry
-/// slot. Trap T55.
+/// slot. Trap T55 in `traps.md`.
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
@@ -661,7 +669,7 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
 
 /// A directory is made under a name whose negative dentry is evicted at the same time, so its
 /// dentry gets another slot. Once a lookup has found the directory, later lookups must find it too.
-/// Traps T16 and T25.
+/// Traps T16 and T25 in `traps.md`.
 #[test]
 fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
@@ -677,7 +685,8 @@ fn directory_made_under_a_missing_name_stays_found() {
 }
 
 /// A directory is made under a name with a negative dentry, whose slot a new file takes at the same
-/// time. Once a lookup has found the directory, later lookups must find it too. Traps T16 and T55.
+/// time. Once a lookup has found the directory, later lookups must find it too. Traps T16 and T55
+/// in `traps.md`.
 #[test]
 fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {
@@ -693,7 +702,8 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control: the new directory is renamed away and back, so for a moment its name is missing.
+/// Control (a variant with the bug must fail): the new directory is renamed away and back, so for a
+/// moment its name is missing.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {

@@ -102,7 +102,7 @@ fn move_beside_calls(from: From) {
 }
 
 /// A path that a call of the back end has got must stay valid until the call ends, even if a
-/// directory above the file is renamed. Trap X1.
+/// directory above the file is renamed. Trap X1 in `traps.md`.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));

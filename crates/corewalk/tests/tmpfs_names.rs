@@ -235,7 +235,7 @@ fn unlinked_file_stays_usable_until_forget() {
 }
 
 /// The name of a removed file is given to a new file. A late forget of the old inode must not
-/// affect the new file. Traps P1 and P2.
+/// affect the new file. Traps P1 and P2 in `traps.md`.
 #[test]
 fn late_forget_does_not_affect_the_new_file() {
     let fs = new_fs();
@@ -468,7 +468,7 @@ fn acl_and_mode_change_each_other() {
 }
 
 /// An inode number must never repeat, because a reused number would lead an old handle to a new
-/// file. Trap P11.
+/// file. Trap P11 in `traps.md`.
 #[test]
 fn inode_number_never_repeats() {
     let fs = new_fs();
@@ -492,7 +492,8 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// A rename may get an old and the current inode number of one slot as its two directories.
+/// A slot is reused, so an old and a new directory have numbers of the same slot. A rename between
+/// the two must fail with `ESTALE`, and not lock the slot twice and hang.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -543,7 +544,8 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
 
 /// Concurrent renames must not deadlock. In three directories, one inside another, all threads
 /// rename all pairs of names onto each other in every mode, and also remove, link and make names. A
-/// back end need not support concurrent calls with the same names, but tmpfs does. Trap P9.
+/// back end need not support concurrent calls with the same names, but tmpfs does. Trap P9 in
+/// `traps.md`.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -641,8 +643,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names: from a directory and a name to an inode number, and whether it is a
-/// directory. Directories that operations make stay empty, so the model needs no tree.
+/// The model's names. A directory and a name lead to an inode number, and to a flag that is true
+/// for a directory. Directories that operations make stay empty, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

@@ -67,7 +67,7 @@ fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
 }
 
 /// A listing must report each entry that exists during the whole listing exactly once. Traps T48
-/// and P13.
+/// and P13 in `traps.md`.
 #[test]
 fn readdir_during_changes_reports_each_stable_entry_once() {
     let report = ReportSeed::new(Seed::choose());
@@ -152,7 +152,7 @@ fn readdir_during_renames_reports_each_file_once() {
 }
 
 /// If other threads change the directory, a listing must still report each stable entry exactly
-/// once. Traps T48 and P13.
+/// once. Traps T48 and P13 in `traps.md`.
 #[test]
 fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     let _watchdog = Watchdog::start("readdir amid threads", Duration::from_secs(120));
@@ -188,7 +188,7 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
 }
 
 /// A directory of a million files changes during a listing by many short `readdir` calls. The
-/// listing must contain each file that exists throughout. Trap P13.
+/// listing must contain each file that exists throughout. Trap P13 in `traps.md`.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;

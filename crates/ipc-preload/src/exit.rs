@@ -11,7 +11,8 @@
 //! undo record in use. Then the library does not end the task (the process's entry in the
 //! namespace), and the recovery of the namespace applies undo.
 //!
-//! The end of a child of vfork(2) does not end the task of its parent.
+//! If a child of vfork(2) ends, the library does not end the task (the namespace entry) of its
+//! parent.
 //!
 //! Source: exit(3), `_exit`(2), vfork(2).
 

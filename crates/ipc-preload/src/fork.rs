@@ -5,7 +5,7 @@
 //! takes `shm_nattch` as the proof that no process of a server is left.
 //!
 //! Fork handlers of the C library register the child before fork(2) returns in it. The parent waits
-//! for the registration, so nattch counts both when fork(2) returns in the parent.
+//! for the registration, so nattch counts parent and child when fork(2) returns in the parent.
 //!
 //! If no segment is attached, the first IPC call of a child notices the fork (module `process`).
 //!
@@ -22,9 +22,9 @@
 //!
 //! # Locks
 //!
-//! If the process has a task, the forking thread holds the lock of attached segments (`AttachLock`)
-//! from before the fork to after it, and blocks all signals. Even if nothing is attached yet,
-//! another thread may be about to attach.
+//! If the process is registered in the namespace, the forking thread takes the lock of attached
+//! segments (`AttachLock`) before the fork and blocks all signals. It releases both after the fork.
+//! Even if nothing is attached yet, another thread may be about to attach.
 //!
 //! No fork handler of another library runs under the lock: the handler that was registered first
 //! runs last before the fork, and first after it. This library is loaded before all others.
@@ -54,8 +54,9 @@ struct Forking {
 }
 
 thread_local! {
-    /// State of the fork that this thread is making. The fork handler `prepare` sets it, and
-    /// `parent` or `child` takes it. `ManuallyDrop`: the end of a thread must not drop it.
+    /// The state of a fork(2) that this thread has begun. The fork handler `prepare` sets it, and
+    /// `parent` or `child` takes it. The state is a `ManuallyDrop`, because the end of a thread
+    /// must not drop it.
     static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 

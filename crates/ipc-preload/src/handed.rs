@@ -4,9 +4,9 @@
 //! segments. A program that has changed its user, dropped capabilities or entered a user namespace
 //! may be unable to open these files by their paths.
 //!
-//! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` hold the number of the descriptor, and the device
-//! and inode of its file. If another file is open under the number by now, the library leaves that
-//! file alone.
+//! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` each hold the number of an inherited descriptor, and
+//! the device and inode of its file. If another file is open under the number by now, the library
+//! leaves that file alone.
 //!
 //! # Programs that close all descriptors
 //!
@@ -18,12 +18,12 @@
 //! a program chooses.
 //!
 //! A program can still close the inherited descriptors without the C library, or by dup2(2) to the
-//! same number. The programs that it starts then open the file by its path. If they may not, their
-//! IPC calls return `ENOSYS`.
+//! same number. The programs that it starts then open the namespace's file by its path. If they may
+//! not open it, their IPC calls return `ENOSYS`.
 //!
-//! Rejected alternative: let a program close the descriptor, and open the namespace's file again
-//! before each execve(2). But this library cannot intercept the posix_spawn(3) inside system(3),
-//! and `/proc/self/map_files` needs a capability.
+//! Rejected alternative: let a program close an inherited descriptor, and open the namespace's file
+//! again before each execve(2). But this library cannot intercept the posix_spawn(3) inside
+//! system(3), and `/proc/self/map_files` needs a capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 

@@ -7,7 +7,7 @@
 //! A child has its parent's segments attached as soon as it runs. But nattch counts it a little
 //! later, or, after clone(2) through syscall(2), at its first IPC call.
 //!
-//! A child unmaps its parent's hold once nattch counts the child. The hold
+//! A child unmaps its parent's hold (a locked file) once nattch counts the child. The hold
 //! (`corewalk_ipc::Backing`) is a mapping and not a descriptor, because some programs close all
 //! descriptors that they did not open.
 //!
@@ -29,8 +29,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address of the mapped hold, or null. In a child it is its parent's hold, until the child has
-/// its own.
+/// The address of the mapped hold (a locked file), or null. After a fork, a child has its parent's
+/// hold here until it has mapped its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the hold of a task that attaches its first segment.
@@ -55,8 +55,8 @@ pub(crate) fn give_up() {
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Called in a child that does not know which segments it has attached. Leaves the parent's hold
-/// mapped until the process ends, so that nattch still counts the parent's attaches.
+/// Called in a child that does not know which segments it has attached. Leaves the parent's hold (a
+/// locked file) mapped until the process ends, so that nattch still counts the parent's attaches.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);

@@ -36,7 +36,7 @@
 //! - Where there is no namespace, the calls fail with `ENOSYS`, and one line on standard error says
 //!   why. The library never uses the kernel's IPC objects instead.
 //! - Permission checks bind only programs that use the library. A process that may write to the
-//!   file may do anything to the objects in it.
+//!   namespace's file may do anything to the objects in it.
 
 #![expect(unsafe_code, reason = "functions that C calls, with the pointers that C gives")]
 
@@ -97,9 +97,9 @@ pub use lookup::dlsym;
 /// tests do not register them.
 mod load {
     extern "C" fn load() {
-        // `process::resolve` registers a fork handler, which must run before all other handlers in
-        // a child. The C library runs them in the order of their registration, so
-        // `process::resolve` comes first.
+        // `process::resolve` registers a fork handler that must run in a child before all other
+        // fork handlers. The C library runs fork handlers of a child in the order of their
+        // registration. So `process::resolve` comes first.
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();

@@ -7,10 +7,10 @@
 //! This library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
 //! this library interposes, it returns this library's function instead.
 //!
-//! For `RTLD_NEXT` and `RTLD_DEFAULT`, the C library's dlsym(3) finds its caller by the return
-//! address, and begins its search there. So this library jumps to it with the stack unchanged, and
-//! the return address is that of the program. Such a search finds the functions of this preloaded
-//! library.
+//! With `RTLD_NEXT` or `RTLD_DEFAULT`, the C library's dlsym(3) finds its caller by the return
+//! address, and searches from the caller's library on. So this library's dlsym(3) jumps to the C
+//! library's one with the stack unchanged, and the return address is in the program. Such a search
+//! finds the functions of this library by itself, since the library is preloaded.
 //!
 //! The library finds the C library's dlsym(3) by dlvsym(3), which it does not interpose.
 //!

@@ -9,7 +9,7 @@
 //! 1. It locks everything without allocating memory (`MCL_ONFAULT`).
 //! 2. It unlocks the namespace.
 //! 3. It calls mlock(2) for each other mapping in `/proc/self/maps`, which allocates the memory. If
-//!    that file cannot be read, pages get their memory when they are first used.
+//!    `/proc/self/maps` cannot be read, the kernel allocates each page at its first use.
 //!
 //! # What differs from the kernel
 //!

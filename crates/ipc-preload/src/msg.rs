@@ -79,7 +79,8 @@ pub unsafe extern "C" fn msgrcv(
         let flags = MsgFlags::from_bits_retain(msgflg);
         let arrived = task.msgrcv_owned(MsgId::from_raw(msqid), size, msgtyp, flags)?;
         let length = arrived.size_bytes().min(size);
-        // If the buffer cannot be written, the message is lost, as with the kernel.
+        // If the program's buffer cannot be written, the received message is lost, as with the
+        // kernel.
         user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
         // SAFETY: the buffer has room for the message type; `write_unaligned` allows an odd
         // address.
@@ -135,8 +136,8 @@ fn info(task: &Task, cmd: c_int) -> Result<(c_int, msginfo), Errno> {
         MSG_INFO => {
             (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
         }
-        // Linux computes `msgpool`, `msgmap` and `msgtql` from its default limits, not from those
-        // in force.
+        // Linux computes `msgpool`, `msgmap` and `msgtql` from its default limits, even if the
+        // limits were changed.
         _ => (512_000, 16_384, 16_384),
     };
     let info = msginfo {

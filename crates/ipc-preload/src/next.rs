@@ -19,8 +19,8 @@ pub(crate) struct Next<F> {
 }
 
 impl<F: Copy> Next<F> {
-    /// Returns the [`Next`] of the C library's function `name`. The address of the function is
-    /// looked up later.
+    /// Returns the [`Next`] of the C library's function `name`. The function's address is looked up
+    /// when the library is loaded.
     ///
     /// # Safety
     ///

@@ -4,9 +4,9 @@
 //! the old file mapped.
 //!
 //! The library uses the inherited descriptor if there is one (`handed`), and otherwise the path of
-//! the file. A namespace without a name is a memfd of the process `corewalk ipc exec`, with a path
-//! in that process's `/proc/PID/fd`. Only in that directory does the library follow a symbolic
-//! link.
+//! the namespace's file. A namespace without a name is a memfd of the process `corewalk ipc exec`,
+//! with a path in that process's `/proc/PID/fd`. Only in that directory does the library follow a
+//! symbolic link.
 //!
 //! Source: open(2), proc(5).
 

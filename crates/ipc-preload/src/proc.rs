@@ -1,9 +1,9 @@
 //! The files of proc(5) that show IPC objects and their limits.
 //!
-//! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
-//! If the file is in the table `FILES`, the library replaces it by a memfd under the same
-//! descriptor number. The memfd has the text that the kernel would show for the objects of the
-//! namespace.
+//! When a program opens a file, the kernel opens it first, so it checks the path, the permissions
+//! and the flags as usual. If the file is in the table `FILES`, the library replaces it by a memfd
+//! under the same descriptor number. The memfd has the text that the kernel would show for the
+//! objects of the namespace.
 //!
 //! | file | text |
 //! |---|---|
@@ -87,7 +87,7 @@ fn last_name(path: &[u8]) -> &[u8] {
 ///
 /// `EACCES` if the program has opened the file for writing, since the limits are read-only, or if
 /// the process cannot join the namespace. `EMFILE`, `ENFILE` and `ENOMEM` as open(2). After an
-/// error, the caller closes the descriptor.
+/// error, the caller closes `fd`.
 ///
 /// # Safety
 ///

@@ -9,8 +9,9 @@
 //! IPC. One line on standard error says why.
 //!
 //! # Fork
-//! A child is a task of its own, without undo adjustments. If segments are attached, the child
-//! registers during the fork (module `fork`).
+//! A forked child becomes a task of its own: a new entry in the namespace, without undo
+//! adjustments. It registers during fork(2) if segments are attached (module `fork`), and otherwise
+//! at its first call.
 //!
 //! The kernel zeroes the *wiped page* in the child of any kind of fork (`MADV_WIPEONFORK`). The
 //! child therefore lacks two words of its parent:
@@ -23,8 +24,8 @@
 //! A child of vfork(2) shares its parent's memory and wiped page (zeroed only by a fork):
 //! - If the parent has a task, the child acts as that task until it calls execve(2). To notice the
 //!   vfork(2), each call would need a system call.
-//! - If the parent has no task, the child's first call fails with `ENOSYS`. A task of the child
-//!   would later be that of the parent.
+//! - If the parent has no task, the child's first call fails with `ENOSYS`. If the child registered
+//!   a task, the parent would find it in their shared memory, and use it as its own.
 //!
 //! # Exec
 //! After execve(2), the new program takes over the task at its first call, so undo survives. If it
@@ -81,7 +82,8 @@ static IS_APART: AtomicBool = AtomicBool::new(false);
 static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The value of `CRED_CHANGES` when this thread last read its credentials, or 0.
+    /// The value of `CRED_CHANGES` (the version of the process's credentials) when this thread last
+    /// read its credentials, or 0.
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -136,7 +138,8 @@ extern "C" fn own() {
     }
 }
 
-/// Returns true if this process owns its memory. A child of vfork(2) uses the memory of its parent.
+/// Returns true if this process owns its memory. Returns false in a child of vfork(2), which uses
+/// the memory of its parent.
 pub(crate) fn is_own() -> bool {
     let Some(page) = known_page() else { return true };
     // ORDERING: Relaxed. See `own`.
@@ -154,8 +157,8 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
         Some(task) => task,
         None => register().map_err(|why| errno::without_namespace(&why))?,
     };
-    // ORDERING: Relaxed. Only a thread that has changed its own credentials must see `IS_APART`.
-    // That thread has stored it.
+    // ORDERING: Relaxed. Only a thread that has changed its own credentials must see that
+    // `IS_APART` is true, and this thread has stored the value itself.
     if IS_APART.load(Ordering::Relaxed) {
         refresh_late(task);
     }
@@ -185,7 +188,7 @@ pub(crate) fn pid() -> u32 {
 }
 
 /// Registers this process, a forked child that has the segments of its parent attached. `parent` is
-/// the copy of the parent's task in the child's memory. No call uses that copy later.
+/// the copy of the parent's task in the child's memory. No later call uses that copy.
 ///
 /// A child that cannot register, for instance in another pid namespace, keeps its mappings of the
 /// segments, and its parent's hold (a mapped file, see `hold`). Meanwhile nattch does not count the
@@ -202,13 +205,13 @@ pub(crate) fn register_child(parent: &Task) {
 /// Reads the process's credentials again, after a call of the C library that changes them in all
 /// threads.
 pub(crate) fn refresh_cred() {
-    // ORDERING: Relaxed. The count publishes no data: a thread that sees a new count reads its
+    // ORDERING: Relaxed. `CRED_CHANGES` publishes no data: a thread that sees a new value reads its
     // credentials from the kernel.
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // The lock of attached segments prevents a fork while the credentials are half stored.
-        // `Task::fork` reads them in the child's copy of the task.
+        // Hold the lock of attached segments, which prevents a fork while this thread stores the
+        // credentials. In a forked child, `Task::fork` reads the copy of these credentials.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
@@ -273,8 +276,8 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // A child that was made by clone(2) through syscall(2) has run no fork handler, so store its
-    // pid now.
+    // This child may have been made by clone(2) through syscall(2). Then no fork handler has run,
+    // so store the child's pid now.
     own();
     let made = match forked_from() {
         Some(parent) => forked(parent),
@@ -365,7 +368,8 @@ fn map_page() {
     // SAFETY: the range is the mapping just made, which no other thread knows.
     let advised = unsafe { rustix::mm::madvise(made, PAGE_BYTES, Advice::LinuxWipeOnFork) };
     if advised.is_ok() {
-        // ORDERING(preload-page): Release. The page is set up before its address is seen.
+        // ORDERING(preload-page): Release. Pairs with the loads of `PAGE`: a thread that sees the
+        // address finds the page set up.
         PAGE.store(made.cast(), Ordering::Release);
     }
 }
@@ -447,9 +451,9 @@ impl Drop for AttachLock {
 /// which changes no table, takes no lock. Nor does a process that could not map the page with the
 /// lock.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
-    // `PageLock::take` blocks all signals, and its drop restores the mask that `take` has found. So
-    // block all signals first: they then stay blocked until the caller drops `blocked`, which it
-    // does last.
+    // Block all signals first. `PageLock::take` blocks them, too, but the drop of the `PageLock`
+    // restores the mask that `take` has found. With `blocked`, the signals stay blocked until the
+    // caller drops it, after the lock.
     let blocked = BlockedSignals::new();
     let page = known_page().filter(|_| is_own());
     (page.map(|page| PageLock::take(&page.is_handling)), blocked)

@@ -110,9 +110,10 @@ pub(crate) fn resolve() {
 
 /// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
-/// If the program cannot join the namespace, the mark (the file that `mark` creates) stays. The
-/// program after a further execve(2) then tries again. Until then nattch counts the old attaches.
-/// No error is printed, because the program may never make an IPC call.
+/// If the program cannot join the namespace, the mark (the file that `mark` creates) stays. If the
+/// process calls execve(2) again, the next program finds the mark, and tries again. Until then
+/// nattch counts the old attaches. No error is printed, because the program may never make an IPC
+/// call.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
@@ -124,7 +125,8 @@ pub(crate) fn detach_former() {
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Ignore an error. Without this file, nattch counts the attaches until the process ends.
+    // Ignore an error. Without this file, execve(2) does not lower nattch, but the end of the
+    // process does.
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 

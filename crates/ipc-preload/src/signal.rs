@@ -5,15 +5,15 @@
 //! queued first, and then sleeps by futex(2). A signal handler that runs in between must prevent
 //! the sleep, or the call would wait for ever.
 //!
-//! To prevent the sleep, the handler changes the futex word on which the call is about to sleep. A
-//! counter of signals would not do: a signal may come after the call has read the counter.
+//! To prevent the sleep, the signal handler changes the futex word on which the call is about to
+//! sleep. A counter of signals would not do: a signal may come after the call has read the counter.
 //!
 //! The library installs an *entry*, a few instructions of its own, in place of every handler. The
 //! entry ends the wait of an interrupted call, and jumps to the program's handler.
 //!
-//! The handler finds the registers, the stack and the return address as the kernel has left them.
-//! So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are
-//! the program's, and sigaction(2) returns the program's own handler.
+//! The program's handler finds the registers, the stack and the return address as the kernel has
+//! left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and
+//! the mask are the program's, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
 //! The library has two entries, each with its own table of the program's handlers, and installs at
@@ -34,8 +34,8 @@
 //!   (the library's code before a handler), and end no wait. Instructions raise these signals; they
 //!   interrupt a wait only if a process sends them.
 //! - Handlers that are installed without libc's functions have no entry either.
-//! - An entry reads its table a few instructions after the kernel has jumped to it. If two new
-//!   handlers are installed in between, the second one runs with the flags of the old handler.
+//! - An entry reads its table a few instructions after the kernel has jumped to it. If a program
+//!   installs two handlers in that time, the second one may run with the flags of the old handler.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -151,8 +151,9 @@ fn begin(
     handler: Option<sighandler_t>,
 ) -> ((Option<PageLock>, BlockedSignals), sighandler_t) {
     let lock = process::lock_tables();
-    // A program may pass the address of an entry (the library's code before a handler) as
-    // `handler`, if it got that address from rt_sigaction(2) without this library.
+    // A program that calls rt_sigaction(2) without this library may get the address of an entry
+    // (the library's code before a handler). If it passes this address as `handler`, install it
+    // unchanged.
     let [first, second] = entries();
     let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
     let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -278,8 +279,8 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
         return unsafe { next(signal, handler) };
     };
     let (lock, installed) = begin(signal, cell, Some(handler));
-    // sigset(3) also changes the signal mask, and the release of the lock restores the mask. So
-    // release the lock first.
+    // Release the lock now: its drop restores the signal mask, which would undo the change that
+    // sigset(3) makes to the mask.
     let lock = (!is_sigset).then_some(lock);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };

@@ -3,8 +3,8 @@
 //! syscall(2) is variadic in C. Its arguments are where a plain function with seven arguments has
 //! them: six in registers, the last one on the stack.
 //!
-//! For system calls that this library does not answer, it jumps to the C library's syscall(2) with
-//! the stack unchanged. So even clone(2) works as without this library.
+//! For system calls that this library does not answer, its syscall(2) jumps to the C library's one,
+//! with the stack unchanged. So even clone(2) works as without this library.
 //!
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 
@@ -70,8 +70,6 @@ const CALLS: &[c_long] = &[
     libc::SYS_setfsuid,
 ];
 
-/// A bit for each system call number below 512. The bit is set if this module handles the system
-/// call.
 #[cfg(target_arch = "x86_64")]
 static OURS: [u64; 8] = {
     let (mut bits, mut at) = ([0; 8], 0);

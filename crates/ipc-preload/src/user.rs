@@ -15,8 +15,8 @@
 //! remembers some ranges of addresses that it has found accessible.
 //!
 //! - The stack: the range from the stack pointer, at the time of a check, to the highest address
-//!   that the check has found accessible. A later call whose stack pointer is in this range need
-//!   not check the memory above the pointer.
+//!   that the check has found accessible. If the stack pointer of a later call is in this range,
+//!   the memory from there to the range's end needs no check.
 //! - The program's image and its heap: the last few accessible ranges below the program break
 //!   (brk(2)). When the break falls below a range, the thread forgets the range.
 //!
@@ -49,7 +49,7 @@ const PAGE: usize = 4096;
 const STACK_MAX: usize = 128 << 10;
 
 /// `FUTEX_WAKE_OP` of futex(2) with the private flag, and its argument `ADD_ZERO`: add 0 to a word,
-/// and compare its old value.
+/// and compare its old value with 0.
 const WAKE_OP: usize = 5 | 128;
 const ADD_ZERO: usize = 1 << 28;
 
@@ -63,7 +63,8 @@ struct Range {
     end: usize,
 }
 
-/// How many ranges of the image and heap a thread remembers as accessible, for each kind of access.
+/// The number of accessible ranges of the program's image and heap that a thread remembers for
+/// reading. It remembers as many for writing.
 const RANGES: usize = 4;
 
 /// The address ranges that this thread remembers as accessible. All begin and end at page
@@ -239,7 +240,7 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // The system call reads a signal set, but takes address 0 for "no set". So for an address in
+    // rt_sigprocmask(2) reads a signal set, but takes address 0 for "no set". So for an address in
     // the first word of page 0, read the second word of that page.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
     // SAFETY: the kernel reads the signal set, and then fails with `EINVAL`, because `unknown` is

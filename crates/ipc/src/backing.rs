@@ -80,8 +80,8 @@ pub trait Backing: Send + Sync {
     fn remove(&self, name: SegmentName) -> bool;
 
     /// Returns the hold of task number `task`: an open file with a flock(2) lock. The host program
-    /// maps this file while the task has segments attached. It then closes the descriptor, since
-    /// the mapping keeps the lock.
+    /// maps this file while the task has segments attached. The host program then closes the
+    /// descriptor, since the mapping keeps the lock.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ pub trait Backing: Send + Sync {
     }
 
     /// Called when task number `task` has no attaches and will get no more. The function can delete
-    /// the task's hold.
+    /// the task's hold (the locked file).
     fn forget(&self, task: u32) {}
 }
 

@@ -3,7 +3,8 @@
 //! A wait begins when a call finds a lock held, or the word of a semaphore frozen (locked by
 //! another call). It ends when the call has the lock or the word, or takes the set's lock instead.
 //!
-//! Not counted are failed compare-exchanges, and waits for a semaphore's value or for a message.
+//! Failed compare-exchanges are not counted. Nor are waits for a semaphore's value or for a
+//! message.
 //!
 //! The table `lock-share` of `corewalk-lab` shows the counts. Waits are counted only with
 //! [`NamespaceOptions::is_contention_counted`]. A call that counts a wait reads the clock twice,

@@ -91,8 +91,8 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The waiting task may still hold the set's lock. `GETNCNT` takes that lock, too, so it
-        // returns only after that.
+        // The task that has begun to wait may still hold the set's lock. `GETNCNT` takes this lock,
+        // too. So when it returns, the waiting task has released the lock.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }
@@ -118,13 +118,13 @@ impl World {
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
-        // Join the threads whose semop(2) calls were completed. Each of them returns soon, and
-        // frees its wait node.
+        // The semop(2) calls of these threads were completed. Wait until the threads have returned
+        // and freed their wait nodes.
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
-                // The killed task may have completed a waiting call without waking the call's
-                // thread. So repeat the wake-up.
+                // The killed task may have died after it completed a waiting call and before it
+                // woke the waiting thread. So wake the thread here.
                 wake_waiting(&waiter.task);
                 thread::yield_now();
             }
@@ -146,7 +146,8 @@ impl World {
     }
 }
 
-/// Wakes the waiting calls of a task, so that a test need not wait until their sleeps end.
+/// Wakes the waiting calls of a task, so that a test need not wait until they wake up by
+/// themselves.
 fn wake_waiting(task: &Task) {
     task.waiting.collect(|node| {
         let status = &task.shared.region.line(node)[crate::status::STATUS];
@@ -299,9 +300,9 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // Recovery must not mistake the log of an earlier freeze (lock) of this word for that
-            // of the tested call. So freeze it twice before the call, and once by `GETALL` under
-            // the set's lock.
+            // The word of semaphore 0 is frozen (locked) three times before the tested call. So the
+            // call has the phase bit of the second operation here, and recovery must not mistake
+            // that operation's log for the call's.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

@@ -43,8 +43,8 @@ pub(crate) struct Totals {
 
 /// Returns the id of the object with `key`, or creates an object and returns its id.
 ///
-/// With an existing object, this function calls `check`, and then checks the permissions. Otherwise
-/// `make` creates an object with the given owner and mode.
+/// If an object with the key exists, the function calls `check`, and then checks the permissions.
+/// Otherwise `make` creates an object with the given owner and mode.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
-//! Reads and writes words of shared memory whose order a lock determines. Packs two numbers into
-//! one word.
+//! Functions that read and write words of shared memory under a lock or a sequence count, and that
+//! pack two numbers into one word.
 //!
 //! A lock or a sequence count orders most accesses to the region (the memory of a namespace), so
-//! each access may be relaxed. It must be atomic all the same, since another process may write to
-//! the shared mapping at any time.
+//! these accesses are relaxed. They are atomic all the same, since another process may write to the
+//! shared mapping at any time.
 //!
 //! Source: `docs/developing/style.md` section 4.
 

@@ -12,8 +12,8 @@
 //! magic number. No process can have joined such a file, so the next process makes the namespace
 //! anew.
 //!
-//! A process that joins takes no lock. The file is sparse: parts of the region that were never used
-//! take no memory.
+//! A process that joins a namespace does not lock its file. The file is sparse: parts of the region
+//! (the memory of the namespace) that were never used take no memory.
 //!
 //! # Refused files
 //!
@@ -83,7 +83,8 @@ pub enum OpenError {
     NotANamespace,
     /// The file was made by another version of this library.
     OtherVersion,
-    /// The words of the header contradict each other, or the file is shorter than the header says.
+    /// The words of the file's header contradict each other, or the file is shorter than the header
+    /// says.
     Damaged,
     /// The namespace's file was made before the last boot of this machine, or on another machine.
     OtherBoot,
@@ -209,8 +210,8 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
-    // The first read may have returned the magic number with older values of the other words. So
-    // read the header again.
+    // The first read of the header may have returned the magic number, but older values of the
+    // other words. So read the header again.
     let (words, size) = read_header(file)?;
     let (layout, limits) = validate(&words, size)?;
     let region = Region::shared(file, layout.lines).map_err(errno_of)?;
@@ -221,8 +222,8 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
 fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Mapped, OpenError> {
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
-    // If the maker has died, the header has no magic number. This process goes on if the file has
-    // the size that it would choose itself, and refuses the file otherwise.
+    // If the maker has died, the file's header has no magic number. This process goes on if the
+    // file has the size that it would choose itself, and refuses the file otherwise.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     refuse_if(size != 0 && !is_unfinished, OpenError::NotANamespace)?;
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
@@ -231,8 +232,8 @@ fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Map
     let region = Region::shared(file, layout.lines).map_err(errno_of)?;
     if let Err(error) = layout.fixed().into_iter().try_for_each(|lines| region.reserve(lines)) {
         drop(region);
-        // Empty the file, so that its reserved space is free and another process can make the
-        // namespace.
+        // The file system is too full for this namespace. Empty the file, so that its reserved
+        // space is free and another process can make the namespace.
         let _emptied = ftruncate(file, 0);
         return Err(errno_of(error).into());
     }
@@ -249,9 +250,9 @@ fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Map
     Ok((region, layout, limits))
 }
 
-/// Returns the layout and the limits in the header. Returns an error if the header does not match
-/// the `size` of the file. Also returns an error for a header from before the last boot or from
-/// another pid namespace.
+/// Returns the layout and the limits in the header of a namespace's file. Returns an error if the
+/// header does not match the `size` of the file. Also returns an error for a header from before the
+/// last boot or from another pid namespace.
 fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), OpenError> {
     refuse_if(words[MAGIC_AT] != MAGIC, OpenError::NotANamespace)?;
     refuse_if(words[VERSION_AT] != VERSION, OpenError::OtherVersion)?;
@@ -269,8 +270,9 @@ fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), 
 /// Returns the header of the namespace's file, as words, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
-    // Get the size first, because another process may lengthen the file. If the size is not 0, the
-    // file of a namespace is long enough for the header, so a shorter read means another file.
+    // Get the size before the header, because another process may lengthen the file in between. The
+    // file of a namespace is empty, or contains a whole header. So if the size is not 0 and the
+    // read is short, this is another file.
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
@@ -313,8 +315,8 @@ mod tests {
     use super::*;
     use crate::{Cred, Namespace, NamespaceOptions};
 
-    /// A child that was forked into another pid namespace cannot register, although it has its
-    /// parent's mapping.
+    /// The registration of a child that was forked into another pid namespace must fail, although
+    /// the child has its parent's mapping.
     #[test]
     fn process_in_another_pid_namespace_is_not_registered() {
         let capacity = Capacity { tasks: 4, ..Capacity::LEAST };
@@ -332,8 +334,8 @@ mod tests {
         assert_eq!(parent.fork(2).err(), refused);
         assert_eq!(namespace.recover().err(), refused);
         assert_eq!(namespace.pids().len(), 1, "a refused call took a task line");
-        // Checks that the process can register if the header contains the process's own pid
-        // namespace, or 0 (unknown).
+        // Checks that the process can register if the header of the namespace's file contains the
+        // process's own pid namespace, or 0 (unknown).
         for known in [0, own] {
             put(word, known);
             assert!(namespace.register(Cred::root(), 2).is_ok());

@@ -122,7 +122,7 @@ pub(crate) struct IdLayout {
 
 impl IdLayout {
     /// Returns the layout of an id table with `slots` slots. Its head is in line `head` of the
-    /// region.
+    /// region (the memory of the namespace).
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
         let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
         Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }
@@ -139,8 +139,9 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words are copied and not unpacked: the processor stalls when one load reads the bytes of
-    /// several smaller stores.
+    /// The state word of the slot. This word and the words below are kept whole, and their parts
+    /// are taken out later. If the parts were stored one by one, a load of several parts would
+    /// stall the processor.
     state: u64,
     owner: u64,
     creator: u64,
@@ -302,7 +303,8 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // The writer of the slot holds the lock of the object kind, so wait for that lock.
+                // The thread that is changing the slot holds the lock of the object kind, so wait
+                // for that lock.
                 drop(self.lock()?);
             }
         }
@@ -594,7 +596,7 @@ impl IdsGuard<'_> {
             seen = high(get(key));
             if seen == object.index + 1 {
                 // Only the link of the hash chain changes, which lookups without a lock do not
-                // read. So the sequence count stays.
+                // read. So the sequence count need not change.
                 put(key, pair(low(get(key)), next));
                 return;
             }

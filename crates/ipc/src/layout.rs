@@ -165,7 +165,8 @@ impl Layout {
         let take = |lines| next.replace(next.get() + lines);
         let ids = |slots| IdLayout::new(take(IdLayout::lines(slots)), slots);
         let pool = |lines, joins| Pool { head: take(HEAD_LINES), first: take(lines), lines, joins };
-        // Each field takes the next lines, so this is the order of the parts in memory.
+        // Each call of `take` returns the lines after those of the previous call. So the order of
+        // the fields below is the order of the parts in memory.
         Ok(Self {
             sem_ids: ids(sets),
             sets: take(sets),
@@ -191,8 +192,8 @@ impl Layout {
         [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches]
     }
 
-    /// Returns the lines of the region whose memory is allocated when the namespace is made, since
-    /// any process may access them at any time.
+    /// Returns the lines of the namespace whose memory is allocated when the namespace is made,
+    /// since any process may access them at any time.
     ///
     /// The result contains all lines outside of the pools, and the first line of each pool, which a
     /// walk over an empty pool reads. A pool allocates its other lines before their first use.
@@ -213,8 +214,8 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // Each of the six pools has its first line in `fixed`, so subtract 6. The capacity `waits`
-        // is the size of two pools.
+        // All lines that are not in `fixed` belong to the six pools. The first line of each pool is
+        // in `fixed`, so subtract 6. Two pools have the size `waits`.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

@@ -7,7 +7,7 @@
 //! words. So garbage in the region causes wrong answers and errors, but no undefined behaviour.
 //!
 //! One word of each object is authoritative for its state. After the death of a process, other
-//! processes rebuild all other words from these.
+//! processes rebuild all other words from the authoritative ones.
 //!
 //! # Guarantees
 //! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux,

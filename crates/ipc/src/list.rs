@@ -71,8 +71,8 @@ impl<'s> List<'s> {
         lines.into_iter().for_each(|line| self.push(line));
     }
 
-    /// Returns the members of this list. During the walk, the caller may unlink the member that it
-    /// got last.
+    /// Returns the members of this list. During the walk, the caller may unlink the member that the
+    /// walk has returned last.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
         let some = |line: u32| Some(line).filter(|line| *line != 0);

@@ -1,4 +1,4 @@
-//! A robust lock in one word of the region: the lock stays usable if its holder dies.
+//! A robust lock in one word of a namespace's memory: the lock stays usable if its holder dies.
 //!
 //! The owner is the task that holds the lock. One compare-exchange writes the whole word of the
 //! lock, so a held lock always names its owner:
@@ -16,15 +16,15 @@
 //!
 //! # Dead holders
 //!
-//! A thread that waits for the lock sleeps for [`BEAT_NS`], and then checks whether the owner is
-//! still alive ([`Shared::is_over`]). It checks again after ever longer sleeps.
+//! A thread that waits for a lock sleeps for [`BEAT_NS`], and then checks whether the lock's owner
+//! is still alive ([`Shared::is_over`]). It checks again after ever longer sleeps.
 //!
-//! If the owner is dead, or its process now runs another program, the waiting thread takes the
-//! lock. That thread then calls the caller's `recover`, which repairs the protected data. If the
-//! thread dies during the repair, the next thread repairs them. In a private namespace an owner
-//! cannot die alone, so these checks are omitted.
+//! If the owner of a lock is dead, or its process now runs another program, the waiting thread
+//! takes the lock. That thread then calls the caller's `recover`, which repairs the protected data.
+//! If the thread dies during the repair, the next thread repairs them. In a private namespace an
+//! owner cannot die alone, so these checks are omitted.
 //!
-//! A live owner may never release the lock, since its process was stopped or is hostile. In a
+//! A live owner may never release its lock, since its process was stopped or is hostile. In a
 //! shared namespace, a call therefore fails with `EIO` after one of two time limits:
 //! - [`WAIT_MAX_NS`] for one owner. This limit starts anew with each owner and each unlock.
 //! - [`Wait::Long`] for all owners together, or [`Wait::Short`] for work that a later call can do.
@@ -98,8 +98,8 @@ pub(crate) struct Held<'s> {
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a live task holds the lock and does not release it. Also returns the errors of
-/// `recover`.
+/// Returns `EIO` if a live task holds the lock `word` and does not release it. Also returns the
+/// errors of `recover`.
 #[inline]
 pub(crate) fn lock<'s>(
     shared: &'s Shared,
@@ -121,8 +121,8 @@ pub(crate) fn lock<'s>(
     Ok(held)
 }
 
-/// Waits for the lock and takes it. Returns true if the last holder has died, so that the protected
-/// data need repair.
+/// Waits for the lock `word` and takes it. Returns true if the last holder has died, so that the
+/// protected data need repair.
 #[cold]
 fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<bool, Errno> {
     let _waits = shared.contention.begin();
@@ -137,8 +137,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // Other threads may still sleep at this lock, so a thread that has slept takes the lock
-        // with the bit `SLEEPERS`.
+        // A thread that has slept takes the lock with the bit `SLEEPERS` set. Its unlock then wakes
+        // the threads that may still sleep at this lock.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {

@@ -3,8 +3,8 @@
 //! operation that completes it.
 //!
 //! In each model the spawned thread counts the outcomes (see `tally` in `corewalk-base`), so that
-//! the test can require each outcome. The namespace is so small that slots, lines and undo records
-//! are reused immediately.
+//! the test can require each outcome. The namespace of a model is so small that slots, lines and
+//! undo records are reused immediately.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -65,8 +65,8 @@ fn control_completion_in_two_steps_is_caught() {
 /// Runs `add`, an operation on a semaphore set, while another thread removes the set and makes a
 /// new one. Counts three outcomes of `add`: success, `EINVAL`, `EIDRM`.
 ///
-/// Either thread can run first. One preemption is then enough to run the other thread in the middle
-/// of the first one's operation.
+/// The model explores schedules with at most one preemption, in which either thread may run first.
+/// That is enough to run one thread in the middle of the other thread's operation.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -94,15 +94,15 @@ fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
 }
 
 /// A set may be removed between its lookup and the operation. The step that changes a semaphore
-/// must notice that. Traps I3 and I10.
+/// must notice that. Traps I3 and I10 in `traps.md`.
 #[test]
 fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
 /// Control (a variant with the bug must fail): the operation on a semaphore set does not compare
-/// the set's tag after the lookup. The tag tells the set from later sets in the same slot. Trap
-/// I10.
+/// the set's tag after the lookup. The tag tells the set from later sets in the same slot. Trap I10
+/// in `traps.md`.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
@@ -152,7 +152,7 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
 }
 
 /// An undo record belongs to one task and one set. After the set is removed, a late operation on it
-/// must not change an undo record of the set that is created next. Trap I8.
+/// must not change an undo record of the set that is created next. Trap I8 in `traps.md`.
 #[test]
 fn undo_beside_removal_changes_its_own_record_or_none() {
     let task = |task: &Task, id| task.semop(id, &[UP_UNDO]);
@@ -160,7 +160,7 @@ fn undo_beside_removal_changes_its_own_record_or_none() {
 }
 
 /// Control (a variant with the bug must fail): the undo adjustment is stored after the word of the
-/// semaphore is unlocked. Trap I8.
+/// semaphore is unlocked. Trap I8 in `traps.md`.
 #[test]
 #[should_panic(expected = "I8")]
 fn control_undo_without_a_freeze_is_caught() {
@@ -186,9 +186,9 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Calls with one operation and calls with several must exclude each other. The words of the
-/// semaphores alone must ensure that. (A mode of the whole set, as in Linux's
-/// `sem_array.use_global_lock`, could be stale.) Traps I4 and I9.
+/// Calls with one operation and calls with several must exclude each other by the words of the
+/// semaphores alone. (In Linux a mode of the whole set, `sem_array.use_global_lock`, decides, and
+/// could be stale.) Traps I4 and I9 in `traps.md`.
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -197,7 +197,7 @@ fn several_operations_beside_single_ones_appear_at_once() {
 }
 
 /// A call with several operations and undo takes the set's lock. It must also exclude calls with
-/// one operation, which do not take that lock. Traps I4 and I9.
+/// one operation, which do not take that lock. Traps I4 and I9 in `traps.md`.
 #[test]
 fn several_operations_with_undo_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -206,7 +206,7 @@ fn several_operations_with_undo_appear_at_once() {
 }
 
 /// Control (a variant with the bug must fail): `add_both` makes a separate call for each operation.
-/// Traps I4 and I9.
+/// Traps I4 and I9 in `traps.md`.
 #[test]
 #[should_panic(expected = "half of a call was seen")]
 fn control_operations_one_by_one_are_caught() {
@@ -236,14 +236,14 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
 }
 
 /// A call must, in one step, find that it has to wait and become visible as waiting. Otherwise the
-/// increment that it waits for could miss it. Trap I5.
+/// increment that it waits for could miss it. Trap I5 in `traps.md`.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
 }
 
 /// Control (a variant with the bug must fail): the operation does not check whether a call waits.
-/// Trap I5.
+/// Trap I5 in `traps.md`.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_operation_without_a_wake_up_is_caught() {
@@ -267,14 +267,14 @@ fn publish_against_lookup() -> [usize; 2] {
     })
 }
 
-/// A set that a lookup finds must be complete. Traps I7 and I11.
+/// A set that a lookup finds must be complete. Traps I7 and I11 in `traps.md`.
 #[test]
 fn set_beside_its_lookup_is_complete_or_not_there() {
     assert_all_reached(&publish_against_lookup());
 }
 
 /// Control (a variant with the bug must fail): the lookup does not check the slot's sequence count.
-/// (The models of the sequence count itself weaken its orderings.) Trap I7.
+/// (The models of the sequence count itself weaken its orderings.) Trap I7 in `traps.md`.
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {

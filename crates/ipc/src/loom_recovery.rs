@@ -66,8 +66,8 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
             0,
             "the line of the dead task is not free"
         );
-        // The pool has room for one undo record. If the dead task's record was freed exactly once,
-        // one allocation succeeds, and a second one fails.
+        // The pool of undo records has room for one record. If the dead task's record was freed
+        // exactly once, one allocation succeeds, and a second one fails.
         let again = [(); 2].map(|()| records.alloc(&shared, 2, one.owner, 0).is_ok());
         assert_eq!(again, [true, false], "the lines are free twice, or never");
         // The task is already reaped, so dropping its `Task` has nothing to clean up.
@@ -83,16 +83,16 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
     assert_all_reached(&outcomes);
 }
 
-/// Control (a variant with the bug must fail): the two threads reap the dead task without its lock,
-/// which should exclude them from each other.
+/// Control (a variant with the bug must fail): the two threads reap (clean up after) the dead task
+/// without its lock, which should exclude them from each other.
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
     two_reap(reap_unlocked);
 }
 
-/// Reaps a dead task like `recover::reap`, but without the lock that excludes a second reaper. The
-/// model must notice that the lock is missing.
+/// Reaps (cleans up after) a dead task like `recover::reap`, but without the lock that excludes a
+/// second reaper. The model must notice that the lock is missing.
 fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let line = task_line(shared, index);
     if identity(line).0 != 0 {

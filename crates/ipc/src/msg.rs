@@ -24,8 +24,8 @@
 //! One word of a message, its truth word, contains its state: private, queued, or delivered to a
 //! wait node. A store to that word sends or receives the message.
 //!
-//! Messages and nodes have tickets, numbers in the order of arrival. They define the order of the
-//! lists. All other words can be rebuilt from messages and nodes (`rebuild`), so no log is needed.
+//! Messages and wait nodes have tickets: numbers in the order of arrival. They define the order of
+//! the lists. All other words can be rebuilt from them (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
 //! - A message fits if the queue, together with this message, has at most `msg_qbytes` bytes and at

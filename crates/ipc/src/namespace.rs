@@ -368,7 +368,7 @@ impl Namespace {
     }
 
     /// Returns how often and how long calls of this process have waited for locks, or for
-    /// semaphores that another call had frozen. All counts are zero without
+    /// semaphores that another call had frozen (locked). All counts are zero without
     /// [`NamespaceOptions::is_contention_counted`].
     ///
     /// # Examples

@@ -3,21 +3,21 @@
 //!
 //! A cache line never moves to another pool, so a semaphore's line is always reused for a
 //! semaphore. A thread that still has the number of a freed line may read a later object of the
-//! same type. It notices the change by the object's tag.
+//! same type. The thread notices the change by the object's tag (version number).
 //!
 //! A range (a run of lines that are allocated together) keeps its size. If no range of the right
 //! size is free, the pool uses a larger one. Only some pools join free ranges, when none is large
 //! enough (`join`).
 //!
-//! The pool uses words 6 and 7 of the first line of a range, for the range's header and the link of
-//! the free list. Any line may become the first of a joined range. So objects do not use words 6
-//! and 7 in any line, except for the texts of messages.
+//! The pool uses words 6 and 7 of the first cache line of a range (a run of lines). They contain
+//! the range's header and the link of the free list. Any line may become the first of a joined
+//! range. So objects do not use words 6 and 7 in any line, except for the texts of messages.
 //!
 //! # The truth
-//! The header of a range contains the range's size, whether it is used, and its user: a task, or
-//! the slot of an object. If a task dies with the pool's lock held, [`Pool::rebuild`] rebuilds the
-//! free lists by a walk over all headers. The cleanup after a dead task finds its ranges by such a
-//! walk, too ([`Pool::used`]).
+//! The header of a range (a run of cache lines) contains the range's size, whether it is used, and
+//! its user: a task, or the slot of an object. If a task dies with the pool's lock held,
+//! [`Pool::rebuild`] rebuilds the free lists by a walk over all headers. The cleanup after a dead
+//! task finds its ranges by such a walk, too ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -32,7 +32,8 @@
 //!
 //! # Limits
 //! A pool returns no memory to the system. The pools of wait nodes and of attach records do not
-//! join ranges. There, an allocation fails with `ENOMEM` if every single free range is too small.
+//! join ranges (runs of cache lines). There, an allocation fails with `ENOMEM` if every single free
+//! range is too small.
 //!
 //! Source: Bonwick, "The Slab Allocator", 1994, for type-stable memory.
 
@@ -84,17 +85,18 @@ pub(crate) struct Pool {
     pub(crate) joins: Joins,
 }
 
-/// Whether a pool joins free ranges into larger ones, and cuts large ranges into smaller ones.
+/// Whether a pool joins free ranges (runs of cache lines) into larger ones, and cuts large ranges
+/// into smaller ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
     /// The pool joins free ranges (runs of cache lines) when no range is large enough. It does not
-    /// zero the joined lines. A semaphore's line must keep the tag of its last set, since the next
-    /// set needs a newer tag. Freed lines of undo records are already zero.
+    /// zero the joined lines. A semaphore's line must keep the tag (version number) of its last
+    /// set, since the next set needs a newer tag. Freed lines of undo records are already zero.
     Keeping,
-    /// The pool joins free ranges only after 1/256 of its lines were freed since the last time. It
-    /// zeroes the first line of each new range, which may contain old text of a message.
+    /// The pool joins free ranges only if 1/256 of its lines were freed since it last joined
+    /// ranges. It zeroes the first line of each new range, which may contain old text of a message.
     Clearing,
 }
 
@@ -122,7 +124,7 @@ impl Pool {
         Ok(line)
     }
 
-    /// Frees the range that begins at `line`, if it is in use.
+    /// Frees the range of cache lines that begins at `line`, if it is in use.
     ///
     /// If the pool's lock cannot be taken, the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
@@ -137,8 +139,8 @@ impl Pool {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
-        // ORDERING(ipc-pool): Release. If the next user sees the range free, it also sees all
-        // stores of the last user.
+        // ORDERING(ipc-pool): Release. If the next user of these cache lines sees them free, it
+        // also sees all stores of the last user.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
         let given = &region.line(self.head)[GIVEN];
@@ -150,7 +152,7 @@ impl Pool {
         let header = &region.line(line)[HEADER];
         let next = get(header) & CLASS_MASK | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. A walk that reads this header also sees all earlier stores
-        // to the range.
+        // to this range of cache lines.
         header.store(next, Ordering::Release);
     }
 
@@ -165,9 +167,9 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns the ranges in use: the number of the first cache line, and the number of the task or
-    /// object that uses the range. In a pool that joins free ranges, use [`Pool::collect_used`]
-    /// instead.
+    /// Returns the ranges (runs of cache lines) in use: the number of the first line, and the
+    /// number of the task or object that uses the range. In a pool that joins free ranges, use
+    /// [`Pool::collect_used`] instead.
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -176,8 +178,8 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// Rebuilds the free lists of the pool from the headers of all its ranges, free and used. The
-    /// caller holds the pool's lock.
+    /// Rebuilds the free lists of the pool from the headers of all its ranges of cache lines, free
+    /// and used. The caller holds the pool's lock.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
         let mut end = self.first;
@@ -204,8 +206,8 @@ impl Pool {
         })
     }
 
-    /// Returns the pool's free and used ranges. Without the pool's lock, a range that is just being
-    /// made may be missing.
+    /// Returns the pool's ranges of cache lines, free and used. Without the pool's lock, a range
+    /// that is just being made may be missing.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -217,8 +219,8 @@ impl Pool {
     /// line was never the first of a range.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: this thread sees all stores of a
-        // free range's last user.
+        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: this thread sees all stores of the
+        // last user of a free range of cache lines.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
         // Ignore a header whose size class is too large for the pool. Only a hostile process can
         // have written it.
@@ -248,8 +250,8 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // Store the header before `NEXT_FRESH`, the end of the used lines: `rebuild` computes that
-        // end from the headers.
+        // Store the header first, and then `NEXT_FRESH`, the end of the used lines. If this task
+        // dies in between, `rebuild` finds the header, and computes the new end from it.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);
@@ -289,7 +291,7 @@ impl Pool {
         let header = self.header(region, line);
         if header.is_none_or(|header| header.is_used() || header.class() != class) {
             // The pool's free list is damaged. Rebuild all free lists from the headers of the
-            // ranges.
+            // ranges of cache lines.
             self.rebuild(region);
             return None;
         }

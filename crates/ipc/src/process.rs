@@ -124,8 +124,8 @@ pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
-/// Returns true if the process has called execve(2) since it ran the program with the image
-/// `image`.
+/// Returns true if the process has called execve(2) since it ran the program that `image`
+/// identifies.
 pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     if image == 0 || identity == Identity::PRIVATE || identity.0 & IS_SET == 0 {
         return false;

@@ -10,7 +10,7 @@
 //!
 //! # When a dead task is reaped
 //!
-//! No daemon is needed. Dead tasks are reaped by these callers:
+//! No daemon is needed. Dead tasks are reaped (cleaned up after) by these callers:
 //! - the watcher (`watch`): one waiting call that looks for dead tasks ten times a second, on
 //!   behalf of all;
 //! - a call that would fail with `EAGAIN`, and a call such as `GETVAL`, if a task has undo
@@ -31,8 +31,9 @@
 //!
 //! # Locks
 //!
-//! To reap a dead task, a thread takes the lock `REAPER` in the dead task's record. This lock is
-//! the first in the lock order, so a thread that holds another lock must not reap.
+//! To reap (clean up after) a dead task, a thread takes the lock `REAPER` in the dead task's
+//! record. This lock is the first in the lock order, so a thread that holds another lock must not
+//! reap.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`).
 
@@ -49,8 +50,8 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaps the task numbered `index` if its process has ended. This may complete calls of other dead
-/// tasks, which are then reaped too. The caller holds no lock.
+/// Reaps (cleans up after) the task numbered `index` if its process has ended. This may complete
+/// calls of other dead tasks, which are then reaped too. The caller holds no lock.
 ///
 /// Returns true if the task was dead. If a forked child still uses the segments of the task, the
 /// task's record stays in use (`shm::reap`).
@@ -65,8 +66,9 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// Like [`reap`], but reaps only the task numbered `index`. Returns the tasks of completed calls
-/// that may have died, and the caller must reap them.
+/// Like [`reap`], but cleans up only after the task numbered `index`. The cleanup may complete
+/// calls of other tasks. Returns those of these tasks that may have died, and the caller must reap
+/// them.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let is_other = index < shared.layout.tasks_max && index != owner.index;
@@ -74,8 +76,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
         return Ok((false, Absent::new()));
     }
     let _reaper = lock(shared, &line[REAPER], owner, Wait::Long, || Ok(()))?;
-    // Check again under the lock: another thread may have reaped the task, and the record may
-    // belong to a live task by now.
+    // Check again under the lock `REAPER`: another thread may have reaped (cleaned up after) the
+    // task, and the record may belong to a live task by now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));
@@ -83,11 +85,11 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Reaps those tasks in `absent` that have died, and further dead tasks whose calls this completes.
-/// The caller holds no lock.
+/// Reaps (cleans up after) those tasks in `absent` that have died, and further dead tasks whose
+/// calls this completes. The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
-    // Each task is reaped at most once. So the number of tasks bounds the loop, even if shared
-    // memory is damaged.
+    // Each task is reaped (cleaned up after) at most once. So the number of tasks bounds the loop,
+    // even if shared memory is damaged.
     for _ in 0..shared.layout.tasks_max {
         let Some(index) = absent.pop() else { return };
         // After an error, the next caller that reaps continues.
@@ -96,8 +98,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     }
 }
 
-/// Reaps a task that this process had before its execve(2). `owner` is the number of a present task
-/// of the same process.
+/// Reaps (cleans up after) a task that this process had before its execve(2). `owner` is the number
+/// of a task that the process has now.
 ///
 /// # Errors
 ///
@@ -106,8 +108,8 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     with_reaper(shared, owner, index, || {
         let state = identity(task_line(shared, index));
-        // No other process reaps this task while this process lives. So the task is not reaped yet
-        // if its record contains the identity of this process.
+        // No other process reaps (cleans up after) this task while this process lives. So the task
+        // is not reaped yet if its record contains the identity of this process.
         if index == owner.index || state != identity(task_line(shared, owner.index)) {
             return Ok((false, Absent::new()));
         }
@@ -123,8 +125,9 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
 /// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
-    // execve(2) has unmapped all segments of the process, so `end_all` removes its attaches. They
-    // stay only if a forked child that nattch does not count yet still uses the segments.
+    // execve(2) has unmapped all segments of the process, so `end_all` removes the old task's
+    // attaches. The attaches stay only if a forked child that nattch does not count yet still uses
+    // the segments.
     let end = || end_all(shared, owner, index, sem::settle);
     with_reaper(shared, owner, index, end).map(drop)
 }
@@ -144,9 +147,9 @@ fn with_reaper<T>(
     Ok(done)
 }
 
-/// Reaps the task whose record has the number `index`, and whose process has the identity `state`.
-/// The caller holds the record's lock `REAPER`. If another process takes over the record meanwhile,
-/// the record stays in use.
+/// Reaps (cleans up after) the task whose record has the number `index`, and whose process has the
+/// identity `state`. The caller holds the record's lock `REAPER`. If another process takes over the
+/// record meanwhile, the record stays in use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -173,8 +176,8 @@ pub(crate) fn reap_line(
 ///
 /// Those of [`reap`].
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
-    // Take the lock `REAPER`, which waits for a thread that began to reap the dead task before
-    // `owner` took over its record.
+    // Take the lock `REAPER`. This waits for a thread that began to reap (clean up after) the dead
+    // task before `owner` took over its record.
     let end = || end_all(shared, owner, owner.index, sem::reap);
     with_reaper(shared, owner, owner.index, end)
 }
@@ -204,8 +207,8 @@ fn end_all(
     Ok((is_whole, absent))
 }
 
-/// Reaps all dead tasks. Returns their number, not counting those whose segments a forked child
-/// still uses.
+/// Reaps (cleans up after) all dead tasks. Returns their number, not counting those whose segments
+/// a forked child still uses.
 ///
 /// # Errors
 ///
@@ -219,8 +222,8 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     Ok(count)
 }
 
-/// Runs `call`. If it fails with `ENOMEM` and there are dead tasks, reaps them and runs `call` once
-/// more. The caller holds no lock.
+/// Runs `call`. If it fails with `ENOMEM` and there are dead tasks, reaps (cleans up after) them,
+/// and runs `call` once more. The caller holds no lock.
 ///
 /// # Errors
 ///
@@ -237,8 +240,8 @@ pub(crate) fn with_room<T>(
     }
 }
 
-/// Reaps all dead tasks, on behalf of a call that has found no memory. Returns true if there were
-/// any.
+/// Reaps (cleans up after) all dead tasks, on behalf of a call that has found no memory. Returns
+/// true if there were any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
     // If a live task does not release a lock, return false. The caller's call then fails with

@@ -34,7 +34,7 @@
 //! # Limits
 //!
 //! `SHM_HUGETLB` fails with `EINVAL`. `SHM_INFO` reports 0 resident and 0 swapped pages. `SHM_LOCK`
-//! checks the permission and sets the mark, but keeps no memory resident.
+//! checks the permission and sets a bit of the mode, but keeps no memory resident.
 //!
 //! Source: shmop(2), shmctl(2), shmget(2); Linux `ipc/shm.c` for the semantics.
 

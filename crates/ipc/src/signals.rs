@@ -13,7 +13,7 @@
 //!
 //! A handler may leave a wait by siglongjmp(3). The wait node of that wait then stays in its queue
 //! until the task ends, and no other task gets the node. A later call of `interrupt_own` may mark
-//! it once more, which does no harm.
+//! this node once more, which does no harm.
 //!
 //! Source: signal-safety(7), sigsetjmp(3).
 

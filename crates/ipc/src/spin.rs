@@ -36,9 +36,9 @@ pub(crate) enum Spin {
 }
 
 thread_local! {
-    /// For each kind of poll ([`Spin`]): how many of the next waits must sleep without a poll, and
-    /// how many the last futile poll has suppressed. A futile poll doubles the second number, and a
-    /// useful poll reduces it.
+    /// For each kind of poll ([`Spin`]), two numbers: how many of the next waits must sleep without
+    /// a poll, and how many waits the last futile poll has made do so. A futile poll doubles the
+    /// second number, and a useful poll reduces it.
     static HISTORIES: Cell<[(u32, u32); 3]> = const { Cell::new([(0, 0); 3]) };
 }
 

@@ -37,12 +37,12 @@ use crate::task_line::{
 };
 use crate::waiting::Waiting;
 
-/// The number of task records that a new task checks for dead tasks. They are the ones after its
+/// The number of task records that a new task checks for dead tasks: the records that follow its
 /// own.
 const REAPED_BESIDE: u32 = 2;
 
-/// After execve(2), a process looks for the tasks that it had before. This is the number of task
-/// records in which it looks.
+/// The number of task records in which a process looks, after execve(2), for the tasks of its
+/// previous program.
 const FORMER_WITHIN: usize = 64;
 
 /// A process in a namespace. Its threads share the task by reference.
@@ -258,7 +258,8 @@ impl Task {
         if !self.is_own(node) || !is_interruptible(status) {
             return None;
         }
-        // ORDERING: Relaxed. The waiting call takes the lock of its set or queue before it ends.
+        // ORDERING: Relaxed. The waiting call takes the lock of its set or queue before it ends,
+        // and that lock orders its accesses.
         status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         Some(status)
     }
@@ -423,7 +424,8 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 /// - A new `IMAGE` (the identity of the program) shows that this process is alive and holds its
 ///   locks.
 ///
-/// If this process dies during the take-over, the next process to take over the record cleans up.
+/// If this process dies during the take-over, the next process to take over the dead task's record
+/// cleans up.
 ///
 /// If a forked child still needs the dead task's attaches (`shm::reap`), the record stays, and this
 /// function tries the next record.
@@ -469,8 +471,8 @@ impl Drop for Task {
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // If `exit_waits` or `exit_sem` fails, the record stays in use, and another task cleans up
-        // later.
+        // If `exit_waits` or `exit_sem` fails, the record of this task stays in use, and another
+        // task cleans up later.
         for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
             let Ok(absent) = exit(self) else { return };
             recover::reap_absent(&self.shared, self.owner, absent);

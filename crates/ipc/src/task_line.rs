@@ -9,8 +9,8 @@
 //! | `PID` | the pid that `GETPID` returns |
 //! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
 //!
-//! A task frees its own line when it ends. If it has died, another task takes the lock in its word
-//! `REAPER`, cleans up, and frees the line.
+//! A task frees its own record when it ends. If the task has died, another task takes the lock in
+//! the record's word `REAPER`, cleans up, and frees the record.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -35,8 +35,8 @@ pub(crate) const IMAGE: usize = 4;
 /// The header word that has the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// The numbers of tasks that may have died. Each had a waiting call that another task completed
-/// when its own task neither slept nor polled.
+/// The numbers of tasks that may have died. Another task has completed a waiting call of each of
+/// them, and found the task neither asleep nor polling.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
 /// Returns the record of task number `index`, which is one cache line. If `index` is out of range,

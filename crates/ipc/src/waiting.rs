@@ -1,11 +1,12 @@
 //! The list of the waiting calls of a task. Other threads of the task use it to find calls that
 //! they want to end.
 //!
-//! A call adds itself by one compare-exchange in a slot of the list, and removes itself by another.
-//! Only calls that find no free slot use a lock.
+//! A call adds itself by one compare-exchange in a slot of the task's list, and removes itself by
+//! another. Only calls that find no free slot use a lock.
 //!
 //! A signal handler may interrupt a call at any instruction and itself make a waiting call. If the
-//! interrupted thread held a lock of the list, the handler would wait for that lock for ever.
+//! interrupted thread held a lock of the list of waiting calls, the handler would wait for that
+//! lock for ever.
 //!
 //! # Slots
 //!
@@ -56,8 +57,8 @@ impl Waiting {
     /// Adds a node.
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
-            // ORDERING: Relaxed. The value is a guess: if the slot is in use, the compare-exchange
-            // fails.
+            // ORDERING: Relaxed. The value is a guess: if this slot of the list is in use, the
+            // compare-exchange fails.
             (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
                 // ORDERING(ipc-waiting): Release. Pairs with the exchange in `collect`, which then
                 // finds a complete wait node.
@@ -147,7 +148,7 @@ mod tests {
     }
 
     /// A signal handler may interrupt a thread inside `collect`, and make a waiting call. That call
-    /// must not deadlock at the list.
+    /// must not deadlock at the list of waiting calls.
     #[test]
     fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();

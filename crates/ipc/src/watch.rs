@@ -8,9 +8,9 @@
 //! The namespace has a ladder of [`RUNGS`] words, the rungs. A waiting call can hold a rung. The
 //! rung then contains the time at which the call last took it.
 //!
-//! Each waiting call sleeps for a span of time, its *turn*: [`TURN_NS`] on the lowest rung, and
-//! twice as long on each higher rung. A call without a rung sleeps twice as long as on the highest
-//! rung.
+//! Each waiting call sleeps for a span of time, its *turn*: [`TURN_NS`] on the lowest rung (word of
+//! the ladder), and twice as long on each higher rung. A call without a rung sleeps twice as long
+//! as on the highest rung.
 //!
 //! After its turn, a call takes a rung (word of the ladder) again: its own, or a lower one whose
 //! holder is late. A holder is late if it has not taken its rung again within 1.25 turns.
@@ -21,7 +21,8 @@
 //! becomes the watcher.
 //!
 //! All waiting calls of a namespace together wake up fewer than 20 times a second. A call without a
-//! rung wakes up once in 12.8 s. A call takes no rung before it has waited for 100 ms.
+//! rung (word of the ladder) wakes up once in 12.8 s. A call takes a rung only after it has waited
+//! for 100 ms.
 //!
 //! # The look
 //! [`look`] makes all checks that each waiting call would otherwise have to make for itself:
@@ -184,8 +185,9 @@ mod tests {
         // becomes the watcher.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // `next` stores the current time in the rung. Wait until it differs from the time of
-            // `watcher`, which would otherwise believe that it still holds the rung.
+            // `next` will store the current time in the rung (word of the ladder). If `watcher` has
+            // stored the same time there, `watcher` would still believe that it holds the rung. So
+            // wait until the time has changed.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }
@@ -208,7 +210,7 @@ mod tests {
         let shared = &*other.shared;
         thread::scope(|scope| {
             put(word, 1);
-            // The status word does not change, so only a wake-up by `look` ends this sleep.
+            // The test changes no status word, so only a wake-up by `look` can end this sleep.
             let sleeps = scope.spawn(|| futex::wait(word, 1, Deadline::NEVER, Scope::Shared));
             while !sleeps.is_finished() {
                 look(shared, other.owner);

@@ -1,5 +1,5 @@
-//! Operations on different semaphores of a set must not write a common cache line (guarantee G.4).
-//! The test records the loads and stores of two such calls.
+//! Operations on different semaphores of a set must not write a common cache line (guarantee G.4 of
+//! the crate). The test records the loads and stores of two such calls.
 //!
 //! A thread makes a call twice to warm up. Then it makes the call once more, while the test records
 //! the cache lines that it reads and writes. The two calls are made by one task, or by two tasks.

@@ -71,7 +71,8 @@ fn msgrcv_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has memory for one waiting call, which the parent's call must still occupy.
+    // The namespace has memory for one waiting call. The parent's call must still occupy it, so a
+    // second waiting call must fail.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()), Err(Errno::NOMEM));
 }
 
@@ -85,6 +86,7 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has memory for one waiting call, which the parent's call must still occupy.
+    // The namespace has memory for one waiting call. The parent's call must still occupy it, so a
+    // second waiting call must fail.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

@@ -240,8 +240,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
-    // The pool of undo records has four lines. One undo record for a set of two semaphores fills
-    // it.
+    // The pool of undo records has four lines. An undo record for a set of two semaphores takes all
+    // of them: three lines, rounded up to a power of two.
     task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
     assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));
@@ -278,7 +278,7 @@ impl SecurityHook for Refuse {
 }
 
 /// The security hook must get a consistent copy of an object's permissions. The copy must stay
-/// valid after the object is removed. Trap I1.
+/// valid after the object is removed. Trap I1 in `traps.md`.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let hook = Box::new(Refuse(|perm| perm.key == 6));
@@ -317,7 +317,7 @@ fn otime_is_set_by_all_operations() {
 }
 
 /// `SEM_STAT` with each index from 0 to the maximum must find each set once, and no removed set.
-/// Traps I12 and I17.
+/// Traps I12 and I17 in `traps.md`.
 #[test]
 fn walk_by_index_finds_every_set_once() {
     let (_namespace, task) = plain();
@@ -331,7 +331,8 @@ fn walk_by_index_finds_every_set_once() {
     assert_eq!(walk.map(|stat| stat.id).collect::<Vec<_>>(), ids);
 }
 
-/// Every id must be below 2^31, also after the generations of a slot wrap around. Trap I18.
+/// Every id must be below 2^31, also after the generations of a slot wrap around. Trap I18 in
+/// `traps.md`.
 #[test]
 fn ids_stay_in_their_range() {
     let capacity = Capacity { sets: 1, sems: 1, ..Capacity::default() };

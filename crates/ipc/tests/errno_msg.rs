@@ -215,8 +215,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (_namespace, task) = with(Limits::default(), capacity);
     let id = queue(&task);
     assert_eq!(task.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()), Err(Errno::NOMEM));
-    // A waiting call takes two lines (of 64 bytes) of the pool, and only one line of the pool is
-    // free.
+    // A waiting call takes two lines (of 64 bytes) of the pool of wait nodes, and only one line of
+    // that pool is free.
     assert_eq!(receive(&task, id, 0, 0, MsgFlags::empty()), Err(Errno::NOMEM));
     task.msgsnd(id, 1, &[1; 400], MsgFlags::empty()).unwrap();
     assert_eq!(task.msgsnd(id, 1, b"", MsgFlags::empty()), Err(Errno::NOMEM));
@@ -259,7 +259,7 @@ impl SecurityHook for Refuse {
 }
 
 /// The security hook must get a consistent copy of an object's permissions. The copy must stay
-/// valid after the object is removed. Trap I1.
+/// valid after the object is removed. Trap I1 in `traps.md`.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let options = NamespaceOptions { hook: Some(Box::new(Refuse)), ..NamespaceOptions::default() };
@@ -280,7 +280,7 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
 }
 
 /// A message must update the times and pids of its queue, whether it goes straight to a waiting
-/// receiver or through the queue. Trap I6.
+/// receiver or through the queue. Trap I6 in `traps.md`.
 #[test]
 fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     let (namespace, one) = plain();
@@ -301,7 +301,8 @@ fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     assert_eq!((stat.lspid, stat.lrpid), (2, 1));
 }
 
-/// A walk by index must find each queue once, and no removed queue. Traps I12 and I17.
+/// A walk by index must find each queue once, and no removed queue. Traps I12 and I17 in
+/// `traps.md`.
 #[test]
 fn walk_by_index_finds_every_queue_once() {
     let (_namespace, task) = plain();

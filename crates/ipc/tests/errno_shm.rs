@@ -205,7 +205,8 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     );
 }
 
-/// A walk by index must find each segment once, and no removed segment. Traps I12 and I17.
+/// A walk by index must find each segment once, and no removed segment. Traps I12 and I17 in
+/// `traps.md`.
 #[test]
 fn walk_by_index_finds_every_segment_once() {
     let capacity = Capacity { segments: 128, ..Capacity::default() };

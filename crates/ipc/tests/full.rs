@@ -89,8 +89,8 @@ fn fail_each(task: &Task) -> Vec<Errno> {
     errnos
 }
 
-/// On a full file system each call must return an error. No access to the mapping may end the
-/// process. Trap X5.
+/// On a full file system each call must return an error. No access to the mapped namespace may end
+/// the process. Trap X5 in `traps.md`.
 #[test]
 fn calls_on_a_full_file_system_fail() {
     let Some(folder) = small("calls_on_a_full_file_system_fail", "24m") else { return };
@@ -122,7 +122,7 @@ fn calls_on_a_full_file_system_fail() {
         let _absent = late.msg_rmid(MsgId::from_raw(index));
     }
     // The objects that used up the file system are removed now. A new object must be able to use
-    // their file system blocks.
+    // the blocks of the file system that they occupied.
     assert!(late.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600).is_ok());
 }
 

@@ -1,9 +1,9 @@
 //! Deterministic tests of races of shared memory: another task acts on a segment between two steps
 //! of a call.
 //!
-//! shmat(2) looks up the segment, asks the security hook, takes the lock, counts the attach, and
-//! opens the memory. The tests supply the hook and the source of the memory, so another task can
-//! act at exactly these steps.
+//! shmat(2) looks up the segment, asks the security hook, takes the lock of all segments, counts
+//! the attach, and opens the segment's memory. The tests supply the hook and the source of the
+//! memory, so another task can act at exactly these steps.
 //!
 //! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch`
 //! updates".
@@ -119,7 +119,7 @@ impl Scene {
 
 type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
-/// The calls under test: each looks up a segment before it takes the lock of the segment.
+/// The calls under test: each looks up a segment before it takes the lock of all segments.
 const CALLS: [(&str, Call); 6] = [
     ("shmat", |task, id| {
         task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))
@@ -132,7 +132,7 @@ const CALLS: [(&str, Call); 6] = [
 ];
 
 /// A call has looked up a segment, and another task then removes the segment. The call must fail
-/// with `EIDRM`. It must change nothing of a new segment in the same slot. Trap I2.
+/// with `EIDRM`. It must change nothing of a new segment in the same slot. Trap I2 in `traps.md`.
 #[test]
 fn removal_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in CALLS {
@@ -156,7 +156,7 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
 }
 
 /// After the lookup of a call, the segment is removed, and a new one in the same slot gets the same
-/// id. The call must fail, and must not change the new segment. Traps I2 and I10.
+/// id. The call must fail, and must not change the new segment. Traps I2 and I10 in `traps.md`.
 #[test]
 fn id_that_is_reused_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
@@ -182,7 +182,7 @@ fn id_that_is_reused_after_the_lookup_is_another_segment() {
 }
 
 /// If `shm_nattch` already counts an attach, the removal must only mark the segment. The memory of
-/// the segment must stay until the detach. Trap I2.
+/// the segment must stay until the detach. Trap I2 in `traps.md`.
 #[test]
 fn removal_after_the_count_leaves_the_attach_whole() {
     let scene = Scene::new(false);
@@ -206,7 +206,7 @@ fn removal_after_the_count_leaves_the_attach_whole() {
 
 /// With `shm_rmid_forced`, a segment is removed when its maker ends, unless it has attaches.
 /// Another task may be in shmat(2), and `shm_nattch` does not count its attach yet. Then this
-/// shmat(2) must fail with `EIDRM`. Trap I18.
+/// shmat(2) must fail with `EIDRM`. Trap I18 in `traps.md`.
 #[test]
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
@@ -221,7 +221,8 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
 
 /// With `shm_rmid_forced`, a segment is removed when its maker ends, unless it has attaches.
 /// Another task may be in shmat(2), and `shm_nattch` already counts its attach. Then the segment
-/// must stay until shmdt(2). If this shmat(2) fails, the segment must be removed. Trap I18.
+/// must stay until shmdt(2). If this shmat(2) fails, the segment must be removed. Trap I18 in
+/// `traps.md`.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {
@@ -246,7 +247,7 @@ fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
 }
 
 /// Ids of queues and segments must be below 2^31, also after the generations of a slot wrap around.
-/// Trap I18.
+/// Trap I18 in `traps.md`.
 #[test]
 fn ids_of_queues_and_segments_stay_in_their_range() {
     let capacity = Capacity { segments: 1, queues: 1, ..Capacity::LEAST };

@@ -116,8 +116,8 @@ fn tokens_that_are_moved_are_conserved() {
             }
             if racer.rng.below(100) == 0 {
                 let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
-                // Each of the two threads may hold one unit that it has taken from one semaphore
-                // and not yet added to another.
+                // At this moment, each of the two threads may hold one unit that it has taken from
+                // one semaphore and not yet added to another.
                 assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
             }
         }
@@ -193,7 +193,7 @@ fn until(is_reached: impl Fn() -> bool) {
 }
 
 /// While one thread removes sets, calls of another thread on these sets must end with the right
-/// error. Traps I3 and I10.
+/// error. Traps I3 and I10 in `traps.md`.
 #[test]
 fn sets_that_are_removed_under_operations_end_them() {
     const SETS: usize = 600;
@@ -228,8 +228,8 @@ fn sets_that_are_removed_under_operations_end_them() {
             if AWAITED[at] == Awaited::Waits {
                 until(|| get(&outcomes.removed) != removed);
             }
-            // Publish the id of the removed set until a call of the thread `user` has failed with
-            // `EINVAL`.
+            // Leave the id of the removed set published until the thread `user` has made a call
+            // with it, which fails with `EINVAL`.
             until(|| get(&outcomes.invalid) != invalid);
         }
         // ORDERING: Relaxed. As above.

@@ -111,7 +111,7 @@ fn check(counts: Option<trace::Counts>) {
     assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
 }
 
-/// Sending a message to a blocked receiver must take one system call. Trap X6.
+/// Sending a message to a blocked receiver must take one system call. Trap X6 in `traps.md`.
 #[test]
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(

@@ -1,9 +1,9 @@
 //! Deterministic tests of races of semaphore sets and queues. After a call has looked up its
 //! object, and before its next step, another task acts on the object.
 //!
-//! A call looks up its object, asks the security hook, and then takes the lock or reads the word of
-//! the semaphore. These tests supply the hook, so another task can act between the lookup and the
-//! next step.
+//! A call looks up its object, asks the security hook, and then takes the object's lock or reads
+//! the semaphore's word. These tests supply the hook, so another task can act between the lookup
+//! and the next step.
 //!
 //! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling
 //! `sem_array` access in semtimedop race".
@@ -176,7 +176,7 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
 }
 
 /// A call waits at a set that is removed. When it wakes up, a new set has the same slot and the
-/// same semaphore words. The call must take none of its units. Trap I16.
+/// same semaphore words. The call must take no unit of the new set. Trap I16 in `traps.md`.
 #[test]
 fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;
@@ -185,7 +185,6 @@ fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     let mut late = 0;
     for round in 0..ROUNDS {
         let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
-        // Every second call has two operations, and every third one a timeout that never ends it.
         let sops = [SemBuf::new(0, -1, SemFlags::empty()), SemBuf::new(1, 1, SemFlags::empty())];
         let sops = &sops[..1 + round % 2];
         let timeout = (round % 3 == 0).then(|| Duration::from_secs(10_000));

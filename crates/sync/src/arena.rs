@@ -64,8 +64,8 @@ const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 /// slots whose numbers differ by `STRIDE` are then on different cache lines.
 const STRIDE: u64 = 4;
 
-/// The minimum number of free slots of a [`Group`] in the depot (the free slots that no shard has)
-/// at which a thread may use some of them for the other group.
+/// The depot has the free slots that no shard has. A thread may use its slots of one [`Group`] for
+/// the other group only if there are at least this many.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.

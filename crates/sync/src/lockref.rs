@@ -14,11 +14,11 @@
 //! - A.1: while a `LockrefGuard` lives, no other thread changes the count or the dead bit.
 //! - A.2: after `mark_dead`, `get_not_dead` fails until `revive` (trap T18 in `traps.md`). The
 //!   check and the increment are one atomic step.
-//! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
-//!   (trap T51). Each method says whether it fails or panics at an end.
+//! - A.3: the count has 61 bits. It never falls below 0 and never overflows into the flags (trap
+//!   T51 in `traps.md`). Each method says whether it then fails or panics.
 //! - A.4: a thread that finds the lock held waits until the lock is free, and then counts by
 //!   compare-exchange. It takes the lock itself only after `CAS_TRIES` lost races. Otherwise later
-//!   threads would find the lock held and take it too, without end (trap T52).
+//!   threads would find the lock held and take it too, without end (trap T52 in `traps.md`).
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
 //! - A.6: two threads see an owner's writes before its `put_return` or its unlock: the thread that
 //!   drops the last reference, and the next lock holder.
@@ -53,8 +53,8 @@ const DEAD: u64 = 1 << 2;
 const COUNT_SHIFT: u32 = 3;
 const ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Number of lost compare-exchange races after which a thread takes the lock. Linux has the same
-/// limit.
+/// Number of lost compare-exchange races after which a thread takes the lockref's lock. Linux has
+/// the same limit.
 const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 
 /// Number of rounds that a thread spins on a held lock before it sleeps.
@@ -153,8 +153,8 @@ impl Lockref {
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
-    /// Returns the current count. If the caller does not hold the lock, the count may have changed
-    /// before the call returns.
+    /// Returns the current reference count. If the caller does not hold the lockref's lock, the
+    /// count may have changed before the call returns.
     #[inline]
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -171,8 +171,8 @@ impl Lockref {
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Returns true if the lock is held at this moment. Another thread may take or release the lock
-    /// at any time, so use the answer only for assertions and `Debug`.
+    /// Returns true if the lockref's lock is held at this moment. Another thread may take or
+    /// release the lock at any time, so use the answer only for assertions and `Debug`.
     #[inline]
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -223,8 +223,8 @@ impl Lockref {
 
     /// Takes `n` references and returns true if the object is alive and `may` accepts its count.
     ///
-    /// The check of the count and the increment are one atomic step. If the count would pass
-    /// [`Lockref::COUNT_MAX`], the call returns false.
+    /// The check of the reference count and the increment are one atomic step. If the count would
+    /// pass [`Lockref::COUNT_MAX`], the call returns false.
     ///
     /// # Examples
     /// ```
@@ -267,8 +267,9 @@ impl Lockref {
     /// Drops a reference unless it is the last one. For the last one, returns a guard of the locked
     /// object.
     ///
-    /// If the result is `None`, the reference is dropped and the count is still above zero. If it
-    /// is `Some`, nothing is dropped, the count is at most 1, and the caller holds the lock.
+    /// If the result is `None`, the reference is dropped and the reference count is still above
+    /// zero. If it is `Some`, nothing is dropped, the count is at most 1, and the caller holds the
+    /// lock.
     ///
     /// # Examples
     /// ```
@@ -296,7 +297,8 @@ impl Lockref {
         Some(guard)
     }
 
-    /// Takes the lock and returns the guard. Waits for another holder: spins briefly, then sleeps.
+    /// Takes the lockref's lock and returns the guard. Waits for another holder: spins briefly,
+    /// then sleeps.
     #[inline]
     pub fn lock(&self) -> LockrefGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_slow())
@@ -377,7 +379,8 @@ impl Lockref {
         }
     }
 
-    /// Waits until the lock is free, and returns the unlocked word. Spins first, and then sleeps.
+    /// Waits until the lockref's lock is free, and returns the unlocked word. Spins first, and then
+    /// sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -395,11 +398,11 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. `word` is the locked state word that the caller has read. If
-    /// it has changed since, the call returns immediately.
+    /// Sleeps until the lockref's lock is free. `word` is the locked state word that the caller has
+    /// read. If it has changed since, the call returns immediately.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
-        // ORDERING: Relaxed. The bit only asks the lock holder for a wake-up, and publishes no
-        // other memory.
+        // ORDERING: Relaxed. The bit for waiting threads only asks the lock holder for a wake-up,
+        // and publishes no other memory.
         let asked =
             self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed);
         if asked.is_ok() {
@@ -418,7 +421,7 @@ impl fmt::Debug for Lockref {
     }
 }
 
-/// A locked `Lockref`. Until the guard is dropped, only its owner can change the count.
+/// A locked `Lockref`. Until the guard is dropped, only its owner can change the reference count.
 ///
 /// The guard stays on its thread:
 ///

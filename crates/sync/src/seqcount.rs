@@ -220,8 +220,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns the count, once it is even (no writer is inside a section). Reads it `SPIN_ROUNDS`
-    /// times without a pause, and then calls `pause` before each further read.
+    /// Returns the sequence count, once it is even (no writer is inside a section). Reads it
+    /// `SPIN_ROUNDS` times without a pause, and then calls `pause` before each further read.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(reader.join().unwrap(), 2);
     }
 
-    /// A reader must not wait for ever after a panic in a write section. Trap T30.
+    /// A reader must not wait for ever after a panic in a write section. Trap T30 in `traps.md`.
     #[test]
     fn panic_in_a_section_makes_the_count_even() {
         let seq = SeqCount::new();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     /// Control (a variant with the bug must fail): without a guard, a panic in a write section
-    /// leaves the count odd. Trap T30.
+    /// leaves the sequence count odd. Trap T30 in `traps.md`.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     /// A reader must retry if 2^31 write sections, each of which adds 2, have run since it read the
-    /// count. A 32-bit count would have its old value again. Trap T32.
+    /// sequence count. A 32-bit count would have its old value again. Trap T32 in `traps.md`.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -27,7 +27,7 @@
 //! - Words read in a section are atomics, read with `Relaxed`. Plain reads are a data race (trap
 //!   T31 in `traps.md`).
 //! - `read_or_lock` may run its closure several times. The closure must keep no state from a failed
-//!   run (trap T8).
+//!   run (trap T8 in `traps.md`).
 //! - No recursion: a thread inside `write` or `read_excl` must call neither of them again. Inside
 //!   `write` it must not call `read_begin`.
 //!
@@ -48,8 +48,8 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// The closure runs without the lock. If a write section overlaps the run, its result is
-    /// dropped.
+    /// The closure runs without the writers' lock. If a write section overlaps the run, its result
+    /// is dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// If a writer disturbs each attempt of a reader without the lock, the reader must read under
-    /// the lock. Trap T29.
+    /// the lock. Trap T29 in `traps.md`.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqLock::new();
@@ -234,7 +234,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// A reader must not wait for ever after a panic in a write section. Trap T30.
+    /// A reader must not wait for ever after a panic in a write section. Trap T30 in `traps.md`.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqLock::new());

@@ -31,7 +31,7 @@
 //!
 //! - The rules of `SeqLock` hold.
 //! - A thread that holds the shared lock must not take it again. If a writer waits, the second
-//!   request queues behind the writer (guarantee A.3), and both wait forever.
+//!   request queues behind the writer (guarantee A.3 above), and both wait forever.
 //!
 //! Source: Long, "dcache: introduce a new sequence read/write lock type", February 2013;
 //! `parking_lot` `src/rwlock.rs` for the policy.
@@ -111,8 +111,8 @@ impl SeqRwLock {
         self.seq.read_retry(start)
     }
 
-    /// Runs the closure `read`, again if a writer has disturbed it. Returns the result of the run
-    /// that was not disturbed.
+    /// Runs the closure `read`, and runs it again if a writer has disturbed it. Returns the result
+    /// of the run that was not disturbed.
     ///
     /// The first runs of `read` are without the lock. If writers disturb all of them, the last run
     /// holds the lock, shared with other readers.
@@ -189,7 +189,7 @@ mod tests {
     }
 
     /// Checks that a reader uses the shared lock after writers have disturbed all its runs without
-    /// the lock. Trap T29.
+    /// the lock. Trap T29 in `traps.md`.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqRwLock::new();
@@ -207,7 +207,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// A reader must not wait for ever after a panic in a write section. Trap T30.
+    /// A reader must not wait for ever after a panic in a write section. Trap T30 in `traps.md`.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqRwLock::new());
@@ -257,7 +257,8 @@ mod tests {
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
             move || {
-                // `try_read` lets the test fail and not block if the lock is not shared.
+                // Use `try_read`: if the lock is not shared, the test then fails. With `read` it
+                // would wait for ever.
                 assert!(lock.lock.try_read().is_some());
                 let _theirs = lock.read_shared();
                 lock.lock.try_write().is_none()

@@ -168,7 +168,7 @@ fn synchronize_inside_a_section_panics() {
 }
 
 /// If readers keep leaving their sections, the garbage must stay bounded, however fast a writer is.
-/// Trap T57.
+/// Trap T57 in `traps.md`.
 #[test]
 fn garbage_under_churn_is_bounded() {
     // `GARBAGE_MAX` is the limit for the values that are not freed yet. While a reader is preempted
@@ -209,7 +209,7 @@ fn garbage_under_churn_is_bounded() {
 }
 
 /// Control of `garbage_under_churn_is_bounded`: while one read section stays open, no replaced
-/// value is freed. Trap T57.
+/// value is freed. Trap T57 in `traps.md`.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

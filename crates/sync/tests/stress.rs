@@ -168,7 +168,7 @@ impl Objects {
 }
 
 /// A thread must get no reference to a dead object, although slots are freed and reused. Traps T7
-/// and T18.
+/// and T18 in `traps.md`.
 #[test]
 fn lockref_in_reused_slots_never_counts_the_dead() {
     let objects = Arc::new(Objects::new());
@@ -225,7 +225,7 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
 
 /// One thread takes the lock of a lockref for short times, and the other threads, the users, only
 /// take and drop references. After the lock holder has ended, no user may find the lock held. Trap
-/// T52.
+/// T52 in `traps.md`.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
     /// How often the locker takes the lock. It yields under the lock, and each yield may cost a
@@ -292,7 +292,7 @@ fn assert_whole(words: [u64; 6]) {
 }
 
 /// The words that a sequence count protects are atomics, so Miri and ThreadSanitizer find no race.
-/// Trap T31.
+/// Trap T31 in `traps.md`.
 ///
 /// Each reader repeats its read section until it has seen the words that the writer stores change
 /// `PROGRESS` times.
@@ -327,7 +327,8 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
     });
 }
 
-/// A reader must neither retry for ever nor race with the writer's stores. Traps T29 and T31.
+/// A reader must neither retry for ever nor race with the writer's stores. Traps T29 and T31 in
+/// `traps.md`.
 #[test]
 fn seqlock_under_writers_gives_whole_sections_in_bounded_passes() {
     let shared = Arc::new((SeqLock::new(), Words::new()));
@@ -355,7 +356,8 @@ fn seqlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// A reader must neither retry for ever nor race with the writer's stores. Traps T29 and T31.
+/// A reader must neither retry for ever nor race with the writer's stores. Traps T29 and T31 in
+/// `traps.md`.
 #[test]
 fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     let shared = Arc::new((SeqRwLock::new(), Words::new()));

@@ -21,7 +21,7 @@ use rustix::param::page_size;
 /// the fixed part of the request.
 const PART_BYTES: usize = 128;
 
-/// The number of buffers that a REGISTER command names: the header and the payload.
+/// The number of buffers that a REGISTER command names: those of the entry's header and payload.
 const BUFFERS: usize = 2;
 
 /// The head of a ring entry: the headers of its request and reply. Its start is laid out like
@@ -35,7 +35,8 @@ pub(super) struct Head {
     flags: u64,
     /// The number of the request for the commit.
     pub(super) commit_id: u64,
-    /// The length of the payload in bytes: first that of the request, and later that of the reply.
+    /// The length of the entry's payload in bytes: first that of the request, and later that of the
+    /// reply.
     pub(super) payload_bytes: u32,
     padding: u32,
     reserved: u64,

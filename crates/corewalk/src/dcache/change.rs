@@ -80,8 +80,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // A negative dentry has a slot of the group for other files than directories.
-                    // So evict it, if possible, rather than turn it into a directory.
+                    // Directories have slots of their own group, and a negative dentry has a slot
+                    // of the other group. So evict it, if possible, rather than turn it into a
+                    // directory.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -185,8 +186,9 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode, and the words for a directory's dentry: inode number and
-    /// first child generation (count of invalidations). All are zero if `inode` is none.
+    /// Returns the superblock of an inode, and the two words that only a directory's dentry stores:
+    /// the inode number, and a child generation of 1 (it counts invalidations). All are zero if
+    /// `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -195,9 +197,9 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Reuses a stale dentry of the name, from before an invalidation. If one refers to the inode
-    /// in `node`, gives it the current parent key, so that lookups find it, and returns it with a
-    /// reference for the caller. Evicts the unused stale dentries of other inodes.
+    /// Searches for dentries of the name that an invalidation has made stale. If one refers to the
+    /// inode in `node`, gives it the current parent key, so that lookups find it. Returns that
+    /// dentry with a reference for the caller. Evicts the unused stale dentries of other inodes.
     ///
     /// Because stale dentries are reused, a name has at most one dentry per inode in use, however
     /// often it is invalidated. The caller holds the in-lookup lock of the name.
@@ -225,8 +227,9 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name whose parent key is not `key`: the stale dentries, if `key`
-    /// is the current parent key, or all, if `key` is stale.
+    /// Returns the dentries of a name whose parent key differs from `key`. If `key` is the current
+    /// parent key, these are the stale dentries. If `key` is a stale key, which no lookup has,
+    /// these are all dentries of the name.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -271,8 +274,9 @@ impl Dcache {
     }
 
     /// Stores `key` as the parent key of the dentry in `slot`. If an invalidation has cancelled
-    /// this fill (the caching of an answer), stores a stale key. Takes a reference on the dentry
-    /// for the caller. Returns false if the dentry has changed since `seq`.
+    /// this fill (the caching of an answer), stores a stale key instead, which no lookup finds.
+    /// Takes a reference on the dentry for the caller. Returns false if the dentry has changed
+    /// since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -323,7 +327,8 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Makes the dentry in `slot` an alias of the inode, with a reference on the inode.
+    /// Adds the dentry in `slot` to the names (aliases) of the inode, and takes a reference on the
+    /// inode for it.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
@@ -380,9 +385,8 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Accounts for a dentry that was just unhashed, and drops its reference on the inode. Users of
-    /// a removed file have their own references. Negative dentries below a removed directory hold
-    /// only its dentry.
+    /// Counts a dentry that was just unhashed, and drops its reference on the inode. Open files and
+    /// other users of the inode have references of their own.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -392,9 +396,9 @@ impl Dcache {
         }
     }
 
-    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. Users of the
-    /// inode still find the dentry as the inode's last name, and as the parent of its children.
-    /// Drops the caller's reference on the dentry.
+    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. The users of the
+    /// inode still need the dentry: it has the inode's last name, and children refer to it as their
+    /// parent. Drops the caller's reference on the dentry.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -403,8 +407,8 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // A dentry is made stale only for the users of its inode. A negative dentry has none,
-            // so unhash it.
+            // A stale dentry is kept only for the users of its inode. A negative dentry has no
+            // inode, so unhash it instead.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -424,7 +428,7 @@ impl Dcache {
     ///
     /// # Errors
     /// `ENOMEM` if no slot is left for a long name. `ESTALE` if `moved` was unhashed meanwhile.
-    /// Then the name does not change.
+    /// After an error, no name has changed.
     pub(crate) fn d_move(
         &self,
         moved: DentrySlot,
@@ -473,14 +477,15 @@ impl Dcache {
                 }
             }
             // The bucket may contain more dentries of the new name, so search again. The search
-            // skips a stale dentry, and the one in `negative`. It may find `other` again if `get`
-            // failed because `other` changed.
+            // skips stale dentries and `negative`. If `other` changed while `get` tried to take a
+            // reference on it, the search finds `other` once more.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// Completes [`Dcache::d_move`] once the hash table also lists the dentry under its new name.
+    /// The second part of [`Dcache::d_move`]: renames the dentry itself. The hash table already
+    /// lists the dentry under its new name, besides the old one.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -511,7 +516,8 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // An invalidation may already have taken the replaced dentry out of the hash table.
+            // An invalidation may already have removed the replaced dentry from the hash table.
+            // Then the dentry has no entry to remove.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
@@ -602,8 +608,8 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the content of `this` after an exchange: its own inode and flags, with the name of
-    /// the dentry `other` in `slot`.
+    /// Returns the content that the dentry `this` gets in an exchange: its own inode and flags,
+    /// with the name of the dentry `other`. `slot` is the slot of `other`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
@@ -624,8 +630,8 @@ impl Dcache {
         hash
     }
 
-    /// Updates [`Flags::SEARCHABLE`] of a directory's dentry: set if the permission record lets
-    /// every caller search the directory.
+    /// Updates [`Flags::SEARCHABLE`] of a directory's dentry. The flag is set if the cached mode
+    /// and ACL of the inode let every caller search the directory.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
         if slot.is_none() {

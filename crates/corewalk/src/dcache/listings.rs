@@ -8,10 +8,10 @@
 //! then out of date, and must not enter the cache (trap T25 in `traps.md`).
 //!
 //! # How it works
-//! Each directory has an atomic word, which other directories may share. It counts listings in
-//! progress and changes of names. A listing increments the first count before it calls the back
-//! end. A thread that changes a name calls the back end, and then loads the word. It increments the
-//! second count only if a listing is in progress.
+//! Each directory has an atomic word, which other directories may share. The word has two counts:
+//! one of listings in progress, and one of changes of names. A listing increments the first count
+//! before it calls the back end. A thread that changes a name calls the back end, and then loads
+//! the word. If a listing is in progress, that thread increments the second count.
 //!
 //! A listing adds a name to the cache under the name's in-lookup lock, and only if the count of
 //! changes is still that of its start.
@@ -32,10 +32,10 @@
 //! A back end without locks does not order its calls and the accesses to the atomic word. So the
 //! listing and the changing thread have a fence each.
 //!
-//! An invalidation increments the count, and then cancels the fill (invariant L.2). If a listing
-//! compares the count before the increment, the cancellation is still to come. Either the listing
-//! sees it and does not add its entry, or the invalidation finds that entry in the cache (invariant
-//! K.2 of `key_lock`).
+//! An invalidation increments the count of changes, and then cancels the fill (invariant L.2).
+//! Suppose that a listing compares the count before the increment. Then the cancellation is still
+//! to come. Either the listing sees the cancellation and does not add its entry, or the
+//! invalidation finds that entry in the cache (invariant K.2 of `key_lock`).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -114,8 +114,8 @@ impl ListingMark<'_> {
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. This listing adds no more names, so a thread that changes a name need
-        // not see it.
+        // ORDERING: Relaxed. This listing has ended, and adds no more names. A thread that still
+        // counts it as in progress only counts a change in vain.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -136,8 +136,8 @@ impl Drop for NameChange<'_> {
 
 impl Dcache {
     /// Cancels all fills of a name: no thread may cache an answer of the back end from before this
-    /// call. An answer that is already cached when this call returns is found by the caller's next
-    /// lookup, and the caller can remove it.
+    /// call. Another thread may have cached such an answer already. The caller's next lookup finds
+    /// it, so the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
         // The order matters (invariant L.2): increment the count of changes, then cancel the fill.
         // A listing that compares the count after the increment does not cache its old entry. A

@@ -3,8 +3,9 @@
 //! Each model runs the real functions of the cache, on a cache with three slots. Each control test
 //! does the same with one wrong step, and must fail.
 //!
-//! The spawned thread is the reader. With the roles swapped, loom would skip schedules (see `tally`
-//! in `corewalk_base`). At most [`PREEMPTIONS`] preemptions suffice for every control test to fail.
+//! The spawned thread is the reader. If it were the main thread, loom would skip some schedules,
+//! because of a bug of loom (see `tally` in `corewalk_base`). At most [`PREEMPTIONS`] preemptions
+//! suffice for every control test to fail.
 
 mod count;
 
@@ -156,14 +157,14 @@ fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
 }
 
 /// A dentry that was just added must already refer to its inode when a reader finds it, and the
-/// inode must have its number. Traps T3, T14 and T23.
+/// inode must have its number. Traps T3, T14 and T23 in `traps.md`.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
 /// A reader must not see an inode in a dentry before the inode is initialized. Here a negative
-/// dentry turns positive in its slot. Traps T3 and T16.
+/// dentry turns positive in its slot. Traps T3 and T16 in `traps.md`.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -178,14 +179,15 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
 }
 
 /// A reader must not see an inode in a dentry before the inode is initialized. A name with a
-/// negative dentry gets a directory here, whose dentry is in another slot. Traps T3 and T16.
+/// negative dentry gets a directory here, whose dentry is in another slot. Traps T3 and T16 in
+/// `traps.md`.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
 /// Control (a variant with the bug must fail): the dentry gets its inode outside of a write
-/// section. So a reader may find the inode before its number is stored. Trap T23.
+/// section. So a reader may find the inode before its number is stored. Trap T23 in `traps.md`.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -234,14 +236,15 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// The length and all bytes of a name must come from the same instant. Traps T1 and T4.
+/// The length and all bytes of a name must come from the same instant. Traps T1 and T4 in
+/// `traps.md`.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
 /// Control (a variant with the bug must fail): the name is stored outside of a write section. So a
-/// reader may combine the length of one name with the bytes of another. Trap T1.
+/// reader may combine the length of one name with the bytes of another. Trap T1 in `traps.md`.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -274,14 +277,15 @@ fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize;
     })
 }
 
-/// A reader that misses the old name of a renamed file must then find the new one. Trap T13.
+/// A reader that misses the old name of a renamed file must then find the new one. Trap T13 in
+/// `traps.md`.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
 /// Control (a variant with the bug must fail): the old name is removed from the hash table before
-/// the new one is inserted. So a reader may miss both. Trap T13.
+/// the new one is inserted. So a reader may miss both. Trap T13 in `traps.md`.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
@@ -323,7 +327,7 @@ fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)
 }
 
 /// While one file is renamed over another, a lookup must always find the target name. Traps T12 and
-/// T13.
+/// T13 in `traps.md`.
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
@@ -335,7 +339,7 @@ fn target_of_a_rename_is_always_there() {
 }
 
 /// Control (a variant with the bug must fail): the replaced file is removed before the other file
-/// is moved. So for a moment the target name does not exist. Trap T13.
+/// is moved. So for a moment the target name does not exist. Trap T13 in `traps.md`.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {
@@ -381,7 +385,7 @@ fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2]
 }
 
 /// A reader must see the type flag and the inode of a dentry change together. Both are in one word
-/// for this reason. Trap T16.
+/// for this reason. Trap T16 in `traps.md`.
 #[test]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
@@ -392,7 +396,7 @@ fn kind_and_inode_of_a_dentry_belong_together() {
 }
 
 /// Control (a variant with the bug must fail): the type flag is stored before the inode. So a
-/// reader may see the new flag with the old inode. Trap T16.
+/// reader may see the new flag with the old inode. Trap T16 in `traps.md`.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

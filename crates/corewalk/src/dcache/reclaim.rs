@@ -1,7 +1,7 @@
 //! Reclaim: keeping the cache within its budget of bytes.
 //!
-//! A clock hand moves over the slots of the cache. An unused dentry that was looked up since the
-//! hand last passed it gets a second chance; otherwise it is evicted.
+//! A clock hand moves over the slots of the cache, and evicts unused dentries. A dentry that was
+//! looked up since the hand's last visit gets a second chance.
 //!
 //! When the last child of a directory is evicted, the directory is tried next. So one round of the
 //! clock hand evicts a deep tree (trap T44 in `traps.md`).
@@ -13,24 +13,25 @@
 //! name of an inode in use, because some back ends find their files by name. Such a dentry is
 //! called a pinned entry.
 //!
-//! If all entries are in use, the cache asks the host (its owner) to drop the inodes of pinned
-//! entries. A FUSE server asks the kernel to forget them.
+//! If all entries are in use, the cache asks its owner (`Host`) to drop its references on the
+//! inodes of pinned entries. A FUSE server asks the kernel to forget these inodes.
 //!
-//! Each thread that adds entries to a cache over its budget also evicts, a few slots at a time.
-//! That does not suffice for pinned entries, or without load. So a host with a background thread
-//! calls [`Dcache::reclaim`], which reports pinned entries. When the host has dropped its
-//! references on a pinned entry's inode, it calls [`Dcache::evict_entry`].
+//! While the cache is over its budget, each thread that adds an entry scans a few slots and evicts
+//! unused entries. Nothing is evicted while no entries are added, and a pinned entry is never
+//! evicted in this way. So an owner with a background thread calls [`Dcache::reclaim`], which also
+//! reports pinned entries. Once the owner has dropped its references on the inode of a pinned
+//! entry, it calls [`Dcache::evict_entry`].
 //!
 //! When a directory is removed, the negative dentries below it stay in the cache as orphans: no
 //! lookup finds them any more.
 //!
-//! The cache has no list of a directory's children. So each removal of a directory scans slots for
-//! orphans, [`ORPHAN_SCAN`] per orphan that it leaves. In a small cache, one scan evicts all
-//! orphans. In any cache, orphans take only a small share.
+//! The cache has no list of a directory's children. So each removal of a directory scans slots of
+//! the whole cache for orphans: [`ORPHAN_SCAN`] slots per orphan that it leaves. In a small cache,
+//! one scan evicts all orphans. In any cache, orphans take only a small share.
 //!
-//! A path walk without locks writes nothing, so it does not mark dentries as used. Only a thread
-//! that takes a reference or adds an entry does. So a dentry that only such walks use may be
-//! evicted and added again, at most once per round of the clock hand.
+//! A path walk without locks writes nothing, so it does not mark dentries as used. A dentry is
+//! marked only when a thread takes a reference on it or adds it. So a dentry that only lock-free
+//! walks use may be evicted and added again, at most once per round of the clock hand.
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
@@ -51,14 +52,14 @@ const SCAN_STEP: u32 = 64;
 /// scans this many slots, and evicts such entries. So the whole cache is scanned once before they
 /// fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that the removal of a directory with negative entries scans, in about a
-/// microsecond.
+/// The removal of a directory with negative entries scans at least this many slots for such
+/// entries. That takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Each removal of a directory scans at most this many slots for negative entries below removed
 /// directories. If more slots are due, later removals scan them.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// The cache may ask its host to drop inodes when a thread adds an entry over the budget. It asks
-/// for at most this many.
+/// The maximum number of inodes that the cache asks its owner to drop, each time a thread adds an
+/// entry over the budget.
 const ASK_MAX: u32 = 16;
 /// Negative entries may use the budget divided by this number.
 const NEGATIVE_SHARE: u64 = 8;
@@ -183,8 +184,8 @@ impl Dcache {
     }
 
     /// Evicts the entry in `slot`, and then its parents that have no other children, unless they
-    /// are in use. The host calls this after it has dropped a pinned entry. So the entry gets no
-    /// second chance for a recent use. Returns the number of evictions.
+    /// are in use. The owner calls this after it has dropped its references on a pinned entry. The
+    /// entry gets no second chance, even if it was used recently. Returns the number of evictions.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -227,8 +228,8 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. The `fetch_add` gives each slot of the scan for orphans to one
-            // thread. No other memory is published with it.
+            // ORDERING: Relaxed. The `fetch_add` gives each slot of this scan to one thread. No
+            // other memory is published with it.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             let slot = DentrySlot::new(at % slots as u32);
             evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
@@ -304,9 +305,9 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // The entry is pinned, so return early. `evict_locked` would notice that too, but it
-            // hides the name from lookups for a moment. If the kernel caches names too, most
-            // entries are pinned.
+            // The entry is pinned, so return early. `evict_locked` would find that out too, but it
+            // hides the name from lookups for a moment. Under a FUSE mount most entries are pinned,
+            // because the kernel caches the names too.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
@@ -347,15 +348,16 @@ impl Dcache {
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
         // The dentry is unhashed now. The call below reads the inode's reference count under the
-        // inode's lock. A reference that was taken through this dentry before is included. A later
-        // reader finds the dentry changed, and drops its reference.
+        // inode's lock. The count includes every reference that was taken through this dentry
+        // before. A thread that takes its reference later sees that the dentry has changed, and
+        // drops the reference.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // The inode is in use, so make the hidden dentry visible again. If the name was
-                // invalidated meanwhile, the invalidation has cancelled the fill (no answer for the
-                // name may be cached). Then store a stale parent key, for which no lookup searches.
+                // invalidated meanwhile, no answer for the name may be cached. In that case store a
+                // stale parent key, for which no lookup searches.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });
@@ -378,7 +380,7 @@ impl Dcache {
         self.put(parent);
     }
 
-    /// Asks the host to drop its references on the inode of the dentry in `slot`.
+    /// Asks the cache's owner to drop its references on the inode of the dentry in `slot`.
     fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);
@@ -386,8 +388,8 @@ impl Dcache {
         });
     }
 
-    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name, if they come
-    /// from one instant.
+    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name. Does nothing
+    /// if one of the two dentries changes while they are read.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

@@ -4,9 +4,9 @@
 //! than eight bytes remain, the word holds the last eight bytes of the name instead, which overlap
 //! the word before ([`name_word_at`]).
 //!
-//! Because of the overlap, the words of a name are read without shift and mask, and names of equal
-//! length are equal if their words are. In a name shorter than eight bytes, each word is the whole
-//! name, padded with zeroes.
+//! Because of the overlap, the words of a name are read without shift and mask. Names of equal
+//! length are equal if their words are. A name shorter than eight bytes has one distinct word, the
+//! name padded with zeroes, which is stored repeatedly.
 //!
 //! Branches on the length of a name are often mispredicted, so this code avoids them. It compares
 //! names two words at a time, together with the dentry's body word, which contains the length.
@@ -50,7 +50,8 @@ pub(crate) struct ShortLookupKey {
 
 impl ShortLookupKey {
     /// Returns the lookup key of a path component, which matches only dentries with the flags in
-    /// `needed`. The only branch on a length tests for a path of fewer than eight bytes.
+    /// `needed`. Branches on lengths are often mispredicted, so the only one tests for a path of
+    /// fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -84,7 +85,7 @@ pub(crate) struct LookupKey<'a> {
     /// The words of a dentry called `name`, as pairs of adjacent words: the body word, then the
     /// words of the name.
     pub(super) pairs: [WordPair; PAIRS],
-    /// Selects the bits of the last pair in `pairs` that are compared.
+    /// A mask for the last pair in `pairs`: only its set bits are compared.
     pub(super) last: WordPair,
 }
 
@@ -106,10 +107,10 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // The last pair of a dentry's words belongs to the name. In a directory it is the inode
-        // number and the child generation instead. So compare the last pair only if the name
-        // reaches into it. (A directory's dentry keeps the rest of such a long name in another
-        // slot.)
+        // In a directory's dentry, the last pair of words is the inode number and the child
+        // generation. In other dentries it belongs to the name. So compare the last pair only for a
+        // name that is long enough to have words there. (A directory's dentry keeps the rest of
+        // such a long name in another slot.)
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,

@@ -1,8 +1,8 @@
 //! Models of a slot whose two halves, for a dentry and an inode, are allocated and freed by
 //! different threads. Also models of long names.
 //!
-//! In each model the spawned thread checks the result. With the roles swapped, a bug of loom would
-//! skip schedules (see `tally` in `corewalk_base`).
+//! In each model, the spawned thread checks the result. If the main thread did, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -62,7 +62,7 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
 }
 
 /// A slot whose two halves are freed by two threads at the same time must be freed exactly once.
-/// Its next owner must see the stores of both. Traps T7 and T59.
+/// Its next owner must see the stores of both. Traps T7 and T59 in `traps.md`.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -75,7 +75,7 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
 
 /// Control (a variant with the bug must fail): one half of a slot is freed with a load and a store
 /// of the word that has a bit for each half. A concurrent change of the other half's bit is lost.
-/// Trap T33.
+/// Trap T33 in `traps.md`.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -84,8 +84,8 @@ fn control_half_in_two_steps_is_caught() {
         // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the load
         // and the store are two separate steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. The ordering is not the bug of this variant, but the separate load and
-        // store.
+        // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the load
+        // and the store are two separate steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -95,18 +95,18 @@ fn control_half_in_two_steps_is_caught() {
 
 /// Control (a variant with the bug must fail): a load and a store increment the generation in a
 /// slot's cold word. If another thread clears the bit of the inode half in between, the store sets
-/// that bit again. Trap T33.
+/// that bit again. Trap T33 in `traps.md`.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. The order is strong enough. The bug is that load and store are two
-            // steps.
+            // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the
+            // load and the store are two separate steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. The order is strong enough. The bug is that the word is loaded and
-            // stored in two separate steps.
+            // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the
+            // load and the store are two separate steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
@@ -115,7 +115,7 @@ fn control_generation_that_is_stored_is_caught() {
 
 /// Control (a variant with the bug must fail): a half of a slot (for a dentry or for an inode) is
 /// freed with Relaxed instead of AcqRel. So the next owner may not see the last stores of the
-/// earlier one. Trap T7.
+/// earlier one. Trap T7 in `traps.md`.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -162,7 +162,7 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
 }
 
 /// One thread frees the dentry half of a slot, whose inode half stays in use. Another thread
-/// allocates the dentry half. It must see the last stores of the old owner. Trap T7.
+/// allocates the dentry half. It must see the last stores of the old owner. Trap T7 in `traps.md`.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -171,7 +171,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
 }
 
 /// Control (a variant with the bug must fail): the variant allocates one half of a slot with a
-/// relaxed operation. So the new owner may not see the last stores of the earlier owner. Trap T7.
+/// relaxed operation. So the new owner may not see the last stores of the earlier owner. Trap T7 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -234,7 +235,7 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
 }
 
 /// A reader of a long name whose slot is reused must not take words of the next name for words of
-/// the old one. Traps T2, T5 and T6.
+/// the old one. Traps T2, T5 and T6 in `traps.md`.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
@@ -245,7 +246,7 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
 
 /// Control (a variant with the bug must fail): the slot of an old long name is reused, but no fence
 /// precedes the stores to it. A reader of the old name may read new words without seeing the
-/// dentry's new sequence, and accept the mixed name. Trap T5.
+/// dentry's new sequence, and accept the mixed name. Trap T5 in `traps.md`.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

@@ -35,7 +35,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index in the buffer at which the path begins. It ends at the buffer's end.
+    /// The index in the buffer at which the path begins. The path ends where the buffer ends.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -284,8 +284,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         let len = self.whole().len();
         match self.storage {
             _ if self.is_too_long => Err(Errno::NAMETOOLONG),
-            // The path is in the caller's buffer because it was too long for `first`. So it is not
-            // empty; an empty path would become `/`.
+            // The caller's buffer is used only for a path that was too long for `first`. Such a
+            // path is not empty, so it need not become `/`.
             Storage::Lent(_) => Ok(self.start),
             Storage::OwnAndLent(buf) => {
                 let start = buf.len().checked_sub(len).ok_or(Errno::NAMETOOLONG)?;

@@ -64,7 +64,7 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
 }
 
 /// A translation may read the dentries of a path several times (in passes). A pass must not use
-/// state of an earlier pass. Trap T8.
+/// state of an earlier pass. Trap T8 in `traps.md`.
 ///
 /// The test renames one name of the path after another. Each time the attempt must fail, and the
 /// next attempt must give the same result as a fresh buffer. A rename of another name must not make
@@ -115,7 +115,7 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
 }
 
 /// An attempt of a translation must not use state of an earlier one. `PathBuffer::clear` resets all
-/// state of a path buffer. Trap T8.
+/// state of a path buffer. Trap T8 in `traps.md`.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -123,7 +123,7 @@ fn path_buffer_that_is_cleared_keeps_nothing() {
 
 /// Control (a variant with the bug must fail): the variant of `PathBuffer::clear` keeps the
 /// `PathKind` of the last path. So the next pass over a path's dentries returns a wrong kind. Trap
-/// T8.
+/// T8 in `traps.md`.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -135,7 +135,7 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
 }
 
 /// An attempt of a translation must not use state of an earlier one. `clear` also resets the error
-/// of a path that was too long for the buffer. Trap T8.
+/// of a path that was too long for the buffer. Trap T8 in `traps.md`.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -176,7 +176,7 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
 }
 
 /// After several failed attempts, a path translation takes locks. They must exclude moves of
-/// directories and changes of the last dentry, but no other translations. Trap T9.
+/// directories and changes of the last dentry, but no other translations. Trap T9 in `traps.md`.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -195,7 +195,7 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 
 /// A path translation must end even if other threads rename directories all the time. Each attempt
 /// without locks fails, because the test renames an ancestor during it. An attempt with locks then
-/// succeeds. Trap T9.
+/// succeeds. Trap T9 in `traps.md`.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();
@@ -214,8 +214,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// The statistics of path translations count failed attempts and those under locks, but not those
-/// that succeed without a lock.
+/// The statistics of path translations must count attempts that failed, and attempts under locks.
+/// They must not count attempts that succeeded without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;

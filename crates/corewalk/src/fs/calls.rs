@@ -23,7 +23,8 @@ bitflags! {
         const NODUMP = 0x40;
         /// Reads do not set the access time (`FS_NOATIME_FL`).
         const NOATIME = 0x80;
-        /// Each change of a name in the directory is durable when it returns (`FS_DIRSYNC_FL`).
+        /// Each change of a name in the directory is durable when the call that makes it returns
+        /// (`FS_DIRSYNC_FL`).
         const DIRSYNC = 0x1_0000;
         /// Blocks are overwritten in place, without copy on write (`FS_NOCOW_FL`).
         const NOCOW = 0x80_0000;

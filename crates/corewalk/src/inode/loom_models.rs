@@ -2,8 +2,8 @@
 //! thread changes the permissions, a reader reads the record, or a thread stores a back end's
 //! answer in it.
 //!
-//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
-//! schedules (see `tally` in `corewalk_base`).
+//! In each model, the reader is the spawned thread. If it were the main thread, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -44,7 +44,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// A reader must not combine the mode and the owner of different states. Trap T16.
+/// A reader must not combine the mode and the owner of different states. Trap T16 in `traps.md`.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -54,7 +54,7 @@ fn perm_beside_a_change_is_whole_or_unknown() {
 }
 
 /// Control (a variant with the bug must fail): the permissions are not marked as unknown during a
-/// change. So a reader may combine the old mode with the new owner. Trap T16.
+/// change. So a reader may combine the old mode with the new owner. Trap T16 in `traps.md`.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -96,7 +96,7 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
 }
 
 /// An answer that the back end gave before a change must not be stored in the permission record
-/// after the change. Trap T25.
+/// after the change. Trap T25 in `traps.md`.
 #[test]
 fn late_answer_beside_a_change_is_refused() {
     assert_all_reached(&install_against_change(|inodes, ticket, perm| {
@@ -105,7 +105,8 @@ fn late_answer_beside_a_change_is_refused() {
 }
 
 /// Control (a variant with the bug must fail): the back end's answer is stored even if a change of
-/// permissions has begun since the question. So old permissions may stay in the cache. Trap T25.
+/// permissions has begun since the back end was asked. So old permissions may stay in the cache.
+/// Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -142,7 +143,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
 }
 
 /// After two changes that overlap, the cached permissions must be those of the back end's last
-/// change, or unknown. Trap T25.
+/// change, or unknown. Trap T25 in `traps.md`.
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {
@@ -152,7 +153,7 @@ fn overlapping_changes_leave_the_last_or_nothing() {
 
 /// Control (a variant with the bug must fail): two threads change the permissions, and then store
 /// them in the permission record without a check. The thread that stores last may have reached the
-/// back end first. Trap T25.
+/// back end first. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -224,7 +225,7 @@ fn put(inodes: &Inodes, dentries: &Dentries, slot: InodeSlot) {
 }
 
 /// A slot may be reused between the lookup of an inode and the reference on it. The test checks
-/// that a lookup by number returns the wanted inode or none. Trap T55.
+/// that a lookup by number returns the wanted inode or none. Trap T55 in `traps.md`.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -233,7 +234,7 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
 }
 
 /// Control (a variant with the bug must fail): the inode number is checked only before the
-/// reference is taken. By then, the slot may hold another inode. Trap T55.
+/// reference is taken. By then, the slot may hold another inode. Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

@@ -5,7 +5,7 @@
 //! find only the new one.
 //!
 //! The kernel counts its lookups by number alone. When it forgets the number, the server needs the
-//! old inode too, so this module lists such inodes.
+//! old inode too. So this module lists the old inodes.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +29,8 @@ impl StaleGenerations {
     }
 
     /// Adds the inode in `slot` to the list. The caller then inserts a new inode with the same
-    /// number and another generation in the inode table. It holds a reference on the old inode, and
-    /// the lock of the table's stripe for this number.
+    /// number and another generation in the inode table. Meanwhile the caller holds a reference on
+    /// the old inode, and the lock of the table's stripe for this number.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
@@ -43,7 +43,8 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. A `get` with the old length only searches the list in vain.
+        // ORDERING: Relaxed. A `get` that loads the old length locks the list and searches it in
+        // vain, which is harmless.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 

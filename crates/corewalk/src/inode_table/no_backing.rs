@@ -38,7 +38,7 @@ pub(super) struct NoBacking<T> {
     found: Mutex<HashMap<Key, Attr, RandomState>>,
 }
 
-/// A name at which `lookup` finds an inode. Dropping the value ends that.
+/// A name at which `lookup` finds an inode, until this value is dropped.
 pub(super) struct Found<'t, T> {
     backing: &'t NoBacking<T>,
     key: Key,
@@ -118,8 +118,7 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         self.getattr(node)
     }
 
-    /// Makes an inode with the number in `what.rdev`, in which the table passes the number that it
-    /// has chosen.
+    /// Makes an inode whose number the table has chosen and passes in `what.rdev`.
     fn make(&self, _: Node<'_>, _: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Ok(Attr::new(what.rdev, what.mode))
     }

@@ -81,7 +81,7 @@ fn renamed_directory_moves_with_its_children() {
     assert_eq!(file.path().unwrap(), b"/b/f");
     assert_eq!(table.child(ROOT_INO, b"a").err(), Some(Errno::NOENT));
     assert_eq!(table.renamed((&root, name("b")), (&dir, name("c"))), Err(Errno::INVAL));
-    // The table does not have the old name, so it only drops the target name.
+    // The table does not have the old name of this rename, so it only drops the target name.
     table.renamed((&root, name("unknown")), (&dir, name("f"))).unwrap();
     assert_eq!(file.path(), Err(Errno::NOENT));
 }

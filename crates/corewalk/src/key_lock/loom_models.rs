@@ -1,8 +1,9 @@
 //! Models of locks by key: a lock has one holder at a time, and an invalidation can forbid the
 //! holder to cache the back end's answer.
 //!
-//! In each model, the spawned thread is the one whose first step is a load. With the roles swapped,
-//! a bug of loom would skip schedules (see `tally` in `corewalk_base`).
+//! In each model, the spawned thread is the one whose first step is a load. If it were the main
+//! thread, loom would skip some schedules, because of a bug of loom (see `tally` in
+//! `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -65,14 +66,15 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
 }
 
 /// A lock has one holder at a time, and is free at the end. A third thread takes another lock of
-/// the shard meanwhile, so the held key may move from the shard's word to its list. Trap T24.
+/// the shard meanwhile, so the held key may move from the shard's word to its list. Trap T24 in
+/// `traps.md`.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
 /// A lock has one holder at a time, and is free at the end. A third thread cancels the holder's
-/// fill (forbids it to cache an answer) meanwhile. Trap T24.
+/// fill (forbids it to cache an answer) meanwhile. Trap T24 in `traps.md`.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
@@ -104,7 +106,7 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
 }
 
 /// A lock's holder changes the cache while an invalidation cancels its fill. If the holder does not
-/// see the cancellation, the invalidation must see the change. Trap T25.
+/// see the cancellation, the invalidation must see the change. Trap T25 in `traps.md`.
 #[test]
 fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
@@ -112,7 +114,7 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
 
 /// Control (a variant with the bug must fail): the lock's holder uses a load instead of a
 /// compare-exchange to find out whether it may cache its answer. So it may miss the cancellation,
-/// while the invalidation misses its change. Trap T25.
+/// while the invalidation misses its change. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

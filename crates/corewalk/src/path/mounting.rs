@@ -121,7 +121,7 @@ impl Vfs {
             return Err(Errno::INVAL);
         }
         // A dentry can be a mount point in one mount only, because a file system is mounted at most
-        // once. So nothing is mounted on the dentry any more. Clear its flag.
+        // once. So after this unmount nothing is mounted on the dentry, and its flag is cleared.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

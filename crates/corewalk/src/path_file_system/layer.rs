@@ -31,8 +31,8 @@ const O_ACCMODE: u32 = 3;
 /// The access mode for reads and writes.
 const O_RDWR: u32 = 2;
 /// The flags of open(2) that are not passed to a back end:
-/// - `O_APPEND` would also move the kernel's other writes through the open file to its end. Calls
-///   that append are marked instead.
+/// - `O_APPEND` would move all writes through the open file to the end of the file, also those of
+///   the kernel's page cache. Instead, calls that append are marked.
 /// - `O_DIRECT` is about the pages of the client. The buffers of a back end need not be aligned for
 ///   it.
 const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);

@@ -40,7 +40,7 @@ const KEPT_ENTRIES_MIN: usize = 256;
 /// A listing is dropped if no client reads it during this many calls of [`Listings::age`], which a
 /// server calls about once per second.
 const IDLE_MAX: u32 = 30;
-/// Number of low bits of a name's hash that are dropped to make a cookie. Without them it is below
+/// The number of low bits of a name's hash that the cookie leaves out. This keeps cookies below
 /// 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 

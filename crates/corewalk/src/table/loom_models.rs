@@ -1,8 +1,8 @@
 //! Models of the hash table. A reader looks up entries without a lock, while another thread inserts
 //! or removes entries, or splits a bucket.
 //!
-//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
-//! schedules (see `tally` in `corewalk_base`).
+//! In each model, the reader is the spawned thread. If it were the main thread, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -48,8 +48,8 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     })
 }
 
-/// When a reader finds an entry, it must also see the content of the entry's slot. Traps T3 and
-/// T23.
+/// When a reader finds an entry, it must also see the content of the entry's slot. Traps T3 and T23
+/// in `traps.md`.
 #[test]
 fn entry_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(TAGGED, |table, hash| {
@@ -59,7 +59,7 @@ fn entry_that_is_found_was_filled_before() {
 
 /// A reader that finds an entry must also see the content of its slot. Here the entry's tag (16
 /// bits of the hash) is 0, as in an unused place of a bucket. So the store of the slot number alone
-/// makes the entry visible. Traps T3 and T23.
+/// makes the entry visible. Traps T3 and T23 in `traps.md`.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| {
@@ -68,7 +68,7 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
 }
 
 /// Control (a variant with the bug must fail): an entry is stored with `Relaxed`. So a reader may
-/// find the slot before the slot's content is visible. Trap T3.
+/// find the slot before the slot's content is visible. Trap T3 in `traps.md`.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -83,7 +83,7 @@ fn control_relaxed_entry_is_caught() {
 
 /// Control (a variant with the bug must fail): the tag of an entry is stored with `Release`, but
 /// the slot number with `Relaxed`. A reader may then see the slot number before the slot's content.
-/// Trap T3.
+/// Trap T3 in `traps.md`.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -142,7 +142,7 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
 
 /// A link must not lead a reader to the chain of another bucket. A bucket is a chain of cache
 /// lines, and a freed line keeps its link. So a reader at a freed line reaches the rest of the
-/// chain. Trap T12.
+/// chain. Trap T12 in `traps.md`.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
@@ -152,7 +152,7 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
 
 /// Control (a variant with the bug must fail): a freed cache line of a bucket's chain loses its
 /// link to the next line. So a reader that is still at this line misses the entries behind it. Trap
-/// T12.
+/// T12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -170,7 +170,7 @@ fn control_line_that_loses_its_link_is_caught() {
 
 /// While a reader is at an overflow line, the line may be freed and used again for another bucket.
 /// The reader may then miss the entries behind it (guarantee T.1). A lookup under the stripe's lock
-/// must miss none. Trap T12.
+/// must miss none. Trap T12 in `traps.md`.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -218,14 +218,14 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
 }
 
 /// While a split moves an entry to another bucket, a lookup with the lock must find it. Without the
-/// lock it may miss the entry. Trap T12.
+/// lock it may miss the entry. Trap T12 in `traps.md`.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
 /// Control (a variant with the bug must fail): the variant splits a bucket without taking the lock
-/// of the bucket. So even a lookup that holds this lock may miss the entry. Trap T12.
+/// of the bucket. So even a lookup that holds this lock may miss the entry. Trap T12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
@@ -264,7 +264,7 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
 }
 
 /// A lookup under the bucket's lock must find an entry that moves from the bucket's second cache
-/// line to the first. Trap T12.
+/// line to the first. Trap T12 in `traps.md`.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
@@ -272,7 +272,7 @@ fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
 
 /// Control (a variant with the bug must fail): an entry moves from the second cache line of its
 /// bucket to the first without a lock, and is removed from the second line first. So a lookup may
-/// miss it. Trap T12.
+/// miss it. Trap T12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

@@ -15,8 +15,8 @@
 //!
 //! # Errors
 //! Each call checks its arguments and charges the budget before it changes anything. Only a write
-//! may do part of its work, as write(2) says: it fails with `ENOSPC` only if there is space for no
-//! byte.
+//! may do part of its work, as write(2) says: it fails with `ENOSPC` only if not even one byte can
+//! be written.
 //!
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
@@ -128,8 +128,8 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size. Growth adds a hole. Otherwise frees all pages behind the new size, also
-    /// reserved ones, as on ext4 and the kernel's tmpfs.
+    /// Sets the size. A larger size adds a hole. A smaller or equal size frees all pages behind it,
+    /// also reserved ones, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].

@@ -513,7 +513,8 @@ mod tests {
 
     proptest! {
         /// Checks that the directory answers like a map from names to (inode number, cookie), in
-        /// the order of cookies. Short names are in the entry, long ones are not.
+        /// the order of cookies. Both short names, which are stored in the entry, and long ones are
+        /// used.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

@@ -9,9 +9,9 @@
 //!
 //! # Mechanism
 //! The table stores pairs of a hash and a value. Let n be the number of buckets and m the smallest
-//! power of two that is at least n. Hash h belongs to bucket h mod m if it exists, otherwise to
-//! bucket h mod m/2. A new bucket n - 1 takes its pairs from bucket n - 1 - m/2, and gives them
-//! back when it is removed.
+//! power of two that is at least n. Hash h belongs to bucket h mod m if that bucket exists,
+//! otherwise to bucket h mod m/2. A new bucket n - 1 takes its pairs from bucket n - 1 - m/2, and
+//! gives them back when it is removed.
 //!
 //! A search returns the [`Position`] of the pair, so that a change or removal of the pair need not
 //! search again.

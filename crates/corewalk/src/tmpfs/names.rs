@@ -11,13 +11,15 @@
 //! 3. One inode that is not a directory. Its holder waits only for a lock of kind 4.
 //! 4. A free list of slots.
 //!
-//! The lock of a removed or replaced directory keeps it empty after the check that it is empty. The
-//! order by slot prevents deadlocks of renames (trap P9 in `traps.md`). An order by inode number
-//! would not: after the reuse of a slot, an old and a new number lead to one lock.
+//! A removal or a rename checks that the removed or replaced directory is empty. The lock of that
+//! directory keeps it empty afterwards. Directories are locked in the order of their slots, which
+//! prevents deadlocks of renames (trap P9 in `traps.md`). The order of inode numbers would not:
+//! after the reuse of a slot, an old and a new number lead to one lock.
 //!
-//! The entry of a moved, removed or replaced inode tells, under the lock of its directory, whether
-//! the inode is a directory. If it is one and not locked yet, the operation releases all locks. It
-//! takes them again together with the lock of that directory, and searches the entries again.
+//! Under the lock of its directory, an entry tells whether its inode is a directory. Suppose that
+//! the inode to move, remove or replace is a directory that is not locked yet. Then the operation
+//! releases all locks. It takes them again together with the lock of that directory, and searches
+//! the entries again.
 //!
 //! After the entries were searched a second time, they may lead to other inodes than before. That
 //! happens only if another caller breaks rule F.1 of `FileSystem`: calls for one name do not
@@ -119,12 +121,13 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // `node` and `dir` are in the same slot: either both are the same directory, or one is
-            // the number of an earlier inode of the slot.
+            // `node` and `dir` are in the same slot. Either both are the same directory, or one of
+            // the two numbers is that of an earlier inode of the slot.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The inode's lock is released before its kind is used, because the kind never changes.
+        // The lock of the inode may be released before its kind is used, because the kind never
+        // changes.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);

@@ -187,7 +187,7 @@ impl InodeTable {
     /// Allocates a new segment (64 inode slots), if the table is not full, and adds its slots to
     /// `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
-        // ORDERING: Relaxed. Only gives each thread its own segment number. The store to
+        // ORDERING: Relaxed. This only gives each thread its own segment number. The store to
         // `Segment::slots` publishes the segment.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
         if nth < SEGMENTS_MAX {
@@ -302,7 +302,8 @@ mod tests {
 
     use super::*;
 
-    /// A reused number would lead an old handle to a new file. Trap P11.
+    /// An inode number must never be reused, because it would lead an old handle to a new file.
+    /// Trap P11 in `traps.md`.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
@@ -372,7 +373,7 @@ mod tests {
     }
 
     /// An inode number (a slot and its use count) must never be reused. So slots whose memory is
-    /// freed and allocated again must continue their counts. Trap P11.
+    /// freed and allocated again must continue their counts. Trap P11 in `traps.md`.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;

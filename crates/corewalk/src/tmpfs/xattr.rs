@@ -209,8 +209,8 @@ impl Xattrs {
         }
     }
 
-    /// Ends the running epoch (the time in which repeated changes are queued), and begins one at
-    /// `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
+    /// Ends the running epoch (the time in which repeated changes are queued), and begins a new one
+    /// at `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
         // ORDERING: Relaxed. A thread with the start of the old epoch may queue an inode at its
         // first change in the new one. That is harmless: this or the next `end_epoch` de-duplicates
@@ -266,7 +266,7 @@ impl Xattrs {
         blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
-    /// Makes an inode's shared set private, and returns true, if the inode is its only user.
+    /// If the inode is the only user of its shared set, makes the set private and returns true.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {
@@ -299,8 +299,9 @@ impl Xattrs {
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // An earlier change counts only if it is in the running epoch. A time after `now` shows
-        // that the clock was set back, or that a caller has set the time.
+        // The change is a repeated one only if the previous change is in the running epoch. A
+        // previous time after `now` does not count: the clock was set back, or a caller has set the
+        // time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
         self.queued.defers(match (block.is_queued, is_again) {
             (true, _) => ChangeInEpoch::Waiting,

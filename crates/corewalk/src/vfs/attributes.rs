@@ -202,10 +202,10 @@ impl Vfs {
         })
     }
 
-    /// Changes the size of a file and returns its attributes. Meant for a server that looks up the
-    /// caller's groups and capabilities only if needed: with `load_cred`, and only if the file has
-    /// the set-user-ID or the set-group-ID bit. The groups and `CAP_FSETID` decide whether the file
-    /// keeps these bits. `cred` decides everything else.
+    /// Changes the size of a file and returns its attributes. `cred` decides whether the caller may
+    /// do that. If the file has set-user-ID or set-group-ID, calls `load_cred` for the caller's
+    /// groups and capabilities. They decide whether the file keeps these bits. Meant for a server
+    /// for which it is expensive to look up groups and capabilities.
     ///
     /// # Errors
     /// The errors of [`Vfs::setattr`].
@@ -415,10 +415,10 @@ impl Vfs {
         // 2. It calls the back end.
         // 3. It increments the count again, and sets the new record.
         //
-        // Suppose that a change has stored the ACL in the back end, and that the record is older.
-        // Before step 3, the record is then marked as unknown. After step 3, the count of changes
-        // is higher than before. Comparing the record first and the count last notices both.
-        // Changes of other inodes cause false alarms.
+        // Suppose that the ACL is from after a change, and the record from before it. If the change
+        // has not ended, the record is marked as unknown by now. If the change has ended, the count
+        // of changes has grown. Comparing the record first and the count last notices both cases.
+        // Changes of other inodes also raise the count, and cause needless repetitions.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }

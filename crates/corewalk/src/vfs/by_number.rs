@@ -30,8 +30,8 @@ const TRIES_MAX: u32 = 16;
 
 impl Vfs {
     /// Returns the inode with this number in the root file system, from the cache or the back end.
-    /// Fails if it has another generation than `generation`, since it is then another file.
-    /// Connects a directory to the tree.
+    /// If the inode has another generation than `generation`, it is another file, and the call
+    /// fails. Connects a directory to the tree.
     ///
     /// # Errors
     /// `ESTALE` if the inode does not exist any more, or the back end has no lookup by number;

@@ -79,9 +79,9 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. `moved` are the moved or removed inodes; the
-    /// second may be `InodeSlot::NONE`. `above` are the directories of their names. Returns `None`
-    /// for a back end by number.
+    /// Takes the path locks of a rename or a removal. `moved` are the moved or removed inodes; if
+    /// there is only one, the second is `InodeSlot::NONE`. `above` are the directories of their
+    /// names. Returns `None` for a back end by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.

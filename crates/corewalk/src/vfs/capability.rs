@@ -3,9 +3,9 @@
 //! A write, a truncation and a change of the owner remove the capabilities of a file. Almost no
 //! file has any, so asking the back end before each write costs too much.
 //!
-//! The permission record of an inode has a bit "no capabilities", which saves most questions for
-//! `security.capability`. The back end's answer sets the bit, and a change of attributes clears it.
-//! Analogous to `S_NOSEC` of Linux.
+//! The permission record of an inode has a bit "no capabilities". It saves most calls of the back
+//! end for `security.capability`. The back end's answer sets the bit, and a change of attributes
+//! clears it. Analogous to `S_NOSEC` of Linux.
 //!
 //! The bit decides only whether [`Vfs::remove_capability`] asks the back end. [`Vfs::getxattr`]
 //! always asks.

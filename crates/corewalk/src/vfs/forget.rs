@@ -7,7 +7,8 @@ impl Vfs {
     /// [`InodeRef::into_lookups`] has given to a client.
     ///
     /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
-    /// one client must not free an inode that others use. At 2^32 lookups no forget drops any.
+    /// one client must not free an inode that others use. An inode with 2^32 or more lookups keeps
+    /// all of them (its count is saturated).
     ///
     /// The back end may have given a deleted file's inode number to a new file, with another
     /// generation. The `forget` calls for both have the same number. The lookups of the older file
@@ -44,7 +45,7 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup by number does not mark a cached inode as recently used, so `forget` does.
+        // Marks the inode as recently used, because a lookup by number in the cache does not.
         self.dcache.inodes.touch(inode.slot);
         true
     }
@@ -71,9 +72,9 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // The lookups may belong to several inodes that had this number. So only one thread at a
-        // time drops them. Otherwise two threads might each count enough lookups, although both
-        // together ask for too many.
+        // The lookups may be spread over several inodes that had this number. So one thread at a
+        // time drops lookups. Otherwise two threads could both count enough lookups for their
+        // request, although there are too few for both.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

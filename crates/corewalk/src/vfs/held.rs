@@ -5,7 +5,7 @@ use crate::dcache::Directory;
 use crate::dentry::ParentKey;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// A directory dentry with a reference. Its slot is not reused meanwhile.
+/// A directory's dentry with a reference, which keeps the slot from being reused.
 pub(crate) struct Dir<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) now: Directory,
@@ -40,7 +40,7 @@ pub(crate) struct DentryHold<'v> {
     pub(super) slot: DentrySlot,
 }
 
-/// A reference on a dentry and one on its inode, which the dentry alone would not keep when the
+/// A reference on a dentry and one on its inode. The dentry alone would not keep the inode when the
 /// name is removed.
 pub(crate) struct DentryAndInode<'v> {
     pub(crate) dentry: DentryHold<'v>,

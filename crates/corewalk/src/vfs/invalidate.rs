@@ -86,8 +86,9 @@ impl Vfs {
     /// ```
     pub fn invalidate_all(&self, before: &mut dyn FnMut(u64, FileKind)) {
         let dcache = &self.dcache;
-        // A directory that gets a slot behind the scanned ones has no names yet. The back end
-        // reports its names only after the start of this call.
+        // The loop does not reach slots that are used for the first time after it began. That is
+        // harmless: a directory in such a slot has no names yet, and the back end reports its names
+        // only after this call began.
         for slot in (1..dcache.dentries.slots_touched()).map(DentrySlot::new) {
             let Some(inode) = self.inode_of(slot) else { continue };
             let is_of_root = dcache.inodes.superblock(inode.slot) == 0;
@@ -126,7 +127,8 @@ impl Vfs {
                 return Some(InodeRef { vfs: self, slot: inode });
             }
             if dcache.dentries.is_unchanged(slot, seen.seq) {
-                // The dentry is about to be freed, and its inode is free already.
+                // The dentry has not changed, but its inode takes no more references because it is
+                // dead. So the dentry is about to be freed.
                 return None;
             }
         }

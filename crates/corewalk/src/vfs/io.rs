@@ -670,9 +670,9 @@ impl Vfs {
         self.awaiting_removal(&[inode.slot], || self.with_inode(inode.slot, question))
     }
 
-    /// Checks the rules of xattr(7), for `security.` as Linux without a security module
-    /// (`cap_inode_setxattr`). Linux also lets any caller set an empty `security.capability`;
-    /// corewalk does not.
+    /// Checks the rules of xattr(7). For `security.` attributes, the rules are those of Linux
+    /// without a security module (`cap_inode_setxattr`). Linux also lets any caller set an empty
+    /// `security.capability`; corewalk does not.
     fn xattr_permission(
         &self,
         cred: &Cred,
@@ -705,8 +705,8 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // `system.` has only a few known names, such as those of ACLs. So without a suffix it
-            // fails like any unknown name.
+            // The class `system.` has only a few known names, such as those of ACLs. Without a
+            // suffix, it fails like any unknown name of the class.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }

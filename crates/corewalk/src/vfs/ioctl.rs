@@ -65,7 +65,8 @@ impl Vfs {
     /// after the next event.
     ///
     /// # Errors
-    /// `ENOSYS` if reads and writes of all files of the back end never wait; its other errors.
+    /// `ENOSYS` if reads and writes of all files of the back end never wait; the other errors of
+    /// the back end.
     pub fn poll(
         &self,
         inode: &InodeRef<'_>,

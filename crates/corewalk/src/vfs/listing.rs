@@ -1,9 +1,9 @@
 //! Listing a directory.
 //!
-//! A back end may report entries with their attributes. A server that needs them makes a
-//! [`Listing`], which caches the reported entries without another call of the back end. It refuses
-//! an entry that may be older than a change of its name (`dcache::listings`). The server then looks
-//! the name up.
+//! A back end may report entries with their attributes. A server that needs the attributes makes a
+//! [`Listing`], which caches the reported entries without another call of the back end. The
+//! `Listing` refuses an entry that may be older than a change of its name (`dcache::listings`). The
+//! server then looks the name up.
 
 use std::ops::ControlFlow;
 

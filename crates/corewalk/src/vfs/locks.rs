@@ -13,8 +13,8 @@ impl Vfs {
     /// open file of the client.
     ///
     /// # Errors
-    /// `EINVAL` for a lock that ends before it starts; `ENOSYS` if the back end has no locks; its
-    /// other errors.
+    /// `EINVAL` for a lock that ends before it starts; `ENOSYS` if the back end has no locks; the
+    /// other errors of the back end.
     pub fn get_lock(
         &self,
         inode: &InodeRef<'_>,
@@ -29,7 +29,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `EAGAIN` if another owner has a lock that conflicts; `EINVAL` for a lock that ends before it
-    /// starts; `ENOSYS` if the back end has no locks; its other errors.
+    /// starts; `ENOSYS` if the back end has no locks; the other errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -57,7 +57,7 @@ impl Vfs {
     /// Drops all locks of `owner` on a file.
     ///
     /// # Errors
-    /// `ENOSYS` if the back end has no locks; its other errors.
+    /// `ENOSYS` if the back end has no locks; the other errors of the back end.
     pub fn unlock_owner(
         &self,
         inode: &InodeRef<'_>,

@@ -421,12 +421,12 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`, which fails if one of `inodes` is gone. The back end has then removed that
-    /// inode, but the cache may still have it.
+    /// Runs `operation`, which fails if the back end has removed one of `inodes`. The cache may
+    /// still have that inode.
     ///
-    /// A caller must not learn that an inode is gone before the cache shows it. So this method then
-    /// waits for the operation that removes the inode. `operation` must contain each question to
-    /// the back end, including the permission check.
+    /// A caller must not learn that an inode is gone before the cache shows it. So if `operation`
+    /// fails, this method waits for the operation that removes the inode. All calls of the back
+    /// end, the permission check included, must be made in `operation`.
     ///
     /// The operation that removes the inode may need an in-lookup lock. So this method holds none
     /// while it waits: `operation` has released its own, and the caller holds none.

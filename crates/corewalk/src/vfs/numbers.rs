@@ -1,11 +1,11 @@
 //! Inode numbers for back ends that have none.
 //!
-//! A back end that knows files only by name reports 0 as each file's number, also the root's. Then
-//! the cache numbers the files.
+//! A back end that knows files only by name reports 0 as the inode number of each file, also of the
+//! root. Then the cache numbers the files.
 //!
-//! A file keeps its number as long as the cache has its inode: through renames, and while a client
-//! holds a lookup of it. An evicted file gets another number at its next lookup. No number is given
-//! out twice.
+//! A file keeps its inode number as long as the cache has its inode. So the number stays through
+//! renames, and while a client holds a lookup of the file. An evicted file gets another number at
+//! its next lookup. No number is given out twice.
 //!
 //! Without inode numbers from the back end, the cache cannot tell whether another program has
 //! replaced a file. It assumes that a name still leads to the same file while the kind of file is
@@ -110,7 +110,7 @@ impl Vfs {
         number().unwrap_or(UNNUMBERED)
     }
 
-    /// Checks that a back end has numbers for all of its files or for none.
+    /// Checks that a back end has inode numbers for all of its files or for none.
     ///
     /// # Errors
     /// `EIO` if a number is missing.

@@ -100,8 +100,8 @@ struct CallEntry {
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
-    /// The inodes that lose or change a name in a rename or removal. For only one, the second is
-    /// `InodeSlot::NONE`.
+    /// The inodes that lose or change a name in a rename or removal. If there is only one, the
+    /// second is `InodeSlot::NONE`.
     moved: [InodeSlot; 2],
     /// The inodes of the paths of its directories.
     above: Vec<InodeSlot>,
@@ -210,9 +210,9 @@ impl Paths {
     }
 
     /// Takes the path locks of a rename or a removal. `moved` are the inodes that lose or change a
-    /// name; the second may be `InodeSlot::NONE`. First waits for calls with one of these inodes on
-    /// their path, and for conflicting earlier renames and removals. The lock has the paths of the
-    /// directories `above`, which it keeps valid.
+    /// name; if there is only one, the second is `InodeSlot::NONE`. First waits for calls with one
+    /// of these inodes on their path, and for conflicting earlier renames and removals. The lock
+    /// has the paths of the directories `above`, which it keeps valid.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -362,8 +362,8 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if the rename or removal with this `ticket` (its number in the order of
-    /// arrival) can get its path locks. It moves the inodes `moved`; the inodes `above` are on the
+    /// Returns true if a rename or removal can get its path locks. `ticket` is its number in the
+    /// order of arrival. `moved` are the inodes that it moves or removes, and `above` those on the
     /// paths of its directories.
     ///
     /// Another operation keeps this rename or removal from its path locks only if that operation

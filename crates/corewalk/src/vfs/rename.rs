@@ -9,8 +9,8 @@
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end, and checks all paths to the root over
-//! current and announced parents. A move that would close a loop with an announced one waits for
-//! it.
+//! current and announced parents. A move that would close a loop with an announced move waits for
+//! that move.
 //!
 //! No reader takes the lock of the announced moves, and it is not held while the back end runs
 //! (traps T26, T27, P9 in `traps.md`).
@@ -128,8 +128,8 @@ impl Vfs {
     /// From the result of a removal the caller learns whether `victim` was empty. If a rename has
     /// emptied it, the cache must show that rename before the caller gets the result.
     ///
-    /// The caller's own failed rename is no longer in `in_flight_renames`, and its in-lookup locks
-    /// are released. So the caller does not wait for itself.
+    /// A caller whose own rename has failed has already taken it out of `in_flight_renames`, and
+    /// has released its in-lookup locks. So the caller does not wait for itself.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);

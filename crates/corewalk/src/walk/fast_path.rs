@@ -103,8 +103,8 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// The number of bytes of the path that are already walked. A slash is next, or, at the start,
-    /// perhaps the first byte of a name.
+    /// The number of bytes of the path that are already walked. The next byte is a slash. At the
+    /// start of the path, it may instead be the first byte of a name.
     done: usize,
 }
 

@@ -141,9 +141,9 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns how a walk goes on without a dentry for an inode from the back end. `why` is the
-    /// reason. If another operation is changing the inode's name, waits for it, and the walk begins
-    /// again. Otherwise the walk fails.
+    /// Returns how a walk goes on if the back end has found an inode that has no dentry, for the
+    /// reason `why`. If another operation is changing the inode's name, waits for it, and the walk
+    /// begins again. Otherwise the walk fails.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {

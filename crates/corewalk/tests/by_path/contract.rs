@@ -97,7 +97,7 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
 /// A file that is made while a directory above it is renamed must be below the new name afterwards.
-/// Trap X1.
+/// Trap X1 in `traps.md`.
 #[test]
 fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
     let _watchdog = Watchdog::start("a make beside a rename", Duration::from_secs(60));
@@ -145,7 +145,7 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
 }
 
 /// Lookups of cached names and calls in other directories must not wait for a rename that hangs in
-/// the back end. Trap P7.
+/// the back end. Trap P7 in `traps.md`.
 #[test]
 fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
     let _watchdog = Watchdog::start("lookups beside a rename", Duration::from_secs(60));

@@ -161,7 +161,7 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     assert_eq!(copy(reader.handle, writer.handle), Ok(5));
     assert_eq!(fs.get_ref().content("b").unwrap(), b"\0ntent");
     assert_eq!(copy(0, writer.handle), Err(Errno::OPNOTSUPP));
-    // Locks and poll(2) need the handle, too. An ioctl(2) may come without one.
+    // Locks and poll(2) need the handle of an open file. An ioctl(2) may come without one.
     assert!(fs.has_locks());
     let lock = FileLock::new(1, LockKind::Write);
     assert_eq!(vfs.set_lock(&a, 0, &lock), Err(Errno::BADF));
@@ -179,7 +179,8 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     vfs.release(&b, writer.handle);
 }
 
-/// An entry that exists during a whole listing must be reported exactly once. Traps T48 and P13.
+/// An entry that exists during a whole listing must be reported exactly once. Traps T48 and P13 in
+/// `traps.md`.
 #[test]
 fn large_directory_is_listed_once_beside_changes() {
     let (fs, vfs) = new();
@@ -208,8 +209,8 @@ fn large_directory_is_listed_once_beside_changes() {
     }
 }
 
-/// Lists more directories at the same time than `ByPath` keeps listings. Each listing must be
-/// complete.
+/// Lists so many directories at the same time that `ByPath` cannot keep a listing of each. Each
+/// listing must be complete.
 #[test]
 fn many_directories_are_listed_at_once() {
     let (_, vfs) = new();
@@ -258,9 +259,9 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     assert_eq!(entries, expected);
 }
 
-/// If names are invalidated, here by a refused rmdir(2), while a file is open, the cache must not
-/// make a second inode of it. Otherwise the removal of the name would treat the file as closed, and
-/// its content would be lost.
+/// The name of an open file is invalidated, directly or because the removal of its directory is
+/// refused. A lookup of the name must then find the same inode. With a second inode, the removal of
+/// the name would treat the file as closed, and its content would be lost.
 #[test]
 fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let (fs, vfs) = new();

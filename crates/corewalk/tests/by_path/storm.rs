@@ -218,7 +218,8 @@ struct Backend<'a> {
     names: &'a dyn Fn(&str) -> Vec<String>,
 }
 
-/// In a storm of calls and renames, no call may fail, reach another file or lose a file. Trap X1.
+/// In a storm of calls and renames, no call may fail, reach another file or lose a file. Trap X1 in
+/// `traps.md`.
 fn storm(fs: Arc<dyn FileSystem>, backend: &Backend<'_>, links: Links, threads: usize, calls: u64) {
     let _watchdog = Watchdog::start("a storm over a back end by path", Duration::from_secs(900));
     let vfs = Vfs::new(fs, VfsOptions::default()).unwrap();

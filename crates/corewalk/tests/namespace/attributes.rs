@@ -217,7 +217,7 @@ fn change_after_a_panic_of_the_back_end_succeeds() {
 
 /// A second panic during unwinding must not abort the process. A back end with a poisoned lock
 /// panics in each call, also in the `forget` of a reference that is dropped during unwinding. Trap
-/// X3.
+/// X3 in `traps.md`.
 #[test]
 fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));
@@ -303,7 +303,7 @@ fn permission_check_ends_despite_constant_changes() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // Reads of the ACL: two calls of `access`, each with four reads without the attribute lock and
-    // one under it.
+    // The back end was asked for the ACL ten times. Each of the two calls of `access` reads it four
+    // times without the attribute lock, and once under it.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

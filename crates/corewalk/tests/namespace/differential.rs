@@ -258,7 +258,8 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // Dropped at the end, even after a panic: the serving thread then ends.
+        // Move `call` into this closure. Its drop at the end, even after a panic, ends the serving
+        // thread.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

@@ -1,6 +1,7 @@
 //! The order of errors, and the attributes of new and changed files, as on Linux.
 //!
-//! If several errors apply to a call, the tests expect that of Linux 6.18 on ext4 and tmpfs.
+//! If several errors apply to a call, the tests expect the error that Linux 6.18 returns on ext4
+//! and tmpfs.
 
 use std::sync::Arc;
 

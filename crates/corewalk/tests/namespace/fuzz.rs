@@ -1,12 +1,12 @@
 //! Fuzz tests of paths, ACLs and extended attributes.
 //!
-//! The first two of three checked properties:
+//! The tests check these properties:
 //! - A path leads to the same entry in the namespace and on the host, where openat2(2) with
 //!   `RESOLVE_IN_ROOT` resolves it in an equal tree.
 //! - An ACL value is either refused, or read back as it was stored.
 //!
-//! The third property: after a sequence of changes, the extended attributes must equal the model's.
-//! The model is a map in which the test makes the same changes.
+//! A further test makes a sequence of changes of a file's extended attributes, and the same changes
+//! in a map. Afterwards the attributes must equal the map.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -14,8 +14,8 @@ use crate::fixtures::{name, over};
 /// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as that of `d`, as if
-    /// it was reused.
+    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as the number of `d`,
+    /// as if that number was reused.
     numbers: (u64, u64),
 }
 
@@ -94,7 +94,7 @@ fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
 }
 
 /// The number of a directory is reused with another generation. A lookup by that number must not
-/// find names that were cached below the old directory. Traps T19 and P6.
+/// find names that were cached below the old directory. Traps T19 and P6 in `traps.md`.
 #[test]
 fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     let reused = Reused::new();
@@ -112,9 +112,9 @@ fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     assert_eq!(look_by_ino(vfs, d.ino, b"x"), Ok(new), "by number");
 }
 
-/// Two directories have the same reused inode number, and a client holds lookups of both. Its
-/// forgets name only the number. They must drop the lookups of the older directory first. Traps P5
-/// and P6.
+/// Two directories have the same reused inode number, and a client holds lookups of both. The
+/// client's calls of `forget` name only the number. They must drop the lookups of the older
+/// directory first. Traps P5 and P6 in `traps.md`.
 #[test]
 fn forget_drops_lookups_of_the_older_inode_first() {
     let reused = Reused::new();

@@ -93,7 +93,7 @@ const CHANGES_OF_F: [fn(&Vfs); 8] = [
 ];
 
 /// A listing's entry must not enter the cache if its name has changed since the listing read it.
-/// Trap T25.
+/// Trap T25 in `traps.md`.
 #[test]
 fn entry_from_before_a_change_is_refused() {
     for change in CHANGES_OF_F {
@@ -145,7 +145,7 @@ const TOLD_OF_F: [fn(&Vfs); 3] = [
 ];
 
 /// A listing has read a file that another program then removes. Once the namespace is told, the
-/// listing must not bring the name back, whether or not it was cached. Trap P12.
+/// listing must not bring the name back, whether or not it was cached. Trap P12 in `traps.md`.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {
@@ -172,7 +172,7 @@ fn entry_from_before_an_invalidation_is_refused() {
 }
 
 /// After a listing has read a directory's entry, another program moves the directory, and a lookup
-/// finds it in its new parent. The listing must not move it back. Trap P12.
+/// finds it in its new parent. The listing must not move it back. Trap P12 in `traps.md`.
 #[test]
 fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     let vfs = over_changing(|fs| {
@@ -194,7 +194,8 @@ fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     assert_eq!(d.path().unwrap(), b"/b/d");
 }
 
-/// After a chmod, the old mode of an entry that was listed before must not be cached. Trap T25.
+/// After a chmod, the old mode of an entry that was listed before must not be cached. Trap T25 in
+/// `traps.md`.
 #[test]
 fn mode_from_before_a_chmod_is_not_used() {
     for is_cached in [true, false] {
@@ -218,8 +219,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control: a listing begins after a removal, but gets entries from before it, and brings the
-/// removed name back.
+/// Control (a variant with the bug must fail): a listing begins after a removal, but gets entries
+/// from before it, and brings the removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -293,7 +294,7 @@ impl Owned<'_> {
 
 /// Each of several threads makes, moves and removes its own names in two directories, and must
 /// always find exactly these. Meanwhile other threads list the directories, enter the listed
-/// entries in the cache, and evict unused entries. Traps T25, T12 and T13.
+/// entries in the cache, and evict unused entries. Traps T25, T12 and T13 in `traps.md`.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

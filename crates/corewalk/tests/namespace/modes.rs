@@ -2,7 +2,8 @@
 //! host.
 //!
 //! Each caller makes each call of a list, on files of each owner and mode, in a namespace and on
-//! the host. The results must be equal, and afterwards the file's mode, owner and attribute names.
+//! the host. The results must be equal. After each call, the file's mode, owner and attribute names
+//! must be equal too.
 //!
 //! The callers are an ordinary user, a user in another group, and users with capabilities. On the
 //! host, threads with exactly these privileges make the calls. If the tests do not run as root, the
@@ -47,8 +48,8 @@ const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// The number of modes, from the beginning of `MODES`, for calls whose result does not depend on
-/// set-user-ID and set-group-ID.
+/// Calls whose result does not depend on set-user-ID and set-group-ID are tested only with this
+/// many modes, the first of `MODES`.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -417,7 +418,8 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Dropped at the end, even after a panic: the serving thread then ends.
+            // Move `call` into this closure. Its drop at the end, even after a panic, ends the
+            // serving thread.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);

@@ -1,9 +1,9 @@
 //! Tests of ref-walk, the fallback of a path walk that holds references, during changes of the
 //! tree.
 //!
-//! These tests walk through a directory with an ACL, so each walk asks the back end for it. The
-//! test then changes the tree. A walk whose path changes in each lock-free attempt falls back to
-//! ref-walk.
+//! These tests walk through a directory with an ACL, so each walk asks the back end for the ACL.
+//! When it is asked, the test changes the tree. A walk whose path changes in each lock-free attempt
+//! falls back to ref-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -115,7 +115,7 @@ fn fallback_to_ref_walk_is_counted_once() {
 }
 
 /// A ref-walk from `p/d` by `..` holds `p/d` but not `p`. So `p` may have been removed, and its
-/// slot reused for another directory. The walk must not go there. Traps T17 and T19.
+/// slot reused for another directory. The walk must not go there. Traps T17 and T19 in `traps.md`.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {

@@ -57,7 +57,7 @@ impl Drop for Leaving<'_> {
 }
 
 /// Two directories, each with a file, are exchanged repeatedly. Each path must always lead to one
-/// of the two files. Traps T12, T13 and T15.
+/// of the two files. Traps T12, T13 and T15 in `traps.md`.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -83,7 +83,7 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
 }
 
 /// A file is moved between two directories. A lookup in the first directory, or a later one in the
-/// second, must find the file, unless two renames overlap the lookups. Trap T13.
+/// second, must find the file, unless two renames overlap the lookups. Trap T13 in `traps.md`.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -128,7 +128,7 @@ fn renamed_file_is_never_without_a_name() {
 }
 
 /// A file and its directories are renamed between names of 1 and of 255 bytes. Each translated path
-/// must have existed at one instant. Traps T1, T2 and P8.
+/// must have existed at one instant. Traps T1, T2 and P8 in `traps.md`.
 #[test]
 fn translated_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("paths under renames", Duration::from_secs(300));
@@ -139,7 +139,7 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // One rename at a time: from `d` to `long`, then to `odd`, and back to `d`.
+    // Each round makes one rename: first from `d` to `long`, then to `odd`, and then back to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -161,7 +161,7 @@ fn translated_paths_existed_at_one_instant() {
 }
 
 /// A directory on the path of a confined walk is moved out of the walk's root and back. A confined
-/// walk must never end outside of its root. Trap T20.
+/// walk must never end outside of its root. Trap T20 in `traps.md`.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
@@ -198,7 +198,7 @@ fn confined_walk_never_leaves_its_root() {
 }
 
 /// Concurrent renames between all pairs of directories, including parents and children, must end.
-/// Trap P9.
+/// Trap P9 in `traps.md`.
 #[test]
 fn renames_between_all_pairs_end() {
     let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
@@ -238,7 +238,7 @@ fn renames_between_all_pairs_end() {
 
 /// A directory is moved back and forth between two parents, while all unused entries are evicted.
 /// Each call that returns the directory's parent or path must show one of the two parents. Traps
-/// T19 and T49.
+/// T19 and T49 in `traps.md`.
 #[test]
 fn parent_is_one_that_the_directory_had() {
     let _watchdog = Watchdog::start("parent under moves", Duration::from_secs(120));
@@ -278,8 +278,8 @@ fn parent_is_one_that_the_directory_had() {
 /// Renames two directories in turn: the outer one is above a mount point, and the inner one in the
 /// mount. Each gets the names a, b and c in turn.
 ///
-/// Only six of the nine pairs of names ever exist. A path with one of the other three combines
-/// names of different instants.
+/// The two directories could have nine pairs of names, but the renames make only six of these
+/// pairs. A path with one of the other three pairs combines names of different instants.
 ///
 /// Two threads call `translate`, `each` times each, during the renames. `translate` returns the
 /// path of a file in the mount.
@@ -319,15 +319,17 @@ fn translate_across_mounts(
     );
 }
 
-/// A path that crosses a mount point must have existed as a whole at one instant. Traps T8 and P8.
+/// A path that crosses a mount point must have existed as a whole at one instant. Traps T8 and P8
+/// in `traps.md`.
 #[test]
 fn path_across_mounts_is_valid_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Control: a path is joined from two translations, one on each side of the mount point. On one
-/// CPU, a rename seldom comes between the two.
+/// Control (a variant with the bug must fail): a path is joined from two translations, one on each
+/// side of the mount point. On one CPU it needs many attempts, because a rename seldom comes
+/// between the two translations.
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

@@ -30,7 +30,7 @@ const FALLBACKS: u64 = 20;
 
 /// However often directories on the path are renamed, each translation must end after a fixed
 /// number of attempts. The last one is under the lock that blocks moves of directories. The
-/// renaming thread must make progress meanwhile. Trap T9.
+/// renaming thread must make progress meanwhile. Trap T9 in `traps.md`.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));

@@ -24,8 +24,8 @@ type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 /// An interface of the namespace that answers questions about the tree.
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// Maximum number of lock-free attempts of one call. After them, the call may make one more
-    /// attempt under the lock that blocks moves of directories.
+    /// Maximum number of lock-free attempts of one call. After this many attempts, the call may
+    /// make one more under the lock that blocks moves of directories.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
@@ -35,11 +35,11 @@ pub(crate) const PASSES: u64 = 4;
 /// Maximum number of lock-free attempts of a path translation by inode number: one without a
 /// reference on the inode, and up to `PASSES` with one.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of failed lock-free attempts of a translation into a buffer. The first attempts,
-/// up to `PASSES`, use a small read set.
+/// Maximum number of failed lock-free attempts of a translation into a buffer: up to `PASSES` with
+/// a small read set, and up to `PASSES` with a large one, minus 1.
 ///
-/// A last attempt that finds too many names on the path does not count as failed. Up to `PASSES`
-/// more attempts then use a large read set.
+/// The 1 is subtracted because the last attempt with the small read set does not fail. It finds
+/// more names on the path than the small read set can hold.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {

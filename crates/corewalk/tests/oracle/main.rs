@@ -55,7 +55,7 @@ const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000
 
 /// Ten million paths are translated, through every interface, while names change on all levels of
 /// the tree. Each path must have existed at one instant. In each window (period) all renamers and
-/// translators must make progress. Traps T1, T8, T9 and P8.
+/// translators must make progress. Traps T1, T8, T9 and P8 in `traps.md`.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -71,7 +71,7 @@ fn ten_million_paths_existed_at_one_instant() {
 
 /// A path that was translated under the lock against moves of directories must have existed at one
 /// instant. The paths here have so many names that each translation into a buffer takes this lock.
-/// Traps T9 and P8.
+/// Traps T9 and P8 in `traps.md`.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
@@ -83,8 +83,8 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");
 }
 
-/// Each result of a lookup, found or missing, must have been true at one instant. Traps T12 and
-/// T13.
+/// Each result of a lookup, found or missing, must have been true at one instant. Traps T12 and T13
+/// in `traps.md`.
 #[test]
 fn lookup_results_were_true_at_one_instant() {
     let _watchdog = Watchdog::start("lookups and misses", Duration::from_secs(300));
@@ -95,7 +95,7 @@ fn lookup_results_were_true_at_one_instant() {
     assert_judged(&found, TENTH.answers());
 }
 
-/// The path of a successful walk must have existed at one instant. Traps T12 and T20.
+/// The path of a successful walk must have existed at one instant. Traps T12 and T20 in `traps.md`.
 #[test]
 fn walked_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("walks", Duration::from_secs(300));
@@ -115,7 +115,7 @@ fn assert_judged(found: &Report, answers: u64) {
 
 /// Translates a file to its path by `door` (an interface), which returns wrong paths on purpose,
 /// until a path did not exist during its call. Returns that error. Fails if the usual number of
-/// calls finds none.
+/// calls finds no such path.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -125,15 +125,16 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control: each name of a path was right when it was read, but at different times.
+/// Control (a variant with the bug must fail): each name of a path was right when it was read, but
+/// at different times.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: each call returns the path that was right at the call before, and may not have existed
-/// since.
+/// Control (a variant with the bug must fail): each call returns the path that was right at the
+/// call before, and may not have existed since.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

@@ -110,7 +110,7 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
 }
 
 /// While a rename hangs in the back end, lookups and path translations must give the same results
-/// as before it. Traps T13 and P7.
+/// as before it. Traps T13 and P7 in `traps.md`.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));
@@ -200,8 +200,8 @@ fn locked_translation_during_a_hanging_move_succeeds() {
     }
 }
 
-/// Control: during a hanging rename, a lookup of the new name without a cached answer must wait,
-/// and then return the result of the rename.
+/// Control (the tests must notice a reader that waits): a lookup of the new name has no cached
+/// answer. So during a hanging rename it must wait, and then return the result of the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));

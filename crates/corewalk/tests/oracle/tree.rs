@@ -11,7 +11,8 @@
 //!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
 //! Names are inline in a dentry, too long for that, or as long as possible. A variable stands for a
-//! name or a parent directory that renames change. It takes each of its values again and again.
+//! name or a parent directory that renames change. A variable takes each of its values again and
+//! again.
 
 use std::sync::Arc;
 
@@ -31,8 +32,8 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// Those of the four values of [`MOVED`] (parent and name, with one bit each) whose parent is the
-/// directory [`WAY`].
+/// A mask of values of the variable [`MOVED`], one bit per value. A value is a pair of a parent and
+/// a name. The set bits are the values whose parent is the directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];

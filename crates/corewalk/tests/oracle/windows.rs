@@ -180,7 +180,8 @@ impl Race<'_> {
     }
 
     /// Ends a window (a period of the test): waits until all threads have recorded their renames
-    /// and answers, runs `judge`, and waits until all have. Returns true after the last window.
+    /// and answers, runs `judge`, and waits until all threads have run it. Returns true after the
+    /// last window.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {

@@ -4,8 +4,8 @@ use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
-/// Schedules per scheduler, unless `COREWALK_SCHEDULES` is set: enough for each control test to
-/// fail as it must.
+/// Number of schedules per scheduler, unless `COREWALK_SCHEDULES` is set. It is large enough for
+/// each control test (a test with a bug on purpose) to fail.
 const SCHEDULES: usize = 600;
 /// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;

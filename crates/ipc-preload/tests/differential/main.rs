@@ -8,14 +8,14 @@
 //!
 //! The comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
 //! `*_INFO`. Pids are translated before the comparison. A time counts as equal if it is set on both
-//! sides or on neither. Ids have to be equal.
+//! sides or on neither. Ids must be equal on both sides.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips all tests.
 //!
 //! This program does not use Rust's test runner (`harness = false`), because the runner adds a
 //! second thread to each process. A process that ends applies its own undo only if it has one
-//! thread (guarantee P.4).
+//! thread (guarantee P.4 of the preload library).
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -46,8 +46,8 @@ use mapped::Change;
 use op::Kind;
 use pairing::{Extent, Pairing};
 
-/// The default length of a run. The run ends after `steps` steps, or at the time `limit` if it has
-/// made at least `least` steps by then.
+/// The default length of a run. The run ends after `steps` steps, or at the time limit `limit`. But
+/// it always makes at least `least` steps.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
 /// The number of steps within which a control test must find a wrong answer.

@@ -1,13 +1,13 @@
 //! The side of the comparison that runs with the preload library: one process per task, all with
 //! one namespace mapped.
 //!
-//! A process that waits in an IPC call sleeps in futex(2). A process may also sleep there for a
-//! lock, whose holder is awake. So a process counts as waiting only if all processes of the
+//! A process that waits in an IPC call sleeps in futex(2). But a process may also sleep in futex(2)
+//! for a lock, whose holder is awake. So a process counts as waiting only if all processes of the
 //! namespace sleep.
 //!
-//! The test ends every second process by SIGKILL, and each process that is in a call. The others
-//! end by themselves, and apply their own undo. After a SIGKILL the test process recovers the
-//! namespace, as `corewalk ipc exec` does.
+//! The test kills every second process by SIGKILL, and also each process that must end while it is
+//! in a call. The other processes end by themselves, and apply their own undo. After a SIGKILL the
+//! test process recovers the namespace, as `corewalk ipc exec` does.
 
 use std::cell::RefCell;
 use std::env;
@@ -42,7 +42,8 @@ pub(crate) enum Change {
     NoUndo,
     /// An injected bug: adds one to the answer of `GETNCNT` if the answer is not zero.
     Count,
-    /// Clears a permission bit in the mode that `IPC_STAT` returns for a queue.
+    /// An injected bug: a permission bit is missing in the mode that `IPC_STAT` returns for a
+    /// queue.
     Mode,
     /// One attach fewer than there are.
     Attaches,
@@ -196,8 +197,8 @@ impl Side for Preloaded {
                 if !self.is_interrupted {
                     return None;
                 }
-                // The signal has interrupted the call's search for dead processes, but not yet its
-                // sleep. Now the call sleeps, so send the signal again.
+                // The signal came while the call was looking for dead processes, and has not ended
+                // the sleep that followed. The call sleeps now, so send the signal again.
                 self.worker().borrow_mut().interrupt();
             }
             patience.wait(&self.worker().borrow().socket);

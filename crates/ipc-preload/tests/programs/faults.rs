@@ -43,7 +43,8 @@ impl Pages {
         let made = unsafe { libc::mmap(ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
         assert_ne!(made, libc::MAP_FAILED);
         let pages = made.expose_provenance();
-        // Nonzero bytes are a valid message type at any address.
+        // Fill the first two pages with ones. A message type that begins at any of their addresses
+        // is then positive, and so valid.
         // SAFETY: this function has mapped the pages writable.
         unsafe { made.write_bytes(1, 2 * PAGE) };
         for (at, protection) in [(1, libc::PROT_READ), (2, libc::PROT_NONE)] {
@@ -57,8 +58,8 @@ impl Pages {
         Self(pages)
     }
 
-    /// Returns addresses from which `bytes` bytes cannot be read. From some of them, the first of
-    /// these bytes can be read, but not all.
+    /// Returns addresses from which `bytes` bytes cannot be read. At some of these addresses, only
+    /// the first few bytes can be read.
     fn unreadable(&self, bytes: usize) -> Vec<usize> {
         let crossing = self.0 + 2 * PAGE - bytes + 1;
         vec![
@@ -201,7 +202,8 @@ pub(crate) fn queues() {
         call(libc::SYS_msgsnd, &[raw + 0x8000, address, 0, 0])
     });
     // At `text_gone`, the message's type is readable, but its text is not. msgsnd(2) checks the
-    // length, then reads the text, then looks up the queue.
+    // length, then reads the text, then looks up the queue. So the first error in this order must
+    // be returned.
     let text_gone = pages.0 + 2 * PAGE - size_of::<c_long>();
     let send_by_number = |size, id| call(libc::SYS_msgsnd, &[id, text_gone, size, 0]);
     assert_eq!(send_by_number(9000, raw), libc::EINVAL);

@@ -111,7 +111,7 @@ static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
 /// A signal handler that forks and returns in both processes. In the child it returns immediately.
-/// In the parent it returns after the child has ended and the test has told it to go on.
+/// In the parent it returns once the child has ended and the test has told the parent to go on.
 extern "C" fn forks(_signal: libc::c_int) {
     let pid = if BY_NUMBER.load(RELAXED) == 0 {
         // SAFETY: the child returns and ends.
@@ -130,8 +130,9 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// A signal handler forks in the middle of a waiting call, and returns in both processes. In both,
-/// the interrupted call must end with `EINTR`, and must not take a later unit or message.
+/// A signal handler forks in the middle of a waiting call, and returns in both processes. In parent
+/// and child, the interrupted call must end with `EINTR`. It must take no unit and no message that
+/// arrives later.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -194,8 +195,8 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // Ignore the result: docs/using/ipc.md says which credentials apply. The test checks later
-    // calls of the parent.
+    // Ignore the result of the child's call. It depends on the credentials that docs/using/ipc.md
+    // names, and the test checks only later calls of the parent.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }

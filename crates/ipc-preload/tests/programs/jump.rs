@@ -151,8 +151,8 @@ mod here {
     }
 
     /// A signal handler that waits for a unit of a semaphore. A second signal may run [`handler`],
-    /// which jumps out of both calls. Otherwise this handler jumps out of the call that it has
-    /// interrupted.
+    /// which jumps out of this wait and out of the call that this handler has interrupted.
+    /// Otherwise this handler jumps out of the call that it has interrupted.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -186,14 +186,16 @@ mod here {
     }
 
     /// As in [`jump`], a signal handler interrupts a waiting call. The handler makes a waiting call
-    /// too, and a second signal interrupts that call.
+    /// too, and a second signal interrupts that call. The calls that were left by a jump must take
+    /// no unit afterwards.
     pub(crate) fn nested() {
         [Left::Both, Left::Inner, Left::Outer].into_iter().for_each(leave_nested);
     }
 
     fn leave_nested(left: Left) {
         // The interrupted call waits at semaphore 0, and the call of its signal handler at
-        // semaphore 1. The child then adds 1 to semaphore 2. Semaphore 3 tells the child to go on.
+        // semaphore 1. After the jumps, the child adds 1 to semaphore 2, and waits until the parent
+        // adds 1 to semaphore 3.
         let sems = set(4);
         // ORDERING: Relaxed. See `id`.
         IDS[0].store(sems as usize, Ordering::Relaxed);

@@ -223,8 +223,8 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
         words.filter(|word| !word.starts_with("0x")).collect::<String>()
     };
     assert_eq!(words(&ours), words(&linux));
-    // Skip the test if the shell does not find `ipcs` and `ipcmk`: both outputs are then the same
-    // error message.
+    // Skip the test if the shell does not find `ipcs` and `ipcmk`. Both runs of the script then
+    // print the same error message, which proves nothing.
     if ours.contains("not found") {
         skip(Need::Package, ours);
         return;
@@ -232,8 +232,8 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
     assert!(ours.contains("max queues system wide") && ours.contains("100000"), "{ours}");
 }
 
-/// A write to a limit in `/proc/sys/kernel` must fail. On the host kernel, root can set the limits
-/// of its own IPC namespace.
+/// With the library, a write to a limit in `/proc/sys/kernel` must fail. On the host kernel it may
+/// succeed, since root can set the limits of its own IPC namespace.
 #[test]
 fn limits_are_not_set_through_proc() {
     let script = "echo 5 > /proc/sys/kernel/msgmax; cat /proc/sys/kernel/msgmax";
@@ -311,7 +311,8 @@ fn descriptor_of_another_file_is_left_alone() {
     }
 }
 
-/// No test of its own: a process that a test has started calls this function to play its role.
+/// This function tests nothing itself. A process that a test has started calls it to play the role
+/// (run the function) that its environment names.
 #[test]
 fn role() {
     process::play();

@@ -58,7 +58,6 @@ fn shm_row(id: c_int) -> String {
     let (key, mode, size, count) = (perm.__key, perm.mode, ds.shm_segsz, ds.shm_nattch);
     let pids = format!("{:5} {:5}", ds.shm_cpid, ds.shm_lpid);
     let times = format!("{:10} {:10} {:10}", ds.shm_atime, ds.shm_dtime, ds.shm_ctime);
-    // No page of the segment was touched, so `rss` and `swap` are 0.
     format!(
         "{key:10} {id:10}  {mode:4o} {size:21} {pids}  {count:5} {ids} {times} {0:21} {0:21}\n",
         0

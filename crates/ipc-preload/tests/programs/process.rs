@@ -59,8 +59,8 @@ impl Namespace {
         Self { path: Some(env::temp_dir().join(name)), handed: None, shm: None }
     }
 
-    /// Like [`Namespace::new`], but the processes of the test get no path. They inherit a
-    /// descriptor of the namespace's file.
+    /// Like [`Namespace::new`], but the processes of the test inherit a descriptor of the
+    /// namespace's file, and do not get its path.
     pub(crate) fn handed() -> Self {
         let mut namespace = Self::new();
         let path = namespace.path.as_ref().expect("it has a path");

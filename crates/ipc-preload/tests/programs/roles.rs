@@ -1,8 +1,7 @@
-//! The roles: functions that tests run in processes of their own. A role makes plain calls of the C
-//! library.
+//! The roles: functions that the tests run.
 //!
-//! A role is a function that the test runs in a process of its own. It forks the other processes
-//! that it needs. It must pass on the host kernel as well.
+//! A role is a function that a test runs in a process of its own. It makes plain calls of the C
+//! library, and forks the other processes that it needs. It must pass on the host kernel as well.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -181,7 +180,8 @@ fn fork() {
     assert_eq!(semop(id, (0, 5, UNDO)), Ok(0));
     let pid = child(|| i32::from(semop(id, (1, 2, UNDO)) != Ok(0)));
     assert_eq!(exited(wait(pid)), 0);
-    // At the end of the child, the child's own undo is applied, but not its parent's undo.
+    // When the child ends, its own undo must be applied. The undo of its parent must not be applied
+    // yet.
     assert_eq!((value(id, 0), value(id, 1)), (5, 0));
     assert_eq!(sysv::semctl(id, 1, libc::GETPID, 0), Ok(pid));
     // SAFETY: the call takes nothing.
@@ -381,8 +381,8 @@ fn threads() {
     remove(id);
 }
 
-/// The environment variable with the id of the semaphore set. The role `exec` sets it for the
-/// program that it starts.
+/// The environment variable with the id of a semaphore set. The role `exec` sets it for the program
+/// that it starts.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {
@@ -410,8 +410,8 @@ fn after_exec() {
     let id = id.parse().expect("a number");
     assert_eq!(value(id, 0), 5, "undo survives exec");
     assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
-    // Read the semaphore's value in a forked child. A process ends its task at its exit only if it
-    // has one thread, and this process also has the thread of the test runner.
+    // A forked child must see both additions: 5 by the program before execve(2), and 2 by this
+    // program.
     let pid = child(|| i32::from(value(id, 0) != 7));
     assert_eq!(exited(wait(pid)), 0);
 }
@@ -428,7 +428,8 @@ fn killed() {
     assert!(libc::WIFSIGNALED(status), "status {status:x}");
     assert_eq!(value(id, 0), 0, "seen by who asks");
 
-    // The waiting process applies the undo of the killed process, and this ends its own wait.
+    // The killed process had also raised semaphore 1. Its undo must be applied there, too, so that
+    // a wait for zero returns.
     let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
     assert_eq!(exited(wait(waiter)), 0);
     remove(id);

@@ -127,7 +127,8 @@ pub(crate) fn calls() {
 
     let first = attach(id, 0, 0).expect("an address");
     write(first + 4999, 7);
-    // The segment's size ends inside of its last page, but the whole page can be written.
+    // The segment is 5000 bytes long and ends inside of its last page. But the program can write
+    // that whole page.
     write(first + 2 * PAGE - 1, 8);
     let second = attach(id, 0, libc::SHM_RDONLY).expect("an address");
     assert_eq!((read(second + 4999), nattch(id)), (7, 2));
@@ -219,7 +220,8 @@ pub(crate) fn fork() {
         assert_eq!(exited(wait(pid)), 0);
         assert_eq!(nattch(id), 1, "as soon as its end is seen");
     }
-    // A forked child forks again. The grandchild detaches the segment that it has inherited.
+    // A forked child forks again. nattch must then count three attaches, and two after the
+    // grandchild has detached the segment that it has inherited.
     let pid = child(|| {
         let inner = child(|| i32::from(nattch(id) != 3 || detach(at) != Ok(0) || nattch(id) != 2));
         i32::from(exited(wait(inner)) != 0 || nattch(id) != 2)
@@ -375,8 +377,8 @@ pub(crate) fn exec() {
         unsafe { libc::execvp(words[0], words.as_ptr()) };
         1
     });
-    // The library detaches the segment when the new program is loaded. The parent cannot see that
-    // moment, so it polls nattch.
+    // The library detaches the segments of a process when its next program after execve(2) is
+    // loaded. The parent cannot see that moment, so it polls nattch.
     until("the program is there", || nattch(id) == 1);
     gate.open();
     assert_eq!(exited(wait(pid)), 0);
@@ -436,7 +438,6 @@ pub(crate) fn threads() {
 /// library has prepared the fork. On the host kernel the test does nothing.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
-    /// The number of times that the test reads nattch, a millisecond apart.
     const LOOKS: u32 = 100;
     if std::env::var_os("LD_PRELOAD").is_none() {
         return;

@@ -11,7 +11,6 @@ use std::ptr;
 
 use crate::roles::{child, exited, semop, set, until, wait};
 
-/// Two handlers that do nothing. A test tells them apart by their addresses.
 extern "C" fn nothing(_signal: libc::c_int) {}
 
 extern "C" fn other(_signal: libc::c_int) {}
@@ -90,8 +89,8 @@ pub(crate) fn soon() {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// The kernel must get the handler, flags and mask of the program, and sigaction(2) must return
-/// them.
+/// When a program installs a signal handler, the kernel must get the handler, the flags and the
+/// mask. sigaction(2) must return them.
 pub(crate) fn kept() {
     let nothing = nothing as *const () as usize;
     let other = other as *const () as usize;
@@ -171,9 +170,9 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // Wait until the new handler has run twice. The first of these runs may have begun
-            // before this `install`, but the second one has not. So no signal is still under way at
-            // the next change.
+            // Wait until the new handler has run twice. The other thread raises one signal after
+            // the other. So in the second run, no signal from before this `install` is still in
+            // delivery.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -263,7 +262,8 @@ pub(crate) fn vfork() {
     assert_eq!(exited(wait(pid)), 0);
 }
 
-/// Calls rt_sigaction(2) by its number, and uses a handler that runs once.
+/// Checks rt_sigaction(2), called by its number, for a handler with `SA_RESETHAND`. The call must
+/// return the program's own handler, and the handler must run once.
 fn one_shot() -> i32 {
     let other = other as *const () as usize;
     let flags = libc::SA_RESETHAND;

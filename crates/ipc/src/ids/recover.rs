@@ -9,8 +9,8 @@
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts the unfinished change of a dead lock holder. The caller holds that lock
-/// now.
+/// Completes or reverts the change that a task has left unfinished when it died with the lock of
+/// the object kind held. The caller has taken over that lock.
 ///
 /// If a live process still uses a removed object, a later call frees the rest of the object's
 /// memory.

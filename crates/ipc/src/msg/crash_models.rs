@@ -135,8 +135,8 @@ fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     panic!("the call needs more than {STORES_MAX} stores");
 }
 
-/// A waiting call has removed its wait node from a list and released the lock, but has not freed
-/// the node yet. A rebuild by another task must not put the node back into the list.
+/// A waiting call has removed its wait node from a list and released the queue's lock, but has not
+/// freed the node yet. A rebuild by another task must not put the node back into the list.
 fn leaves_before_a_rebuild(act: fn(&Task, MsgId), prepare: fn(&World), others: fn(&World)) {
     for stores in 0..STORES_MAX {
         let world = World::new();

@@ -36,8 +36,8 @@ impl Filter {
         match self.msgtyp {
             0 => true,
             _ if self.msgflg.contains(MsgFlags::COPY) => true,
-            // A negative `msgtyp` requests the types up to its absolute value. That of `i64::MIN`
-            // is larger than any type.
+            // A negative `msgtyp` requests the types up to its absolute value. The absolute value
+            // of `i64::MIN` is larger than any type.
             ..0 => mtype <= self.msgtyp.checked_neg().unwrap_or(i64::MAX),
             _ => (mtype == self.msgtyp) != self.msgflg.contains(MsgFlags::EXCEPT),
         }

@@ -97,8 +97,8 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.waiting(Role::Receiver).iter() {
         let node = guard.node(line);
-        // Skip an interrupted receiver: its call is about to fail with `EINTR`, or was left by
-        // siglongjmp(3).
+        // Skip an interrupted receiver: its call returns `EINTR` or was left by siglongjmp(3), so a
+        // message passed to it would be lost.
         if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }

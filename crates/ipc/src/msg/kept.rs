@@ -1,11 +1,12 @@
 //! Allocates and frees messages. A task keeps the memory of one message that it has read.
 //!
 //! A task that has read a message keeps the memory of that message for the next message that it
-//! sends. So a task that receives and sends in turn does not take the lock of the pool, which all
-//! queues share.
+//! sends. So a task that receives and sends in turn does not take the lock of the memory pool,
+//! which all queues share.
 //!
 //! A task keeps the memory of at most one message, which is still marked as its private message
-//! (one that is in no queue). All tasks together keep at most a quarter of the pool.
+//! (one that is in no queue). All tasks together keep at most a quarter of the memory pool of
+//! messages.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;

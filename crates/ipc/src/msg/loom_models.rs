@@ -1,6 +1,7 @@
 //! Loom models of message queues. In some of them, a receiver waits for a message or a sender for
 //! space, and another task ends the wait. In others, a queue is removed while a task sends to it or
-//! waits at it. The last ones pass a message to a waiting receiver.
+//! waits at it. The last models pass a message to a waiting receiver, which may then free its wait
+//! node.
 //!
 //! Each model counts its outcomes, like the models of semaphores in `crate::loom_models`. Each
 //! control (a mutation test) leaves out one step, and must fail.
@@ -103,14 +104,14 @@ fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
 }
 
 /// A receiver must, in one step, find that there is no message and become visible as waiting.
-/// Otherwise a sender in between would not wake it. Trap I5.
+/// Otherwise a sender in between would not wake it. Trap I5 in `traps.md`.
 #[test]
 fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
 /// Control (a variant with the bug must fail): a sender appends its message to the queue although a
-/// receiver waits. Trap I5.
+/// receiver waits. Trap I5 in `traps.md`.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
@@ -140,14 +141,14 @@ fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] 
 }
 
 /// A sender must, in one step, find that there is no space and become visible as waiting. Otherwise
-/// a receiver in between would not wake it. Trap I5.
+/// a receiver in between would not wake it. Trap I5 in `traps.md`.
 #[test]
 fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
 /// Control (a variant with the bug must fail): a receiver frees space in the queue. It does not
-/// tell the waiting senders to check whether their messages now fit. Trap I5.
+/// tell the waiting senders to check whether their messages now fit. Trap I5 in `traps.md`.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
@@ -182,14 +183,14 @@ fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
 }
 
 /// After a lookup, the queue may be removed before the call takes the queue's lock. So the call
-/// must check the result of its lookup again under the lock. Traps I3 and I10.
+/// must check the result of its lookup again under the lock. Traps I3 and I10 in `traps.md`.
 #[test]
 fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
 }
 
 /// Control (a variant with the bug must fail): the sender does not check again whether the queue
-/// exists. Trap I3.
+/// exists. Trap I3 in `traps.md`.
 #[test]
 #[should_panic(expected = "a stale message reached the next queue")]
 fn control_message_without_a_second_look_is_caught() {
@@ -197,7 +198,7 @@ fn control_message_without_a_second_look_is_caught() {
 }
 
 /// If a queue is removed, a call that waits at it must end. A call that is about to wait must end
-/// too. Trap I3.
+/// too. Trap I3 in `traps.md`.
 #[test]
 fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
@@ -243,14 +244,14 @@ fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
 }
 
 /// The receiver may free its wait node once it finds an outcome there. So a sender that has stored
-/// the outcome must not access the node or the message any more. Trap I13.
+/// the outcome must not access the node or the message any more. Trap I13 in `traps.md`.
 #[test]
 fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));
 }
 
 /// Control (a variant with the bug must fail): the sender accesses the message after it has stored
-/// the receiver's outcome. Trap I13.
+/// the receiver's outcome. Trap I13 in `traps.md`.
 #[test]
 #[should_panic(expected = "I13")]
 fn control_message_touched_after_it_was_told_is_caught() {

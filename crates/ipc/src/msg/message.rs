@@ -21,10 +21,10 @@
 //! else, such as links and the queue's counts, can be rebuilt from the truth words and the tickets
 //! (numbers in the order of arrival).
 //!
-//! A sender writes type, size and ticket before the truth word, and they do not change while the
-//! message is queued. Only the sender writes the text, and only the receiver reads it, so the text
-//! needs no lock. The queue's lock, or the status word of a wait node, orders the write before the
-//! read.
+//! A sender writes type, size and ticket (number in the order of arrival) before the truth word.
+//! They do not change while the message is queued. Only the sender writes the text, and only the
+//! receiver reads it, so the text needs no lock. The queue's lock, or the status word of a wait
+//! node, orders the write before the read.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
@@ -95,8 +95,9 @@ impl<'s> Message<'s> {
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
         // ORDERING(ipc-joins): Release fence. Pairs with the fence in `collect_used`. The pool may
-        // have joined ranges for this message, and a walk may mistake the text below for the header
-        // of a former range. Such a walk then also sees that the count `JOINS` has changed.
+        // have joined ranges of cache lines for this message. A walk may then mistake the text
+        // below for the header of a former range. Such a walk also sees that the count `JOINS` has
+        // changed.
         fence(Ordering::Release);
         let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());

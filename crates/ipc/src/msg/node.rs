@@ -35,7 +35,7 @@ use crate::status::{self, DONE, INTERRUPTED, STATUS};
 const TICKET: usize = 2;
 /// The pid and the number of the task.
 const TASK: usize = 3;
-/// The size of a sender's message or of a receiver's buffer, in bytes.
+/// The word with the size of a sender's message or of a receiver's buffer, in bytes.
 const SIZE: usize = 4;
 const WHOSE: usize = 5;
 
@@ -114,7 +114,8 @@ impl<'s> Node<'s> {
         self.shared.layout.msg_waits.free(self.shared, self.line, owner);
     }
 
-    /// Records that the node does not wait any more. The caller has removed the node from its list.
+    /// Records that the call of this wait node does not wait any more. The caller has removed the
+    /// node from its list.
     pub(super) fn forget(&self) {
         put(&self.first()[WHOSE], 0);
     }
@@ -187,7 +188,7 @@ impl<'s> Node<'s> {
     }
 
     /// Stores the outcome of the call. A receiver's outcome is the line number of its message. The
-    /// caller has removed the node from its list, and must not access the node afterwards.
+    /// caller has removed the wait node from its list, and must not access the node afterwards.
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
@@ -222,8 +223,8 @@ impl<'s> Node<'s> {
     /// Tells the waiting task to check the queue again. Returns true if the caller must wake the
     /// task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
-        // ORDERING(ipc-status): AcqRel, as in `leave`. A plain store could lose the bit
-        // `INTERRUPTED`.
+        // ORDERING(ipc-status): AcqRel, as in `leave`. The change is one atomic step: a load and a
+        // later store could erase a bit `INTERRUPTED` that a signal handler sets in between.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 

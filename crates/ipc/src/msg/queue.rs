@@ -153,8 +153,8 @@ impl<'s> Queue<'s> {
         Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// Initializes an empty queue in the slot, with a new tag. The caller holds the slot's queue
-    /// lock.
+    /// Initializes an empty queue in the slot, with a new tag (version number). The caller holds
+    /// the slot's queue lock.
     pub(super) fn init(self, qbytes: u64) -> Self {
         let last = self.last_of_slot().name.tag;
         let name = QueueName { tag: last.wrapping_add(1) & TAG_MASK, ..self.name };

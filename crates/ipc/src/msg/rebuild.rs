@@ -16,8 +16,8 @@
 //! | in `IPC_SET`, once the slot was changed | recovery sets `qbytes`; receivers check again |
 //! | in a removal, after it unpublished the queue | recovery ends the queue |
 //!
-//! Recovery may be interrupted and started again. It does not free the wait nodes and private
-//! messages of a dead task: [`reap`] does that.
+//! Recovery may be interrupted, and then started again by another task. It does not free the wait
+//! nodes and private messages of a dead task: [`reap`] does that.
 //!
 //! [`recover`] and [`reap`] read every message and node of the namespace.
 

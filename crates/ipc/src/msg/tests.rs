@@ -30,8 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// `Task::waiting` does not count a sender that was told to check the queue again. It counts the
-/// sender again if its message still does not fit.
+/// Checks the result of `Task::waiting` for a sender that was told to check its queue again. The
+/// sender does not count until it has found that its message still does not fit.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
@@ -229,7 +229,8 @@ fn used(task: &Task) -> [usize; 2] {
     [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
 }
 
-/// Checks that reaping a dead task frees its private messages and its wait nodes, and nothing else.
+/// Checks that reaping (the cleanup after) a dead task frees its private messages and its wait
+/// nodes, and nothing else.
 #[test]
 fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let namespace = namespace();
@@ -441,8 +442,8 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// Returns the number of allocated ranges in the pool of messages. A range that a task keeps for
-/// its next message counts too.
+/// Returns the number of allocated ranges (runs of cache lines) in the pool of messages. A range
+/// that a task keeps for its next message counts too.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }

@@ -99,8 +99,8 @@ impl Task {
             }
             let guard = guard?;
             guard.waiting(role).unlink(node.line);
-            // Mark the wait node as not waiting under the lock. Otherwise a rebuild of the queue
-            // could link the node again.
+            // Take the queue's lock, and then mark the wait node as not waiting. Without the lock,
+            // a rebuild of the queue could link the node again.
             node.forget();
             return Err(errno);
         }

@@ -1,5 +1,6 @@
-//! Crash models of a pool. A task allocates a range, for which the pool first joins adjacent free
-//! ranges and then splits the result. The task is killed before each store of this allocation.
+//! Crash models of a pool. A task allocates a range of cache lines, for which the pool first joins
+//! adjacent free ranges and then splits the result. The task is killed before each store of this
+//! allocation.
 //!
 //! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges
 //! (runs of cache lines) of other tasks must be unchanged, each line must belong to exactly one
@@ -104,8 +105,8 @@ impl World {
         if used == self.kept { Ok(ranges.len()) } else { Err(format!("in use: {used:?}")) }
     }
 
-    /// Repairs the pool, frees the range that the killed task has allocated, and checks the pool
-    /// again.
+    /// Repairs the pool, frees the range of cache lines that the killed task has allocated, and
+    /// checks the pool again.
     fn end(self, at: &str) {
         let (shared, pool) = (self.shared(), self.pool);
         drop(pool.lock(shared, self.own()).unwrap());
@@ -133,7 +134,7 @@ impl World {
 
 #[test]
 fn crash_of_an_allocation_that_joins_ranges_leaves_each_line_in_one_range() {
-    // Test a pool that zeroes the first line of each joined range, and one that does not.
+    // Test a pool that zeroes the first cache line of each joined range, and one that does not.
     stop_at_each_store(|layout| layout.msgs);
     stop_at_each_store(|layout| layout.undos);
 }
@@ -147,8 +148,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
         });
         let at = format!("stopped after {stores} stores");
-        // Check the ranges before the repair, too: the cleanup after a dead task walks over them
-        // without the pool's lock.
+        // Check the ranges of cache lines before the repair of the pool, too. The cleanup after a
+        // dead task walks over them without the pool's lock, and so before any repair.
         let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
         if !seen.contains(&ranges) {
             seen.push(ranges);
@@ -156,8 +157,9 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
         world.end(&at);
         if !is_stopped {
             println!("{stores} stores; counts of ranges seen: {seen:?}");
-            // The kills must hit all stages of the allocation: no free ranges are joined yet, some
-            // are joined, all are joined, and the joined range is cut to the requested size.
+            // The kills must hit all stages of the allocation: no free ranges of cache lines are
+            // joined yet, some are joined, all are joined, and the joined range is cut to the
+            // requested size.
             assert!(seen.len() > 5, "not reached: {seen:?}");
             return;
         }
@@ -165,8 +167,9 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     panic!("the allocation never ends");
 }
 
-/// Control, which must fail: the first store shrinks a free range to its first half, and the second
-/// one stores the header of the second half. A kill in between loses the second half.
+/// Control, which must fail: the first store shrinks a free range of cache lines to its first half,
+/// and the second one stores the header of the second half. A kill in between loses the second
+/// half.
 #[test]
 fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {

@@ -1,9 +1,9 @@
 //! Joining adjacent free ranges into larger ones, and cutting large ranges.
 //!
 //! Messages of one size may fill the pool of messages, and messages of another size may follow. If
-//! the pool did not join ranges, its ranges would keep their first sizes for ever. The same holds
-//! for semaphore sets and undo records. So an allocation that finds no range joins free ranges,
-//! under the pool's lock.
+//! the pool did not join ranges of cache lines, these would keep their first sizes for ever. The
+//! same holds for semaphore sets and undo records. So an allocation that finds no range joins free
+//! ranges, under the pool's lock.
 //!
 //! # One store at a time
 //!
@@ -12,14 +12,15 @@
 //! - A new header overwrites an old one, or lies where no walk over the headers looks yet.
 //! - Where the new range ends, the next new header is already written.
 //!
-//! The headers of the pool are valid after each of these stores. If the thread dies in between,
-//! only some of the ranges are joined.
+//! After each store of a new header, the headers of the pool are valid. If the thread dies in
+//! between, only some of the ranges are joined.
 //!
 //! # Walks without the lock
 //!
-//! A walk over the headers of a pool's ranges takes no lock. Another thread may meanwhile join the
-//! range that the walk has reached to the previous range, and allocate the result. Then the walk
-//! may mistake text of a message for the next header. Two checks prevent harm:
+//! A walk over the headers of a pool's ranges (runs of cache lines) takes no lock. Another thread
+//! may meanwhile join the range that the walk has reached to the previous range, and allocate the
+//! result. Then the walk may mistake text of a message for the next header. Two checks prevent
+//! harm:
 //! - The count `JOINS` changes after a join, before the joined ranges are used. If it has changed
 //!   by the end of a walk, [`Pool::collect_used`] repeats the walk.
 //! - [`Pool::free_seen`] frees a range that a walk has found only after a check under the lock.
@@ -93,9 +94,9 @@ impl Pool {
         true
     }
 
-    /// Cuts a free range, which is in no free list, down to the size class `wanted`, and frees the
-    /// rest. If no memory can be reserved for the header of the rest, the range stays larger. The
-    /// caller holds the pool's lock.
+    /// Cuts a free range of cache lines, which is in no free list, down to the size class `wanted`,
+    /// and frees the rest. If no memory can be reserved for the header of the rest, the range stays
+    /// larger. The caller holds the pool's lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -106,8 +107,8 @@ impl Pool {
                 return;
             }
             self.write_free(region, rest, class);
-            // This store shortens the free range to its first half. The header of the second half
-            // was stored before, so that a walk finds it.
+            // This store shortens the free range of cache lines to its first half. The header of
+            // the second half was stored before, so that a walk finds it.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }
@@ -122,21 +123,21 @@ impl Pool {
         }
     }
 
-    /// Writes the header of a free range into its first cache line, `line`. Before, this line may
-    /// have been in the middle of another range.
+    /// Writes the header of a free range (a run of cache lines) into its first cache line, `line`.
+    /// Before, this line may have been in the middle of another range.
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // Zero the line, since old text of a message could look like the state of a new
-            // message.
+            // Zero the first line of the new range, since old text of a message could look like the
+            // state of a new message.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Changes the count `JOINS`, so that walks without the lock notice that free ranges may have
-    /// been joined. The caller holds the pool's lock.
+    /// Changes the count `JOINS`, so that walks without the lock notice that free ranges of cache
+    /// lines may have been joined. The caller holds the pool's lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);
@@ -158,8 +159,8 @@ impl Pool {
     /// number of the range's first cache line, and its user (a task or object). Returns the results
     /// of `of`, and the count `JOINS` at the start of the walk.
     ///
-    /// If a range is allocated or freed during the walk, the walk may miss it. The same holds for
-    /// [`Pool::used`].
+    /// If a range of cache lines is allocated or freed during the walk, the walk may miss it. The
+    /// same holds for [`Pool::used`].
     pub(crate) fn collect_used<T>(
         &self,
         region: &Region,
@@ -172,7 +173,7 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If the walk
+            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If this walk
             // has mistaken text of a message for a header, the load below returns a new count
             // `JOINS`.
             fence(Ordering::Acquire);
@@ -184,9 +185,9 @@ impl Pool {
         seen
     }
 
-    /// Frees the range at `line`, which an earlier [`Pool::collect_used`] has found. `joins` is the
-    /// count of joins from that walk. Under the pool's lock, the function first checks that a range
-    /// still begins at `line`, and that `is_left` is true.
+    /// Frees the range of cache lines at `line`, which an earlier [`Pool::collect_used`] has found.
+    /// `joins` is the count of joins from that walk. Under the pool's lock, the function first
+    /// checks that a range still begins at `line`, and that `is_left` returns true.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
@@ -337,7 +338,7 @@ mod tests {
     /// The function frees all but the first, and allocates a joined range of eight lines. It fills
     /// this range with words that look like headers of task 77.
     ///
-    /// Returns the first line of `ranges[2]`, which is now inside the joined range.
+    /// Returns the first line of `ranges[2]`, a cache line that is now inside the joined range.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);
@@ -392,7 +393,8 @@ mod tests {
         );
         pool.free_seen(shared, middle, joins, ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
-        // `free_seen` must free a range if `is_left` returns true, and keep it otherwise.
+        // `free_seen` must free a range of cache lines if `is_left` returns true, and keep it
+        // otherwise.
         for is_left in [false, true] {
             pool.free_seen(shared, ranges[1], joins, ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);

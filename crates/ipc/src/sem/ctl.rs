@@ -148,8 +148,8 @@ impl Task {
             [OTIME, ALTER_LIST, CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread that reads the new tag also sees the other
-            // words of the semaphore.
+            // ORDERING(ipc-word): Release. A thread that reads the new tag (the set's version
+            // number) also sees the other words of the semaphore.
             line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -679,8 +679,8 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
 /// Returns the tag (version number) of a new set, which is newer than the tags of earlier sets in
 /// all its cache lines.
 ///
-/// Tags increase and wrap around: if two tags are more than half of the range apart, the larger
-/// number is older.
+/// Tags (version numbers of sets) increase and wrap around: if two tags are more than half of the
+/// range apart, the larger number is older.
 fn next_tag(tags: impl Iterator<Item = u64>) -> u64 {
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
     let last = tags.reduce(|last, tag| if is_later(tag, last) { tag } else { last });

@@ -82,8 +82,8 @@ mod tests {
         let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
-        // The second set has the slot and the tag of the first, but its semaphores are in other
-        // cache lines.
+        // The second set has the slot and the tag (version number) of the first, but its semaphores
+        // are in other cache lines.
         let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     /// Control: a unit of a semaphore is granted to a live task that does not return from its call.
-    /// It must keep the unit.
+    /// The task must keep the unit.
     #[test]
     fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {
@@ -366,9 +366,9 @@ mod tests {
         assert!(tries.count() < 1000);
     }
 
-    /// Checks a semaphore for which a dead task has an undo adjustment. A call that succeeds
-    /// immediately need not apply the adjustment first. Once another call has applied it, the
-    /// result is that of Linux.
+    /// A dead task has undo adjustments for two semaphores. Another task's call that is possible at
+    /// the present values must succeed. Once the adjustments are applied, the call must get the
+    /// result that it has on Linux.
     #[test]
     fn call_that_succeeds_sees_values_before_the_undo_of_a_dead_task() {
         const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);

@@ -39,7 +39,7 @@ impl SetGuard<'_> {
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
         // Clear `LOG`, which may contain the log of an earlier operation. If this task dies,
-        // recovery could mistake that for the log of this operation.
+        // recovery could mistake the old log for that of this operation.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
@@ -49,8 +49,8 @@ impl SetGuard<'_> {
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
-        // `EIDRM` means that there is nothing to mark: the word is already dead, or a hostile
-        // process has overwritten it.
+        // `EIDRM` means that there is nothing to mark: the semaphore's word is already dead, or a
+        // hostile process has overwritten it.
         let is_left = |num: &u16| !matches!(kill(*num), Ok(_) | Err(Errno::IDRM));
         (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
@@ -80,14 +80,14 @@ impl SetGuard<'_> {
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
                 round = round.saturating_add(1);
-                // This task holds the set's lock. A holder of that lock thaws its words before it
-                // releases the lock, so the task that froze this word has died.
+                // This task holds the set's lock. A holder of that lock thaws (unlocks) its words
+                // before it releases the lock, so the task that froze this word has died.
                 let dead = match seen.is_frozen_locked() {
                     true => Some(identity(task_line(set.shared, seen.frozen_by()))),
                     false => pause(round, patience, word, seen)?,
                 };
-                // The dead task may have thawed (unlocked) the word just before its death. So read
-                // the word again, now that the death is known.
+                // The dead task may have thawed (unlocked) the semaphore's word just before its
+                // death. So read the word again, now that the death is known.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -140,15 +140,15 @@ pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // Clear `LOG`. It may contain the log of an earlier operation, which recovery could mistake for
-    // that of the next freeze.
+    // Clear `LOG`. It may contain the log of an earlier operation. Recovery could mistake that for
+    // the log of the next operation that freezes (locks) the semaphore's word.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
 }
 
-/// Completes or reverts the operation of the dead task that froze semaphore `num`. The caller holds
-/// the set's lock.
+/// Completes or reverts the operation of the dead task that froze (locked) semaphore `num`. The
+/// caller holds the set's lock.
 ///
 /// The function thaws (unlocks) all semaphores of the set that the dead task has frozen. The log of
 /// the first semaphore of the dead task's call tells whether the call is committed. This semaphore
@@ -169,8 +169,8 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
         // Read the task's record after the semaphore's word. A later task with this number stores
-        // its identity there before it freezes a word. So if it has frozen this word, the identity
-        // differs from `dead`.
+        // its identity there before it freezes (locks) a word. So if it has frozen this word, the
+        // identity differs from `dead`.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {

@@ -16,8 +16,8 @@
 //! must equal the phase bit of the frozen word. The store that thaws (unlocks) the word flips its
 //! phase bit.
 //!
-//! The phase bit has its old value again after two operations. So each operation that freezes the
-//! word must write a log, even if the log is empty ([`Log::Void`]).
+//! The phase bit has its old value again after two operations. So each operation that freezes
+//! (locks) the semaphore's word must write a log, even if the log is empty ([`Log::Void`]).
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -81,7 +81,7 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. Recovery that sees the log also sees the words stored in
+        // ORDERING(ipc-undo): Release. Recovery that sees this log also sees the words stored in
         // `REDO`. Recovery that sees the new undo adjustment, which is stored later, also sees the
         // log.
         set.sem(num)[LOG].store(log, Ordering::Release);

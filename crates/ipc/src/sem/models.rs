@@ -22,7 +22,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. As in `Set::word`. This control omits only the check of the tag.
+        // ORDERING: Acquire. As in `Set::word`. This control omits only the check of the set's tag
+        // (version number).
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -34,7 +35,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
 }
 
 /// A wrong variant, which the models must detect: adds 1 to the first semaphore of a set, with
-/// undo. It does not freeze (lock) the word, and stores the undo adjustment after the word.
+/// undo. It does not freeze (lock) the semaphore's word, and stores the undo adjustment after the
+/// word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
@@ -43,7 +45,7 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
     // ORDERING: AcqRel. As in `Task::semop_single`. This control only omits the freeze (the lock)
-    // of the word.
+    // of the semaphore's word.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;

@@ -63,8 +63,8 @@ const TASK: usize = 3;
 /// The word with the number of operations, the index of the operation that has to wait, the bit
 /// [`ALTERS`], and the logged outcome.
 pub(super) const SHAPE: usize = 4;
-/// The word that says for which set the node waits. It also contains the node's ticket, its number
-/// in the order of arrival. The word is 0 if the node is in no queue.
+/// The word that says at which set the call of a wait node waits. It also contains the node's
+/// ticket, its number in the order of arrival. The word is 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -72,18 +72,19 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The lowest bit of a field of `SHAPE`: the set's count of `SETVAL` and `SETALL` calls
-/// (`set::SETTINGS`) when the waiting call was completed.
+/// The position of a field in the word `SHAPE`. The field contains the set's count of `SETVAL` and
+/// `SETALL` calls (`set::SETTINGS`) at the time when the waiting call was completed.
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a completed call that is being reverted, because its task has died or is
 /// ending (`reap`).
 pub(super) const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of the word `PLACE`: the slot and the tag of the set at which the call waits, and the
-// call's ticket (its number in the order of arrival).
+// Fields of the word `PLACE` of a wait node: the slot and the tag of the set at which the call
+// waits, and the call's ticket (its number in the order of arrival).
 //
-// A later set in the slot may have the same tag. The set's payload (the place of its semaphores,
-// and its tag) tells the two sets apart. The second cache line of the node contains a copy of it.
+// A later set in the same slot may have the same tag. The set's payload (the place of its
+// semaphores, and its tag) tells the two sets apart. The second cache line of the wait node
+// contains a copy of the payload.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
@@ -175,8 +176,8 @@ impl<'s> Node<'s> {
     /// Clears `AWAKE`, since the task is about to sleep.
     pub(super) fn stop_watching(&self) {
         // ORDERING(ipc-status): Relaxed. If another task stores the outcome after this change, it
-        // finds `AWAKE` cleared, and wakes this task. If it has done so before, futex(2) finds the
-        // outcome, and this task does not sleep.
+        // finds `AWAKE` cleared, and wakes this task. If that task has stored the outcome earlier,
+        // futex(2) finds it, and this task does not sleep.
         self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }
 
@@ -214,7 +215,7 @@ impl<'s> Node<'s> {
         status::load(self.status()) & INTERRUPTED != 0
     }
 
-    /// Returns the set for which the node waits, if it still exists.
+    /// Returns the set at which the call of this wait node waits, if it still exists.
     pub(super) fn awaited(&self) -> Option<Set<'s>> {
         let place = self.place();
         let slot = (place >> 1) as u32 & (SLOTS_MAX - 1);
@@ -228,25 +229,25 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word with the copy of the set's payload (the place of its semaphores, and its
-    /// tag). It is valid while the node's word `PLACE` is not 0.
+    /// Returns the word of the wait node with the copy of the set's payload (the place of its
+    /// semaphores, and its tag). It is valid while the node's word `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// Marks the node as waiting for `set`. From now on, a rebuild of the queues finds the node,
-    /// and sorts it by `ticket`.
+    /// Marks the wait node as waiting at `set`. From now on, a rebuild of the queues finds the
+    /// node, and sorts it by `ticket`, its number in the order of arrival.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
-        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the node
+        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the wait node
         // waiting also sees all fields of the node.
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Marks the node as no longer waiting. The caller has removed it from its queues.
+    /// Marks the wait node as no longer waiting. The caller has removed it from its queues.
     pub(super) fn end(&self) {
         // ORDERING(ipc-place): Release. Pairs with `Node::place`: if a thread reads 0, it also sees
-        // that the node is in no queue.
+        // that the wait node is in no queue.
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
@@ -340,8 +341,8 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Returns the low part of the word `PLACE` of all nodes that wait for `set`: the set's slot and
-/// tag.
+/// Returns the low part of the word `PLACE` of all wait nodes whose calls wait at `set`: the set's
+/// slot and tag.
 fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
@@ -371,8 +372,8 @@ pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
 /// Wakes the tasks of completed calls. Returns the tasks that were not asleep, and so may have
 /// died.
 ///
-/// A task that polls its status is not in `wakes`. It may have died, too, but then the bit `OWED`
-/// of the set makes a later call look for dead tasks.
+/// A task that was polling its status, and not asleep, is not in `wakes`. It may have died, too,
+/// but then the bit `OWED` of the set makes a later call look for dead tasks.
 pub(crate) fn wake(shared: &Shared, wakes: &[(u32, u32)]) -> Absent {
     let is_absent =
         |wake: &&(u32, u32)| futex::wake(&shared.region.line(wake.0)[STATUS], 1, shared.scope) == 0;

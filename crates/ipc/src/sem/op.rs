@@ -324,7 +324,8 @@ impl Task {
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
                 // The call has no outcome yet. The watcher (the waiting call that looks for dead
-                // tasks) may have woken this task because the set is gone.
+                // tasks) may have woken this task because the set is gone. So end the wait if it is
+                // gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
@@ -354,8 +355,8 @@ impl Task {
     /// which are then reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
-        // Each round reaps at least one task, so the number of tasks bounds the loop, even in a
-        // damaged namespace.
+        // Each round reaps (cleans up after) at least one task, so the number of tasks bounds the
+        // loop, even in a damaged namespace.
         let rounds = 0..self.shared.layout.tasks_max;
         rounds.take_while(|_| self.look_once(set, concern)).count() != 0
     }

@@ -62,8 +62,9 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// Returns the bit of a semaphore's word for a waiting call with the operations `sops`. `sop` is
-/// its operation on this semaphore.
+/// Returns the bit that a waiting call sets in the words of its semaphores: `ALTER` or `ZERO` for a
+/// single operation, otherwise `COMPLEX`. `sops` are the operations of the call, and `sop` is one
+/// of them.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -239,9 +240,9 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
         let Some(verdict) = look_at(txn, node) else { break };
         if verdict == Verdict::Done {
             update_zero(txn, Changed::By(&sops))?;
-            // A call was completed, so the walk may have to start again at the oldest call: calls
-            // with several operations may have become possible. If only single decrements wait, no
-            // older one has.
+            // A call was completed, which may have made older waiting calls with several operations
+            // possible. So start again at the oldest call. A single decrement that was impossible
+            // before is still impossible.
             if is_complex || get(txn.guard.field(COMPLEX_COUNT)) != 0 {
                 lines = list.iter();
             }
@@ -257,7 +258,7 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
 /// Returns none for a call that `txn` has already completed: a hostile process has linked the queue
 /// into a ring.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
-    // An interrupted call is not completed: it ends with `EINTR`, or was left by siglongjmp(3).
+    // Do not complete an interrupted call: it ends with `EINTR`, or was left by siglongjmp(3).
     if node.is_interrupted() {
         return Some(Verdict::Blocks(0));
     }

@@ -68,8 +68,8 @@ pub(super) struct Reaper<'s> {
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a live task does not release a lock or a frozen semaphore. The caller must then
-/// clean up after the task later.
+/// Returns `EIO` if a live task does not release a lock or thaw (unlock) a semaphore. The caller
+/// must then clean up after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };
@@ -149,7 +149,8 @@ impl<'s> Reaper<'s> {
             // set by now.
             && undo::is_at(&guard, line, gone)
         {
-            // The removal of an unpublished set has begun. No call reads its values any more.
+            // If no lookup finds the set any more, its removal has begun, and no call reads its
+            // values. Then the undo need not be applied.
             if set.is_published() {
                 let mut txn = Txn::new(&guard);
                 let nums = apply(&mut txn, line, shared.pid_of(gone))?;
@@ -159,8 +160,8 @@ impl<'s> Reaper<'s> {
             }
             undo::free(&guard, line);
         }
-        // The dead task may have died while it made or freed this undo record. Free the line if it
-        // still belongs to the task `gone`.
+        // The dead task may have died while it made or freed this undo record. Free the record's
+        // first cache line if it still belongs to the task `gone`.
         if shared.layout.undos.whose(&shared.region, line) == Some(gone) {
             undo::discard(shared, line, self.owner);
         }
@@ -171,15 +172,15 @@ impl<'s> Reaper<'s> {
 /// Adds the adjustments of an undo record to the values of the semaphores, as a part of `txn`.
 /// Returns the numbers of the changed semaphores.
 ///
-/// A task that ends applies its undo adjustments without waiting. So values are clamped to the
-/// range from 0 to `SEMVMX`.
+/// A task that ends applies its undo adjustments without waiting for other tasks. So a value that
+/// would be below 0 or above `SEMVMX` becomes 0 or `SEMVMX`.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
-        // An adjustment of 0 stays 0, so the semaphore's word need not be frozen (locked). The
-        // reason: the record's owner has ended, and other tasks change the record only under the
-        // set's lock.
+        // If the adjustment is 0, the semaphore's word need not be frozen (locked), because the
+        // adjustment stays 0. The record's owner has ended, and other tasks change the record only
+        // under the set's lock.
         let adj = undo::load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.frozen(num)?.value + adj).clamp(0, SEMVMX);
@@ -225,8 +226,8 @@ fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, E
 /// The remains of a dead task that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// The task has undo adjustments, or has not returned from a completed call. If it dies, its
-    /// cleanup changes values of semaphores.
+    /// The task has undo adjustments, or has not returned from a completed call. If the task dies,
+    /// the cleanup after it changes values of semaphores.
     Values,
     /// Values, and waiting calls.
     Waits,

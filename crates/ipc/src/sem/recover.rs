@@ -1,8 +1,8 @@
 //! Repair of a semaphore set after a task has died in the middle of a change.
 //!
-//! A dead task can leave three things: the set's lock, words that it froze without the lock
-//! (`freeze`), and a set that is only partly removed. If the last holder of a set's lock has died,
-//! the next task that takes the lock repairs the set first.
+//! A dead task can leave three things: the set's lock, semaphore words that it froze (locked)
+//! without that lock (`freeze`), and a set that is only partly removed. If the last holder of a
+//! set's lock has died, the next task that takes the lock repairs the set first.
 //!
 //! The words of the semaphores, the wait nodes and the undo records are authoritative, and so is
 //! the set's word `COMMIT`: it says whether the dead task's transaction had completed its logs.
@@ -77,8 +77,8 @@ impl SetGuard<'_> {
     /// Destroys a set that no lookup finds any more: its semaphores, waits and undo records.
     /// Analogous to Linux's `freeary`.
     ///
-    /// The caller holds the lock of all semaphore sets. If it dies here, the next holder completes
-    /// the work.
+    /// The caller holds the lock of all semaphore sets. If the caller dies during this function,
+    /// the next holder of that lock completes the work.
     ///
     /// If a stopped process has frozen (locked) a semaphore, the function only ends the waiting
     /// calls and returns false. The set's memory stays, because that process will store into it
@@ -120,7 +120,7 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     // Meanwhile `OWED` makes calls without the set's lock look for dead tasks.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     // ORDERING(ipc-owed): Release fence. Orders the store of `OWED` before the store that empties
-    // the list. Pairs with the Acquire load of the list in `Set::may_be_owed`.
+    // the list of undo records. Pairs with the Acquire load of the list in `Set::may_be_owed`.
     fence(Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
@@ -163,7 +163,7 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
 }
 
 /// Completes an unfinished removal of a set that the id table no longer contains. Ends the waiting
-/// calls, and frees the memory. The caller holds the lock of all semaphore sets.
+/// calls, and frees the set's memory. The caller holds the lock of all semaphore sets.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return true };

@@ -28,12 +28,13 @@ pub(super) const LOCK: usize = 0;
 /// place of its semaphores and by its tag. A call that has taken the lock compares this word with
 /// the payload that its lookup found, since the set may have been removed in between.
 pub(super) const LIVE: usize = 1;
-/// The index of the word with a list. In the set's cache line it lists all waiting calls that
-/// change a semaphore; in a semaphore's line, the single decrements that wait at this semaphore.
+/// The index of the word with a list of waiting calls. In the set's cache line, the list contains
+/// all waiting calls that change a semaphore; in a semaphore's cache line, the single decrements
+/// that wait at this semaphore.
 pub(super) const ALTER_LIST: usize = 2;
-/// The index of the word with a list. In the set's cache line it lists the waiting calls that
-/// consist of several waits for zero; in a semaphore's line, the single waits for zero at this
-/// semaphore.
+/// The index of the word with a list of waiting calls. In the set's cache line, the list contains
+/// the calls that consist of several waits for zero; in a semaphore's cache line, the single waits
+/// for zero at this semaphore.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
@@ -52,8 +53,9 @@ pub(super) const COMMITTING: u64 = 1;
 /// call. A transaction that completes a waiting call sets the bit. Recovery sets it too. A call
 /// that looks for dead tasks clears the bit if no wait node of a completed call is left.
 pub(super) const OWED: u64 = 2;
-/// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls made while [`OWED`] was set. Both
-/// clear undo adjustments, even those of completed calls whose tasks have not returned yet.
+/// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls made while [`OWED`] was set. These
+/// two commands clear undo adjustments, even those of completed calls whose tasks have not returned
+/// yet.
 ///
 /// The wait node of a completed call has a copy of this count. If the set's count has changed
 /// since, the undo adjustments of that call were cleared.
@@ -61,11 +63,11 @@ pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 pub(super) const SETTINGS_SHIFT: u32 = 8;
 
-// Indices of words in the cache line of a semaphore. [`ALTER_LIST`] and [`CONST_LIST`] are valid
-// here, too. Words 6 and 7 of the first semaphore's line belong to the memory pool.
+// Indices of words in the cache line of a semaphore. [`ALTER_LIST`] and [`CONST_LIST`] are indices
+// in this line, too. Words 6 and 7 of the first semaphore's line belong to the memory pool.
 pub(super) const WORD: usize = 0;
-/// The word with the time of the last operation on the semaphore. Its high bits contain the tag of
-/// the set, so a later set in the same memory ignores the time.
+/// The word with the time of the last operation on the semaphore. Its high bits contain the tag
+/// (version number) of the set, so a later set in the same memory ignores the time.
 pub(super) const OTIME: usize = 1;
 /// The word with the log of an operation that changes the semaphore without the set's lock (module
 /// `log`).
@@ -78,8 +80,8 @@ const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The number of low bits of the word [`TICKET`] that contain the ticket. The other bits contain a
-/// time in milliseconds.
+/// The number of low bits of the word [`TICKET`] that contain the ticket (a number in the order of
+/// arrival). The other bits contain a time in milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
@@ -190,7 +192,7 @@ impl<'s> Set<'s> {
     #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
         // ORDERING(ipc-word): Release. Pairs with `Set::word`: the next operation on this semaphore
-        // sees the stores that this task made while the word was frozen.
+        // sees the stores that this task made while the word was frozen (locked).
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 
@@ -198,7 +200,7 @@ impl<'s> Set<'s> {
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
         // The set may be removed before the store below. The next set ignores the stored time,
-        // because the time contains the tag of the old set.
+        // because the stored word contains the tag (version number) of the old set.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {

@@ -4,7 +4,7 @@
 //! on different semaphores do not depend on each other, so this order does not change whether all
 //! are possible. If one is not possible, the call takes the set's lock to find out which one fails.
 //!
-//! A call never waits while it has a frozen word, so there is no deadlock:
+//! A call never waits while it has a frozen (locked) word, so there is no deadlock:
 //! - If another task has frozen a word, the call thaws its own words and begins again, a few times.
 //! - If another call waits at one of the semaphores, the call takes the set's lock.
 //!

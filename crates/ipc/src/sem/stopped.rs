@@ -75,7 +75,8 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
         assert_eq!(other.semop(id, &[DOWN]), Err(Errno::INVAL));
         assert_eq!(used(&other)[..2], [1, 2], "the lines that the stopped task may write stay");
         assert_eq!(other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
-        // `other` has an undo adjustment for the removed set, which must have no effect.
+        // The removed set has an undo adjustment of the task `other`. The end of that task must not
+        // apply it.
         drop(other);
         go_on();
     });
@@ -195,7 +196,8 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
 }
 
 /// A task that allocates an undo record holds the set's lock while it waits for the lock of the
-/// pool. Other tasks must still be able to perform operations that need not wait. Trap I15.
+/// memory pool. Other tasks must still be able to perform operations that need not wait. Trap I15
+/// in `traps.md`.
 #[test]
 fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
     let namespace = namespace(1);
@@ -216,8 +218,8 @@ fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
-        // The rounds above may take longer than the time limit for a lock. Then the call of
-        // `waiter` has failed with `EIO`, and must have changed nothing.
+        // If the rounds above take longer than the time limit for a lock, the call of `waiter`
+        // fails with `EIO`. It must then have changed nothing.
         let done = waits.join().unwrap();
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
@@ -261,8 +263,8 @@ fn waits_for_a_word_are_counted() {
             other.sem_setval(id, 0, 1)
         }];
     for (at, call) in calls.into_iter().enumerate() {
-        // `other` takes the set's lock, finds the word frozen, and waits. It finds the word thawed
-        // if it was slow. So repeat until `Namespace::contention` has counted a wait.
+        // `other` must find the word frozen (locked), and wait for it. If `other` is slow, the word
+        // is thawed before it looks. So repeat until `Namespace::contention` has counted a wait.
         let is_counted = (0..1000).any(|_| {
             let before = namespace.contention();
             let go_on = stop(&holder, id);

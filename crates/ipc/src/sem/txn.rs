@@ -3,9 +3,9 @@
 //! A transaction changes semaphores under the set's lock. It freezes (locks) each word that it
 //! reads, and works on copies. At its end it stores all changes, or thaws the words unchanged.
 //!
-//! Each word that the transaction reads stays frozen until the commit stores its new value. A call
-//! without the set's lock that finds a frozen word waits or takes the lock. So no other call sees
-//! that one word has changed and another one has not.
+//! Each word that the transaction reads stays frozen (locked) until the commit stores its new
+//! value. A call without the set's lock that finds a frozen word waits or takes the lock. So no
+//! other call sees that one word has changed and another one has not.
 //!
 //! If a change makes a waiting call possible, the same transaction also performs that call. So no
 //! other call can come between an increment and the decrement that waited for it.
@@ -22,13 +22,13 @@
 //! 4. It clears `COMMITTING`.
 //!
 //! Release stores make other processes see these steps in this order. If the task dies before it
-//! has set `COMMITTING`, recovery thaws the frozen words unchanged. If it dies later, recovery
-//! stores the logged changes again (`recover`).
+//! has set `COMMITTING`, recovery thaws (unlocks) the frozen words unchanged. If it dies later,
+//! recovery stores the logged changes again (`recover`).
 //!
 //! A transaction that changes one word and nothing else needs no log: it makes a single store.
 //!
-//! Only the holder of the set's lock may wait while it keeps words frozen. All other calls thaw
-//! their words before they wait. So no two tasks wait for each other.
+//! Only the holder of the set's lock may wait while it keeps words frozen (locked). All other calls
+//! thaw (unlock) their words before they wait. So no two tasks wait for each other.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -172,7 +172,7 @@ impl<'g, 's> Txn<'g, 's> {
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
         // The count `SETTINGS` tells the tasks of completed calls that their undo adjustments were
-        // cleared. Without `OWED` all of these tasks have returned, so do not count.
+        // cleared. Without `OWED` all of these tasks have returned, so the count need not change.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !self.completed.is_empty() || is_setting;
         let settings = before.wrapping_add(u64::from(is_setting) << SETTINGS_SHIFT) & SETTINGS;

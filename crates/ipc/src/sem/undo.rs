@@ -49,8 +49,8 @@ use crate::shared::Shared;
 /// The word that names the task and the set of an undo record: the task number (low half), the slot
 /// of the set (high half), and the bit [`IS_RECORD`].
 ///
-/// In a cell (a later cache line of the record), the word with this index is an undo adjustment,
-/// and [`IS_RECORD`] is never set.
+/// In a cell (a later cache line of an undo record), the word with this index is an undo
+/// adjustment, and [`IS_RECORD`] is never set.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
@@ -92,12 +92,12 @@ pub(super) fn load_adj(shared: &Shared, record: u32, num: u16) -> i32 {
 /// Stores an adjustment. The caller has frozen the semaphore's word.
 #[inline]
 pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
-    // ORDERING(ipc-undo): Release. If recovery sees the new adjustment, it also sees the log
-    // written before.
+    // ORDERING(ipc-undo): Release. If recovery sees the new undo adjustment, it also sees the log
+    // that was written before.
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
-/// Returns the adjustment after an operation with `SEM_UNDO`: `adj` minus the number that the
+/// Returns the undo adjustment after an operation with `SEM_UNDO`: `adj` minus the number that the
 /// operation adds to the semaphore.
 ///
 /// # Errors
@@ -169,7 +169,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
 /// Returns the undo record that task `task` has for the set, if the record is in `undos.cache`.
 ///
 /// A caller without the set's lock must have frozen (locked) the word of one of the set's
-/// semaphores. If that word contains the set's tag, the set and the undo record exist.
+/// semaphores. If that word contains the set's tag (version number), the set and the undo record
+/// exist.
 #[inline]
 pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     // ORDERING: Relaxed. Only a guess, which is checked below.
@@ -258,8 +259,8 @@ pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
-    // The line may become a cell (the line for one semaphore) of another undo record. There, the
-    // word with this index is the redo log, which must be 0 at first.
+    // The freed line may become a cell (the line for one semaphore) of another undo record. There,
+    // the word with this index is the redo log, which must be 0 at first.
     put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
@@ -275,7 +276,7 @@ pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.free(shared, record, owner);
 }
 
-/// Rebuilds the list of a set's undo records from the lines of the pool.
+/// Rebuilds the list of a set's undo records from the lines of the pool of undo records.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let set = guard.set;
     let shared = set.shared;

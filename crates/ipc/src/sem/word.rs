@@ -17,22 +17,22 @@
 //! The highest bit of the field says whether that task holds the set's lock.
 //!
 //! The word of a semaphore is in one of three states:
-//! - Live: it can be frozen and thawed.
+//! - Live: it can be frozen (locked) and thawed (unlocked).
 //! - Frozen: it keeps its value, tag and other bits. So recovery can thaw the word of a dead task
 //!   unchanged. Only the pid of the last operation is lost: `sempid` is then that of the dead task.
 //! - Dead: its set was removed. A later set makes the word live again, with another tag.
 //!
-//! A new set gets cache lines that earlier sets have used, and that contain the tags of those sets.
-//! The new set's tag is one more than the newest of them. So a late operation on an earlier set
-//! notices the change.
+//! A new set gets cache lines that earlier sets have used, and that contain the tags (version
+//! numbers) of those sets. The new set's tag is one more than the newest of them. So a late
+//! operation on an earlier set notices the change.
 //!
-//! The generation of an id could not serve as the tag: sets in different slots may have the same
-//! generation, and a line may pass from one slot's set to another's.
+//! The generation of an id could not serve as the tag (version number) of a set. Sets in different
+//! slots may have the same generation, and a line may pass from one slot's set to another's.
 //!
 //! While a call waits, its bit for waiting calls (`alter`, `zero` or `complex`) is always set. The
-//! call first freezes (locks) the word, and then finds that it must wait. The store that thaws
-//! (unlocks) the word also sets the bit. No other task can change the word in between, so no
-//! wake-up is lost (trap I5 in `traps.md`).
+//! call first freezes (locks) the semaphore's word, and then finds that it must wait. The store
+//! that thaws (unlocks) the word also sets the bit. No other task can change the word in between,
+//! so no wake-up is lost (trap I5 in `traps.md`).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +53,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// Parts of the pid field of a frozen word: the number of the task that froze it, and the bit for a
-/// task that holds the set's lock.
+/// Parts of the pid field of a frozen (locked) word: the number of the task that froze it, and the
+/// bit for a task that holds the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 

@@ -1,4 +1,5 @@
-//! shmat(2), shmdt(2), and the effects of fork(2) and of the end of a task.
+//! shmat(2) and shmdt(2). Also what happens to attached segments at fork(2), and at the end of a
+//! task.
 //!
 //! Addresses belong to one process, so the table from addresses to segments is in the task's own
 //! memory. Shared memory contains only the number of attaches of each task. These numbers remain if
@@ -329,8 +330,8 @@ impl Task {
     }
 }
 
-/// Detaches all segments of a task that ends. Then records in its own segments that their creator
-/// has ended.
+/// Detaches all segments of a task that ends. Then records in the segments which this task has
+/// created that their creator has ended.
 ///
 /// # Errors
 ///
@@ -358,8 +359,8 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Ok(segment) = Segment::named(ids, name) {
-        // Record the time before the detach. If the task is killed in between, the cleanup after
-        // its death detaches the segment.
+        // Record the time first, and detach the segment second. If the task is killed after the
+        // first step, the cleanup after it detaches the segment.
         segment.note(DTIME, task.pid);
         segment.detach(task.owner.index, 1, gone);
     }
@@ -370,7 +371,8 @@ fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     let start = address - address % page_size();
     let is_aligned = address == start || shmflg.contains(ShmFlags::ROUND);
     refuse_if(!is_aligned || (start == 0 && shmflg.contains(ShmFlags::REMAP)), Errno::INVAL)?;
-    // An `address` that is rounded down to 0 stays the address 0, at which the host program cannot
-    // map. Only an `address` of 0 lets the host program choose.
+    // With `SHM_RND`, an `address` within the first page is rounded down to 0. Return 0 then, so
+    // that the host program fails to map there. Only an `address` of 0 lets the host program
+    // choose.
     Ok((address != 0).then_some(start))
 }

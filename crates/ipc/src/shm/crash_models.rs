@@ -196,7 +196,8 @@ fn attach(task: &Task, id: ShmId, address: usize) -> Result<(), Errno> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// A control: the locks of dead tasks count as free, so that recovery repairs no segment.
+    /// A control, which must fail: the locks of dead tasks count as free, so that recovery repairs
+    /// no segment.
     WithoutLocks,
 }
 
@@ -324,7 +325,8 @@ const CASES: [Case; 9] = [
         name: "a mark",
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
-            // A key of the same hash puts both segments into one hash chain.
+            // This key has the hash of the first segment's key, so the hash chain contains two
+            // segments.
             world.survivor.shmget(KEY + SEGMENTS as i32, 1, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),

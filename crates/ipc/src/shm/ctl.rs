@@ -107,7 +107,8 @@ impl Task {
             let (payload, name) = segment::make(ids.ids, index, size_bytes, self.pid);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
-                // Memory of removed segments may be left. So try again to remove it.
+                // The file system is full, perhaps with the memory of removed segments. Remove that
+                // memory, and try again.
                 segment::give_back_all(shared, ids, Some(index));
                 created = shared.backing.create(name, size_bytes);
             }
@@ -346,8 +347,8 @@ impl Task {
     /// Cleans up after the dead tasks that have attached the segment in the slot of `shmid`. The
     /// caller holds no lock.
     ///
-    /// If the cleanup after a dead task fails, `shm_nattch` stays too high. This is safe for a
-    /// caller that waits until it is 0.
+    /// If the cleanup after a dead task fails, `shm_nattch` stays too high. This is safe: a caller
+    /// that waits until `shm_nattch` is 0 then waits too long, but is never misled.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let index = shmid.cast_unsigned() & (SLOTS_MAX - 1);
         let attachers = |ids| Segment::at(&ids, index).map(|segment| segment.attachers());

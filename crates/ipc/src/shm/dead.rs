@@ -134,12 +134,12 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
         assert_eq!(one.sem_getval(set, 0), Ok(0));
         assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
     }
-    // The forked child gets attach records of its own, and unmaps the hold of the dead task (the
-    // locked file that it has inherited).
+    // Register the forked child: it gets attach records of its own. Then unmap the hold of the dead
+    // task, the locked file that the child has inherited.
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
-    // Clean up by the existing task `one`. A new task could clean up after the dead task at its own
-    // registration.
+    // Let the existing task `one` clean up. If a new task were registered, the registration could
+    // clean up, too.
     assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
     assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
     drop(child);

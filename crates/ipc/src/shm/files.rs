@@ -21,8 +21,8 @@
 //! empty file `task-NUMBER` with an exclusive flock(2) lock. The lock lasts until the open file is
 //! closed and unmapped in all processes.
 //!
-//! When the task has no attaches any more, the file is removed. If the removal fails, the next task
-//! with the same number uses the file.
+//! When the task has no attaches any more, this file is removed. If the removal fails, the next
+//! task with the same number uses it.
 //!
 //! # Limits
 //!
@@ -61,8 +61,8 @@ const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::C
 /// the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The number of times that a task tries to lock its hold file. A process that checks whether the
-/// task has a hold locks the file for the time of two system calls.
+/// The number of times that a task tries to lock its hold file. A try fails if another process is
+/// checking for a hold at that moment, since the check locks the file.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -99,16 +99,17 @@ enum Folder {
 }
 
 impl SegmentFiles {
-    /// Returns a backing with its files in `folder`. The folder must exist when the first segment
-    /// is created. The path should be absolute, since a process may change its working directory.
+    /// Returns a backing (a source of segment memory) with its files in `folder`. The folder must
+    /// exist when the first segment is created. The path should be absolute, since a process may
+    /// change its working directory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(Folder::Path(folder.into()))
     }
 
-    /// Returns a backing with its files in the folder of a descriptor, for a process that cannot
-    /// reach the folder by its path. Each call opens the folder again through the descriptor, so
-    /// the program must keep the descriptor open.
+    /// Returns a backing (a source of segment memory) with its files in the folder of a descriptor.
+    /// It is for a process that cannot reach the folder by its path. Each call opens the folder
+    /// again through the descriptor, so the program must keep the descriptor open.
     ///
     /// # Errors
     ///
@@ -219,8 +220,8 @@ impl Backing for SegmentFiles {
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Try again: another process that checks for an earlier task's hold locks the same
-                // file for a moment.
+                // Another process that checks whether an earlier task still has a hold locks this
+                // file for a moment. So try again.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -283,6 +284,7 @@ fn of_shmat(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM => Errno::ACCESS,
         // The segment exists, but its file does not: another program must have removed the folder.
+        // So report the segment as removed.
         Errno::NOENT => Errno::IDRM,
         _ => Errno::NOMEM,
     }
@@ -374,7 +376,8 @@ mod tests {
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
-    /// A file that a killed process has left must be removed before the free space is checked.
+    /// If a killed process has left a file, `create` must remove it before it checks the free
+    /// space.
     #[test]
     fn leftover_file_is_removed_before_the_space_is_checked() {
         let folder = Folder::new("full");
@@ -405,8 +408,8 @@ mod tests {
         fs::remove_dir_all(&folder.0).unwrap();
         assert!(!files.is_held(7) && files.hold(7).is_err(), "the folder is gone");
         assert!(files.remove(NAME), "the file went with the folder");
-        // Without the parent of the folder, this process may have another root directory. So it
-        // cannot know whether the files still exist.
+        // If the parent of the folder does not exist either, the process may have another root
+        // directory. So `SegmentFiles` must treat the files as existing.
         let elsewhere = SegmentFiles::new(folder.0.join("folder"));
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }

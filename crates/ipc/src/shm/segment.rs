@@ -60,7 +60,7 @@ const CREATOR: usize = 5;
 /// The word with the serial number of the newest segment of this slot, and the bit [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
-// Words of an attach record. Words 6 and 7 belong to the pool.
+// Words of an attach record. Words 6 and 7 belong to the memory pool.
 const WHOSE: usize = 0;
 const LINKS: usize = 1;
 const COUNT: usize = 2;
@@ -253,7 +253,8 @@ impl<'g, 's> Segment<'g, 's> {
     /// Removes the segment if it has no attach and is either marked for removal or subject to
     /// `is_shm_rmid_forced`. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
-        // The mark for removal may be newer than the copy in `self`.
+        // Look the segment up again: its mode may have got the mark for removal after the copy in
+        // `self` was made.
         let object = self.ids.ids.live(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared().limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -337,8 +338,8 @@ pub(super) fn pages(size_bytes: u64) -> Option<u64> {
 /// Removes the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // This task lacks the permission to remove the memory. `HAS_MEMORY` stays set, so another
-        // task removes it later.
+        // This task lacks the permission to remove the segment's memory. `HAS_MEMORY` stays set, so
+        // another task removes it later.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
@@ -406,8 +407,8 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             return Ok(false);
         }
         shared.backing.forget(task);
-        // The records that the pool still assigns to the task are in no list: the task was making
-        // or freeing them when it died.
+        // The attach records that the pool still assigns to the dead task are in no list: the task
+        // was making or freeing them when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
             put(&shared.region.line(record)[WHOSE], 0);
@@ -424,7 +425,7 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
 }
 
 /// Repairs a segment after a task has died with the lock of all segments held. Returns its number
-/// of pages, for the total. The caller has taken over that lock.
+/// of pages, from which the caller computes the total. The caller has taken over that lock.
 ///
 /// Rebuilds the list of attach records. Removes the key of a segment that is marked for removal.
 /// Removes the segment if that was due at its last detach.

@@ -122,7 +122,7 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
 }
 
 /// Checks a process that has created segments in two namespaces. In each namespace, the end of the
-/// process must remove its segments if that namespace's limits demand it. Trap I14.
+/// process must remove its segments if that namespace's limits demand it. Trap I14 in `traps.md`.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
@@ -158,7 +158,7 @@ fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
 }
 
 /// Checks that an attach during a removal gets the segment that was requested, or fails. Traps I2
-/// and I10.
+/// and I10 in `traps.md`.
 #[test]
 fn attach_during_removal_gets_the_requested_memory_or_none() {
     const ROUNDS: u64 = 400;
@@ -222,7 +222,7 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
 }
 
 /// Checks an attach during which the creator of the segment ends. Either the attach must count, or
-/// the whole segment must be gone. Trap I18.
+/// the whole segment must be gone. Trap I18 in `traps.md`.
 #[test]
 fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
     let (namespace, memory) = namespace(true);

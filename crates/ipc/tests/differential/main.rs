@@ -39,8 +39,8 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// The default number of steps and the time limit. On a slow machine, the test makes at least
-/// `least` steps.
+/// The default number of steps of a run, and its time limit. On a slow machine, the test makes at
+/// least `least` steps.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {

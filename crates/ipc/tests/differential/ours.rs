@@ -89,11 +89,11 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // Check first whether the task waits, and then look for an answer: the call may
-            // complete in between.
+            // Check whether the task waits, and only then look for an answer. If the call completes
+            // in between, its answer counts.
             let is_waiting = self.task().waiting() != 0;
-            // A waiting call has sent no answer, so look for one without a timeout. A running call
-            // sends one soon.
+            // If the call waits, take an answer only if it is there already. If the call runs, wait
+            // for the answer, which comes soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),

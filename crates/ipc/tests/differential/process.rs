@@ -2,8 +2,9 @@
 //! controls the process through a socket.
 //!
 //! Two files of proc(5) show whether a process waits. `/proc/PID/task/TID/syscall` has the number
-//! of the system call, but only while the process is off its processor. That includes a woken
-//! process that moves to another processor. So `stat` must also show that the process sleeps.
+//! of the system call, but only while the process is off its processor. The file also has it for a
+//! process that was woken and moves to another processor. So `stat` must also show that the process
+//! sleeps.
 //!
 //! If a call wakes another process, it does so before it returns. So once a call has returned, the
 //! test can check immediately which processes still wait.
@@ -55,8 +56,8 @@ impl Worker {
         let child = command.spawn().expect("a worker");
         // Close the worker's end of the socket, so that the test notices the end of the worker.
         drop(command);
-        // The first message of the worker is the id of the thread that answers requests, since
-        // libtest runs it on a new thread.
+        // The first message of the worker is the id of the thread that makes its calls. It is not
+        // the process's first thread, since libtest runs a test function on a new thread.
         let mut socket = ours;
         let mut length = [0; 4];
         socket.read_exact(&mut length).expect("the worker starts");
@@ -141,8 +142,8 @@ impl Patience {
 
     /// Waits for [`LOOK_NS`], or until `socket` has data to read.
     ///
-    /// The function sleeps in poll(2). On a loaded machine, sched_yield(2) would take a hundred
-    /// times as long.
+    /// The function sleeps in poll(2). With sched_yield(2) in place of the sleep, each wait took a
+    /// hundred times as long on a loaded machine.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
@@ -179,8 +180,8 @@ pub(crate) fn serve() {
         return;
     }
     sysv::catch_usr1().expect("a handler");
-    // With the preload library, the first call opens the namespace's file. A later user id may not
-    // be allowed to do that.
+    // With the preload library, the first IPC call opens the namespace's file. Make a call now,
+    // since the worker may later change to a user that may not open the file.
     assert_eq!(sysv::semctl(-1, 0, libc::GETVAL, 0), Err(libc::EINVAL));
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");

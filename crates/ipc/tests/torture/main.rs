@@ -204,8 +204,8 @@ impl Child {
             // ORDERING: Relaxed. A sign of progress alone.
             steps.load(Ordering::Relaxed)
         };
-        // The last child may have been about to complete a step when the others died. So only a
-        // second step shows progress.
+        // The last child may have been about to complete a step when the other children died. So
+        // only a second step shows that it can go on without them.
         let (wanted, start) = (done() + 2, Instant::now());
         while done() < wanted {
             self.look(arena)?;

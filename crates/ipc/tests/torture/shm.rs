@@ -9,7 +9,8 @@
 //!   for no other.
 //! - The memory for the records of attaches is free again.
 //!
-//! In the control, the backing keeps the memory of removed segments, and its check must fail.
+//! In the control run, the backing (which provides the memory of segments) keeps the memory of
+//! removed segments. The check must then fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::Arc;
@@ -34,8 +35,8 @@ const ATTACHES: u32 = 96;
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// A backing that records which segments have memory. It has a word for each slot, with a bit for
-/// each serial number.
+/// A backing (a source of segment memory) that records which segments have memory. It has a word
+/// for each slot, with a bit for each serial number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
@@ -140,7 +141,8 @@ impl Arena for Segments {
                 20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),
-                // Fork the task, and go on with the forked task, which has the same attaches.
+                // Fork the task, and continue with the child's task, which must have the same
+                // attaches.
                 60..62 => task.fork(std::process::id()).map(|copy| task = copy),
                 62 | 63 => self.namespace().recover().map(drop),
                 _ => {

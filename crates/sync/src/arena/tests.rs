@@ -19,7 +19,7 @@ fn alloc_until_full_hands_out_every_slot_but_zero_once() {
 }
 
 /// A free list must not store its links in the slots. `free` and `alloc` must change no word of a
-/// slot. Trap T7.
+/// slot. Trap T7 in `traps.md`.
 #[test]
 fn free_and_alloc_leave_every_word_of_the_slot() {
     let arena: SlotArena<8> = SlotArena::new("words", if cfg!(miri) { 150 } else { 400 }).unwrap();
@@ -156,8 +156,8 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// Guarantee A.4: `alloc_in` for one [`Group`] uses the free slots of the other group before fresh
-/// slots.
+/// Checks guarantee A.4 of `SlotArena`: an allocation for one [`Group`] uses the free slots of the
+/// other group before fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {

@@ -37,14 +37,14 @@ fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
 
 /// Taking a reference to a dead object must fail. One thread takes a reference, while another
 /// thread marks the object dead if no reference is left. Exactly one of the two must succeed. Trap
-/// T18.
+/// T18 in `traps.md`.
 #[test]
 fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
 /// Control (a variant with the bug must fail): check and increment are two steps. So the getter may
-/// get a reference to an object that the killer has marked dead. Trap T18.
+/// get a reference to an object that the killer has marked dead. Trap T18 in `traps.md`.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -99,14 +99,14 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
 }
 
 /// `get_not_dead` on a retired object must fail. So the free list must not use the word of the
-/// count for its links. Trap T7.
+/// count for its links. Trap T7 in `traps.md`.
 #[test]
 fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
 }
 
 /// Control (a variant with the bug must fail): a free list stores a link in the count's word, so
-/// `get_not_dead` on a retired object succeeds. Trap T7.
+/// `get_not_dead` on a retired object succeeds. Trap T7 in `traps.md`.
 #[test]
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
@@ -173,9 +173,9 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// One thread takes the lock and reads the count twice. Meanwhile another thread takes a reference
-/// with `get`. Returns in how many runs the locker read the count before the other thread's `get`,
-/// and in how many after it.
+/// One thread takes the lock of a lockref and reads its count twice. Meanwhile another thread takes
+/// a reference with `get`. Returns in how many runs the locker read the count before the other
+/// thread's `get`, and in how many after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -228,14 +228,14 @@ fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
 }
 
 /// A thread holds the lock for a short time. Checks that another thread, which only counts, does
-/// not take the lock because of it. Trap T52.
+/// not take the lock because of it. Trap T52 in `traps.md`.
 #[test]
 fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Control (a variant with the bug must fail): a user that finds the lock held takes the lock
-/// itself. Trap T52.
+/// Control (a variant with the bug must fail): a thread that only counts takes the lock if it finds
+/// the lock held. Trap T52 in `traps.md`.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {
@@ -248,9 +248,9 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two threads. Each takes the lock, reads and writes a word that the lock protects, and
-/// releases the lock with `unlock`. Returns in how many runs the main thread had the lock first,
-/// and in how many the other thread.
+/// Runs two threads. Each takes the lock of a lockref, reads and writes a word that the lock
+/// protects, and releases the lock with `unlock`. Returns in how many runs the main thread had the
+/// lock first, and in how many the other thread.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

@@ -4,8 +4,8 @@
 use super::*;
 use corewalk_base::primitives::{Arc, thread};
 
-/// Waits until another thread sleeps on the lock, or has set the bit for waiting threads and is
-/// about to sleep.
+/// Waits until another thread sleeps on the lockref's lock, or has set the bit for waiting threads
+/// and is about to sleep.
 fn await_waiter(lockref: &Lockref) {
     // ORDERING: Relaxed. The test only waits until the bit is visible.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
@@ -35,7 +35,8 @@ fn get_and_put_by_one_and_many_add_up() {
     assert_eq!(lockref.put_many(7), 0);
 }
 
-/// Taking a reference to a dead object must fail until the object is revived. Trap T18.
+/// Taking a reference to a dead object must fail until the object is revived. Trap T18 in
+/// `traps.md`.
 #[test]
 fn get_not_dead_after_mark_dead_fails_until_revive() {
     let lockref = Lockref::new(0);
@@ -78,7 +79,7 @@ fn guard_changes_the_count_and_unlocks_on_drop() {
 }
 
 /// The lockref must keep counts that do not fit in 32 bits, and a count must not change the flags.
-/// Trap T51.
+/// Trap T51 in `traps.md`.
 #[test]
 fn count_above_32_bits_is_exact() {
     let start = u64::from(u32::MAX) - 1;
@@ -91,7 +92,7 @@ fn count_above_32_bits_is_exact() {
 }
 
 /// Checks that the count does not overflow. At the maximum, `get_not_dead` must fail and must not
-/// change the state word. Trap T51.
+/// change the state word. Trap T51 in `traps.md`.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);
@@ -102,14 +103,16 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
 }
 
-/// A count must not overflow. At the maximum, `get` must panic, because it cannot fail. Trap T51.
+/// A count must not overflow. At the maximum, `get` must panic, because it cannot fail. Trap T51 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_at_count_max_panics() {
     Lockref::new(Lockref::COUNT_MAX).get();
 }
 
-/// A count must not overflow. The added amount alone does not fit in 61 bits. Trap T51.
+/// A count must not overflow. The added amount alone does not fit in 61 bits. Trap T51 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_many_above_count_max_panics() {

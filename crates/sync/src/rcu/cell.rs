@@ -82,7 +82,7 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
         unsafe { &*ptr }
     }
 
-    /// Replaces the value. The old value is dropped after a grace period.
+    /// Replaces the value of the cell. The old value is dropped after a grace period.
     #[doc(alias = "rcu_assign_pointer")]
     pub fn replace(&self, value: T) {
         let new = Box::into_raw(Box::new(value));
@@ -184,7 +184,8 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
         unsafe { ptr.as_ref() }
     }
 
-    /// Replaces the value, or makes the cell empty. The old value is dropped after a grace period.
+    /// Replaces the value of the cell, or makes the cell empty. The old value is dropped after a
+    /// grace period.
     pub fn replace(&self, value: Option<Box<T>>) {
         let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
         // ORDERING(rcu-publish): AcqRel. A reader of the new pointer sees the whole new value. This

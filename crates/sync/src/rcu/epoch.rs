@@ -1,4 +1,5 @@
-//! Grace periods by `crossbeam-epoch`. Threads that make garbage too fast are slowed down.
+//! Grace periods by `crossbeam-epoch`. A thread that makes garbage too fast has to free garbage
+//! itself.
 //!
 //! A section pins the thread to the current epoch. Garbage of an epoch is freed two epochs later,
 //! and the epoch advances only when every pinned thread has seen it.

@@ -15,7 +15,7 @@
 //! an ordering.
 //!
 //! The models can detect too weak an ordering only in a read section that was opened before the
-//! call of `defer`. Control tests prove that they do.
+//! call of `defer`. Control tests with a weakened ordering prove that the models detect it.
 //!
 //! # Rules
 //!

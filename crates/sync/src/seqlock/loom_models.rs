@@ -69,7 +69,7 @@ fn outcomes(read: Read) -> [usize; 3] {
 }
 
 /// Checks that a reader sees both words of the same write section, even if a writer runs at the
-/// same time. A reader that never takes the lock may retry for ever. Trap T29.
+/// same time. A reader that never takes the lock may retry for ever. Trap T29 in `traps.md`.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
@@ -77,7 +77,7 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
 
 /// Control (a variant with the bug must fail): a reader that was disturbed by a writer reads both
 /// words again, without the writers' lock. So it may see one word of the old pair and one of the
-/// new pair. Trap T29.
+/// new pair. Trap T29 in `traps.md`.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

@@ -62,7 +62,7 @@ fn outcomes(read: Read) -> [usize; 3] {
 }
 
 /// A reader must see the words of one whole section, even if a writer runs at the same time. A
-/// reader that never takes the lock may retry for ever. Trap T29.
+/// reader that never takes the lock may retry for ever. Trap T29 in `traps.md`.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(|pair| {
@@ -74,7 +74,7 @@ fn read_or_lock_beside_a_writer_sees_a_whole_section() {
 }
 
 /// Control (a variant with the bug must fail): after a disturbed pass, the second pass runs without
-/// the lock. So the reader sees a torn pair. Trap T29.
+/// the lock. So the reader may see one old and one new word. Trap T29 in `traps.md`.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

@@ -1,7 +1,7 @@
 //! Models of names that are added to the cache again after an invalidation, and of exchanged names.
 //!
-//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
-//! schedules (see `tally` in `corewalk_base`).
+//! In each model, the reader is the spawned thread. If it were the main thread, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -15,10 +15,11 @@ use crate::attr::mode;
 use crate::name::Name;
 
 /// At first the name `A` refers to the file with the inode number 7, which is in use. The function
-/// invalidates the name's directory. Then it adds the name again with `publish`, for the file with
-/// the inode number `says`.
+/// invalidates the name's directory. Then it adds the name to the cache again with `publish`, for
+/// the file with the inode number `says`.
 ///
-/// During `publish`, a reader looks the name up with `look`. Counts how often it found the name.
+/// During `publish`, a reader looks the name up with `look`. Returns how often the reader missed
+/// the name, and how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -57,8 +58,8 @@ fn put_back_against_lookup(
 fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The first dentry of a file shares the inode's slot number. A second dentry, which `publish`
-    // must not make, would have another.
+    // The first dentry of a file has the same slot number as the inode. A second dentry, which
+    // `publish` must not make, would have another slot number.
     assert_eq!(
         slot,
         node.inode.dentry_half(),
@@ -78,8 +79,8 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
 }
 
 /// A stale answer must not enter the cache after an invalidation. Here the name refers to the same
-/// file before and after it. So a lookup may find the old dentry, but only after `publish` has made
-/// it valid again. Trap T25.
+/// file before and after the invalidation. So a lookup may find the old dentry, but only after
+/// `publish` has made it valid again. Trap T25 in `traps.md`.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
@@ -87,7 +88,7 @@ fn name_that_is_taken_back_is_found_whole_or_not() {
 }
 
 /// A stale answer must not enter the cache after an invalidation. Here the name refers to another
-/// file after the invalidation, so no lookup may find the old dentry. Trap T25.
+/// file after the invalidation, so no lookup may find the old dentry. Trap T25 in `traps.md`.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -95,7 +96,7 @@ fn name_that_became_another_file_is_not_taken_back() {
 }
 
 /// Control (a variant with the bug must fail): the old dentry becomes valid again before it gets
-/// the new inode. So a reader may find the old file. Trap T25.
+/// the new inode. So a reader may find the old file. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -116,9 +117,10 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// Adds the name of a directory in use to the cache again, with `publish`. Meanwhile another thread
-/// marks that directory as a mount point. `before` first prepares the cache. Returns how often the
-/// directory was marked before its name was added again, and how often afterwards.
+/// First makes a directory that is in use, and calls `before` to prepare the cache. Then one thread
+/// adds the directory's name to the cache again, with `publish`, while another marks the directory
+/// as a mount point. Returns in how many schedules the mark came first, and in how many the name
+/// did.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -153,16 +155,16 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
 }
 
 /// `publish` looks a dentry up and then locks it. In between, another thread may mark the dentry as
-/// a mount point. The dentry is that of a directory in use, whose name was invalidated and is added
-/// again. The directory must keep it. Trap T55.
+/// a mount point. Here the name of a directory in use was invalidated, and is added again. The
+/// directory must keep its dentry. Trap T55 in `traps.md`.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Control (a variant with the bug must fail): `publish` searches for the dentry from before the
-/// invalidation only once. If another thread then marks it as a mount point, it is not reused, and
-/// a second dentry is made. Trap T55.
+/// Control (a variant with the bug must fail): `publish` searches only once for the directory's
+/// dentry from before the invalidation. If another thread then marks this dentry as a mount point,
+/// `publish` makes a second dentry instead of reusing it. Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -177,15 +179,15 @@ fn control_take_back_that_looks_once_is_caught() {
 }
 
 /// A directory whose name is added twice must keep its dentry, even if another thread marks it as a
-/// mount point meanwhile. The directory is never invalidated. Trap T55.
+/// mount point meanwhile. The directory is never invalidated. Trap T55 in `traps.md`.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
 /// Control (a variant with the bug must fail): `publish` looks the dentry up only once. If another
-/// thread then marks it as a mount point, no reference can be taken, and a second dentry is made.
-/// Trap T55.
+/// thread then marks it as a mount point, `publish` cannot take a reference on it, and makes a
+/// second dentry. Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -200,8 +202,9 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Counts how
-/// often both lookups were before the exchange, on different sides of it, and after it.
+/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Returns how
+/// often both lookups came before the exchange, how often it came between them, and how often both
+/// came after it.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -229,7 +232,7 @@ fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [u
 }
 
 /// While two names are exchanged, each must have a file at every instant. A reader must not find
-/// one file under both names. Traps T12 and T13.
+/// one file under both names. Traps T12 and T13 in `traps.md`.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
@@ -239,7 +242,7 @@ fn names_beside_an_exchange_are_always_there() {
 }
 
 /// Control (a variant with the bug must fail): the two dentries are renamed in separate write
-/// sections. So for a moment one of the names is missing. Trap T13.
+/// sections. So for a moment one of the names is missing. Trap T13 in `traps.md`.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -260,9 +263,9 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// Adds an answer of the back end to the cache with `enter_as`, after `prepare`. Meanwhile another
-/// thread invalidates the name and then looks it up. Returns how often the invalidation was too
-/// late to forbid caching, and how often in time.
+/// First calls `prepare`. Then one thread adds an answer of the back end to the cache with
+/// `enter_as`, while another invalidates the name and looks it up. Returns in how many schedules
+/// the invalidation came too late to forbid the caching, and in how many it came in time.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -296,8 +299,8 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// After an invalidation has returned, no lookup may find an older answer. Three cases: a new name,
-/// a name that was cached before, and the target of a rename. Trap T25.
+/// After an invalidation has returned, no lookup may find an older answer. The test covers a new
+/// name, a name that was cached before, and the target of a rename. Trap T25 in `traps.md`.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -316,7 +319,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
 }
 
 /// Control (a variant with the bug must fail): `publish` checks before its write section whether an
-/// invalidation has cancelled the fill (the caching of the answer). That is too early. Trap T25.
+/// invalidation has cancelled the fill (the caching of the answer). That is too early. Trap T25 in
+/// `traps.md`.
 ///
 /// An invalidation between the check and the write section does not find the name, which is not
 /// valid yet. So a stale answer may stay in the cache.

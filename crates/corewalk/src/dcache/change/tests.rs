@@ -15,7 +15,7 @@ use crate::vfs::VfsOptions;
 /// for a negative dentry.
 ///
 /// Returns the inodes that the name `to` has after the rename, and the inode of the moved file.
-/// `target` is the index of the dentry that the rename gets as its target.
+/// `target` is the index in `entered` of the dentry that the rename gets as its target.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,

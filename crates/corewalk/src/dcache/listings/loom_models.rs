@@ -1,9 +1,9 @@
 //! Models of a directory listing that adds a name to the cache while another thread changes the
 //! name.
 //!
-//! The back end and the cache are one number each, protected by a mutex. It tells which file the
-//! name refers to: 1 is the old file, and 2 the new one. In the cache, 0 means that the name is not
-//! cached.
+//! The models of the back end and of the cache are one number each, protected by a mutex. The
+//! number tells which file the name refers to: 1 is the old file, and 2 the new one. In the cache,
+//! 0 means that the name is not cached.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -25,8 +25,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name from the back end, as a listing does, and adds it to the cache if allowed.
-    /// Returns the number of the added file, or 0.
+    /// Reads the name from the back end, as a listing does, and adds it to the cache if no change
+    /// of the name was counted. Returns the number of the added file, or 0.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();
@@ -75,7 +75,7 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
 
 /// A listing must not add the old file of a name that another thread changes. That thread
 /// increments the directory's count of changes before it releases the in-lookup lock (invariant L.1
-/// of `listings`), so the listing sees the change under this lock. Trap T25.
+/// of `listings`), so the listing sees the change under this lock. Trap T25 in `traps.md`.
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -85,7 +85,7 @@ fn listing_beside_a_change_enters_no_older_entry() {
 
 /// Control (a variant with the bug must fail): the changing thread does not increment the
 /// directory's count of changes. So the listing misses the change, and adds the old file to the
-/// cache. Trap T25.
+/// cache. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
@@ -93,7 +93,7 @@ fn control_change_that_does_not_count_itself_is_caught() {
 }
 
 /// Control (a variant with the bug must fail): the changing thread looks for listings in progress
-/// before it calls the back end. So it may miss a listing. Trap T25.
+/// before it calls the back end. So it may miss a listing. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -105,9 +105,9 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// The listing calls `begin` before it reads from the back end. The changing thread calls `counts`
-/// after its change. Counts how often the listing added nothing, the old file, and the new file to
-/// the cache.
+/// Runs a listing on one thread, and a change of the name on another. The listing calls `begin`
+/// before it reads from the back end. The changing thread calls `counts` after its change. Returns
+/// how often the listing added nothing, the old file, and the new file to the cache.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
@@ -146,7 +146,7 @@ fn list_without_locks(
 
 /// A listing must not add an old file to the cache, even if the back end has no locks. Then only
 /// the fences in `begin` and in the drop of `NameChange` order the back end's answers and the
-/// counts. Trap T25.
+/// counts. Trap T25 in `traps.md`.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
@@ -154,7 +154,7 @@ fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
 }
 
 /// Control (a variant with the bug must fail): the changing thread has no fence between its change
-/// of the back end and its load of the count of listings. Trap T25.
+/// of the back end and its load of the count of listings. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -172,7 +172,7 @@ fn control_change_without_a_fence_is_caught() {
 }
 
 /// Control (a variant with the bug must fail): the listing has no fence between its increment of
-/// the count of listings and its read from the back end. Trap T25.
+/// the count of listings and its read from the back end. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -185,8 +185,8 @@ fn control_listing_without_a_fence_is_caught() {
     list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
-/// Plays another program that changes the name in the back end, and an invalidation of the name.
-/// The invalidation calls `first` and `second`, and then drops the name from the cache.
+/// Changes the name in the back end, as another program does, and then invalidates the name. The
+/// invalidation calls `first` and `second`, and then drops the name from the cache.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
     *shared.backend.lock() = NEW;
     first(shared);
@@ -204,7 +204,7 @@ fn cancel_fill(shared: &Shared) {
 
 /// A listing must not add an old file while another thread invalidates the name. The invalidation
 /// increments the directory's count of changes, and then forbids the holder of the name's in-lookup
-/// lock to cache its answer (invariant L.2 of `listings`). Traps T25 and P12.
+/// lock to cache its answer (invariant L.2 of `listings`). Traps T25 and P12 in `traps.md`.
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
@@ -212,7 +212,7 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
 
 /// Control (a variant with the bug must fail): the invalidation forbids the current holder of the
 /// in-lookup lock to cache its answer, but does not increment the directory's count of changes. A
-/// listing that takes the lock later adds the old file. Trap P12.
+/// listing that takes the lock later adds the old file. Trap P12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
@@ -221,7 +221,7 @@ fn control_invalidation_that_only_cancels_is_caught() {
 
 /// Control (a variant with the bug must fail): the invalidation increments the directory's count of
 /// changes, but does not forbid the holder of the in-lookup lock to cache its answer. A listing
-/// that has already compared the count adds the old file. Trap P12.
+/// that has already compared the count adds the old file. Trap P12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

@@ -1,8 +1,8 @@
 //! Models of [`Dcache::get_by_ino`]. This function finds a child by its name and by the inode
 //! number of its directory, without a lookup of the directory.
 //!
-//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
-//! schedules (see `tally` in `corewalk_base`).
+//! In each model, the reader is the spawned thread. If it were the main thread, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -85,7 +85,7 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
 }
 
 /// A lookup that starts after an invalidation must not return an older answer. The invalidation
-/// increments the directory's child generation, which the lookup checks. Trap T25.
+/// increments the directory's child generation, which the lookup checks. Trap T25 in `traps.md`.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -96,7 +96,7 @@ fn count_beside_an_invalidation_is_not_stale() {
 
 /// Control (a variant with the bug must fail): the lookup does not check the child generation of
 /// the parent directory, which the invalidation has incremented. So it returns a stale answer. Trap
-/// T25.
+/// T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -112,9 +112,10 @@ enum Reuse {
     Dentry,
 }
 
-/// Evicts the dentry of `A`. If that succeeds, another file gets the free slot that `reuse` names.
-/// Meanwhile a reader calls `count`, which looks `A` up and takes a reference on its inode. Returns
-/// how often `count` missed `A`, and how often it took the reference.
+/// Evicts the dentry of `A`. If that succeeds, another file gets the freed slot of the dentry or of
+/// the inode, as `reuse` says. Meanwhile a reader calls `count`, which looks `A` up and takes a
+/// reference on its inode. Returns how often `count` missed `A`, and how often it took the
+/// reference.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -148,14 +149,15 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usiz
 }
 
 /// A lookup of `A` must take a reference on the inode of `A` or none. During the lookup, the dentry
-/// of `A` is evicted and another file gets the slot of its inode. Traps T5, T55 and P5.
+/// of `A` is evicted and another file gets the slot of its inode. Traps T5, T55 and P5 in
+/// `traps.md`.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Inode));
 }
 
 /// A lookup of `A` must take a reference on the inode of `A` or none, even if another name gets the
-/// slot of the dentry during the lookup. Traps T5, T55 and P5.
+/// slot of the dentry during the lookup. Traps T5, T55 and P5 in `traps.md`.
 #[test]
 fn count_beside_reuse_of_the_dentry_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Dentry));
@@ -163,7 +165,7 @@ fn count_beside_reuse_of_the_dentry_is_of_that_inode_or_none() {
 
 /// Control (a variant with the bug must fail): the lookup does not validate the dentry after it has
 /// taken the reference. So the reference may be on the inode of the file that uses the slot next.
-/// Trap T55.
+/// Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
@@ -175,8 +177,8 @@ fn control_count_without_a_last_look_is_caught() {
 /// other reference weighs 1.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a FUSE client, whose lookup adds [`LOOKUP`] to the inode's reference count:
-/// first 1, and the rest after the validation.
+/// Looks `A` up for a FUSE client. Such a lookup adds [`LOOKUP`] to the inode's reference count: 1
+/// when the reference is taken, and [`LOOKUP`] - 1 after the validation.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
@@ -207,8 +209,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Plays a faulty client that forgets a lookup which it has not made. Subtracts [`LOOKUP`] from the
-/// inode's reference count if it is large enough, and returns true then.
+/// Plays a faulty client that forgets a lookup which it has not made. If the inode's reference
+/// count is at least [`LOOKUP`], subtracts [`LOOKUP`] and returns true.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -219,9 +221,9 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
 }
 
 /// A reader looks `A` up for a client with `count`, which adds [`LOOKUP`] to the inode's reference
-/// count. The main thread changes the dentry of `A`, and plays a faulty client that forgets a
-/// lookup too many. Returns how often the lookup failed, how often its references stayed, and how
-/// often the faulty client took them.
+/// count. Meanwhile the main thread changes the dentry of `A`, and plays a faulty client that
+/// forgets one lookup too many. Returns how often the lookup failed, how often its references
+/// stayed, and how often the faulty client took them.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -247,7 +249,7 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
 }
 
 /// A faulty client that forgets too often must not take away references of other users. The
-/// reference of a lookup in progress does not belong to the client yet. Trap P5.
+/// reference of a lookup in progress does not belong to the client yet. Trap P5 in `traps.md`.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
@@ -255,7 +257,7 @@ fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
 
 /// Control (a variant with the bug must fail): the lookup counts the client's reference
 /// ([`LOOKUP`]) before it validates the dentry. A faulty client can then drop this reference too
-/// early. If the validation fails, the lookup drops it again. Trap P5.
+/// early. If the validation fails, the lookup drops it again. Trap P5 in `traps.md`.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

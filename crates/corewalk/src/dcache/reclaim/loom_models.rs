@@ -1,8 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, while another thread takes a
 //! reference.
 //!
-//! In each model the spawned thread is the reader. With the roles swapped, a bug of loom would skip
-//! schedules (see `tally` in `corewalk_base`).
+//! In each model, the reader is the spawned thread. If it were the main thread, loom would skip
+//! some schedules, because of a bug of loom (see `tally` in `corewalk_base`).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -49,8 +49,9 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Of an eviction and a reader that takes a reference, only one succeeds. The reader never gets a
-/// reference on the next dentry in the slot. Traps T5, T7, T17, T18 and T55.
+/// An eviction and a reader's attempt to take a reference must not both succeed. The reader must
+/// never get a reference on the next dentry in the slot. Traps T5, T7, T17, T18 and T55 in
+/// `traps.md`.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
@@ -58,7 +59,7 @@ fn get_beside_eviction_and_reuse_has_one_winner() {
 
 /// Control (a variant with the bug must fail): the reader validates the dentry's sequence before it
 /// takes the reference, and not afterwards. So the reference may be on the next dentry in the slot.
-/// Trap T55.
+/// Trap T55 in `traps.md`.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {

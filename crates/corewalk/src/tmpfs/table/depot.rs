@@ -28,8 +28,8 @@ pub(super) struct Depot {
 
 impl Depot {
     /// Adds free inode slots to this pool. Of a segment whose 64 slots are all free, the depot
-    /// keeps up to `SPARE_SEGMENTS` as spares. It passes others to `retire`, without their slots,
-    /// and the caller must then free them.
+    /// keeps up to `SPARE_SEGMENTS` as spares. It removes the slots of any further such segment,
+    /// and passes the segment to `retire`. The caller must then free it.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;

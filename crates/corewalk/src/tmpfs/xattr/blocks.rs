@@ -8,9 +8,9 @@
 //! An inode points directly at its block. So reading attributes uses neither the cache nor the
 //! slots, and writes no shared memory.
 //!
-//! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds its entry in the
-//! cache, locks its slot, compares the sets, and increments the user count. The last user removes
-//! the entry before it frees the block (trap T34 in `traps.md`).
+//! The protocol is that of `corewalk_mbcache`. To share a block, a thread finds the block's entry
+//! in the cache, locks the block's slot, compares the sets, and increments the user count. The last
+//! user removes the entry before it frees the block (trap T34 in `traps.md`).
 //!
 //! A block does not change while it is in a slot. To change its attributes, the last user takes the
 //! block out of the slot and the cache, and afterwards searches for an equal block. So the search
@@ -32,7 +32,8 @@
 //! # Limits
 //! A search compares at most [`LOOKS_MAX`] blocks that have the key of the wanted set. If all
 //! differ from it, the set is not shared, so an attacker's sets with equal hashes make no long
-//! chains (trap T54 in `traps.md`). Nor is a set shared without a cache or a free block number.
+//! chains (trap T54 in `traps.md`). A set also stays private if there is no cache or no free block
+//! number.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -185,7 +186,8 @@ impl Blocks {
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
         // A free block number has no entry in the cache (invariant K.2), so `create` fails only if
-        // the cache is full. Then later searches do not find the block, which is harmless.
+        // the cache is full. Then the block is not in the cache, and later searches do not find it,
+        // which is harmless.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
@@ -206,7 +208,8 @@ impl Blocks {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
                 // After the unlock, another thread may release the block as its last user, and take
-                // the content out. That needs the only pointer, so drop this one first.
+                // the content out. That works only if no other pointer to the block exists. So drop
+                // this thread's pointer before the unlock.
                 drop(block);
                 return Released::Left;
             }

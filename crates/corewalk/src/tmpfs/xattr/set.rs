@@ -8,8 +8,9 @@
 //! The key of a set of attributes (a hash) is the sum of the hashes of its attributes and ACLs.
 //! Each attribute keeps its hash, so after a change only new attributes and the ACLs are hashed.
 //!
-//! Of an attribute over 256 bytes, only the beginning, the end and a few samples are hashed. Sets
-//! with equal keys are compared anyway, and a full hash would cost more than the comparison.
+//! Of an attribute over 256 bytes, only the beginning, the end and a few samples are hashed. A full
+//! hash would cost more than the comparison of two sets, which follows anyway if their keys are
+//! equal.
 //!
 //! # Invariants
 //! - X.1: the limits of xattr(7) hold. A name is at most 255 bytes, a value at most 64 KiB, and all

@@ -243,7 +243,7 @@ fn control_uncharged_set_is_caught() {
 }
 
 /// Searches must skip a full block (a shared set with 1024 users), and find it again when it loses
-/// a user. Trap T39.
+/// a user. Trap T39 in `traps.md`.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -256,8 +256,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // Two blocks have the maximum number of users, and one has 10. Remove these 10 files, and one
-    // file of a full block, which then has space for one new user.
+    // Two blocks have the maximum number of users, and one has 10. The test removes these 10 files,
+    // and one file of a full block, which then has space for one new user.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -269,7 +269,8 @@ fn block_has_at_most_1024_users() {
 }
 
 /// Inode `b` changes a set of attributes that only `b` uses, so that it equals the set of `a`. The
-/// search for an equal set must find that of `a`, not the changed set of `b` itself. Trap T38.
+/// search for an equal set must find that of `a`, not the changed set of `b` itself. Trap T38 in
+/// `traps.md`.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -429,7 +430,7 @@ fn full_list_of_names_shares_no_queued_sets() {
     assert!(waiting >= 1, "no inode is queued");
     assert_eq!(set(&fs, c, &name(usize::MAX), b""), Err(Errno::NOSPC));
     assert_eq!(fs.xattr_stats().waiting, waiting, "a full list de-duplicated sets");
-    // Control: a lack of space must de-duplicate the queued sets.
+    // For comparison: a call that needs more space must de-duplicate the queued sets.
     assert_eq!(set(&fs, c, &name(0), &[1; 65536]), Ok(()));
     let refused = (0..30_u8)
         .find_map(|nth| set(&fs, make(&fs, &format!("f{nth}")), b"user.x", &[nth; 60_000]).err());
@@ -466,7 +467,7 @@ fn nothing_is_shared_when_it_is_off() {
 }
 
 /// Sets of attributes that an attacker has made with equal hashes must be compared with only a few
-/// others, and then not be shared. Trap T54.
+/// others, and then not be shared. Trap T54 in `traps.md`.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
@@ -484,7 +485,7 @@ fn contents_of_one_key_make_no_long_chain() {
 }
 
 /// A block (a shared set of attributes) must not be freed after a thread has found it to share it.
-/// Threads find blocks while their last users release them. Trap T34.
+/// Threads find blocks while their last users release them. Trap T34 in `traps.md`.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;

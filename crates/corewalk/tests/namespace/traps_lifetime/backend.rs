@@ -69,7 +69,7 @@ fn be_busy(vfs: &Vfs) {
 }
 
 /// While a lookup sleeps in the back end, threads that wait for the same name must use no CPU time,
-/// and threads with other names must not wait. Trap T47.
+/// and threads with other names must not wait. Trap T47 in `traps.md`.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -137,7 +137,8 @@ thread_local! {
 const CALLS: u64 = 10_000;
 
 /// A back end may use other names of the namespace in `forget`, whichever operation dropped the
-/// last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim. Trap T50.
+/// last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim. Trap T50 in
+/// `traps.md`.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
@@ -149,7 +150,7 @@ fn forget_may_call_back_into_the_namespace() {
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
         // This hook makes a file whenever the back end is told to forget one, which may lead to
         // another `forget`. So bound the recursion.
-        // ORDERING: Relaxed. Statistic.
+        // ORDERING: Relaxed. The counter is a statistic, and publishes no other memory.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
         }
@@ -182,7 +183,7 @@ fn forget_may_call_back_into_the_namespace() {
 }
 
 /// A name is removed and made again, and the back end reuses the inode number. A held inode must
-/// stay the same file, and a number must lead to an existing file. Trap T55.
+/// stay the same file, and a number must lead to an existing file. Trap T55 in `traps.md`.
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
@@ -286,21 +287,22 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
 }
 
 /// An answer of the back end must not be cached if its name was invalidated during the lookup.
-/// Traps P12 and T25.
+/// Traps P12 and T25 in `traps.md`.
 #[test]
 fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation, the cache keeps the old answer.
+/// Control (a variant with the bug must fail): the name is not invalidated, so the cache keeps the
+/// old answer.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
 /// After a change in the back end and an invalidation, the next lookup must see the change. Earlier
-/// lookups, however many, must not put their old answer into the cache. Trap P12.
+/// lookups, however many, must not put their old answer into the cache. Trap P12 in `traps.md`.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

@@ -43,7 +43,7 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
 
 /// Sixteen threads that invalidate one directory of 200,000 names must together do about the work
 /// of one thread. If they skipped each other's entries again and again, the work would be at least
-/// sixteen times as much. Trap T45.
+/// sixteen times as much. Trap T45 in `traps.md`.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
@@ -54,7 +54,8 @@ fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
-/// An invalidation of a directory must take no longer for 200,000 names than for 200. Trap T45.
+/// An invalidation of a directory must take no longer for 200,000 names than for 200. Trap T45 in
+/// `traps.md`.
 #[test]
 fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     const TIMES: u32 = 100;
@@ -70,7 +71,7 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
 }
 
 /// Reclaim evicts entries that a walker on the same CPU needs. Neither may spin. Together they must
-/// take about as much CPU time as one after the other. Trap T46.
+/// take about as much CPU time as if they ran one after the other. Trap T46 in `traps.md`.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -112,7 +113,7 @@ fn reclaim_and_walker_on_one_processor_both_end() {
 
 /// An entry must never show a parent that it did not have, and no entry may be left at the end. Two
 /// threads evict parents and children together, while two others walk to them, hold them and
-/// translate them to paths. Trap T49.
+/// translate them to paths. Trap T49 in `traps.md`.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -160,7 +161,7 @@ impl Drop for Done<'_> {
 
 /// A client that forgets more lookups than it has must drop no reference of other users. One lookup
 /// weighs as much as 2^28 other references, and some numbers in this test overflow when multiplied
-/// by that. `corewalk_sync::Lockref` tests the limit of the count itself. Trap T51.
+/// by that. `corewalk_sync::Lockref` tests the limit of the count itself. Trap T51 in `traps.md`.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
@@ -178,7 +179,7 @@ fn forget_of_too_many_lookups_drops_nothing() {
 }
 
 /// `forget` must not mistake an inode's many references for lookups of a client, and must drop none
-/// of them. Trap T51.
+/// of them. Trap T51 in `traps.md`.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();

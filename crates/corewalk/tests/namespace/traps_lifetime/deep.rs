@@ -36,7 +36,7 @@ fn on_a_small_stack(work: impl FnOnce() + Send) {
 }
 
 /// Dropping a chain of removed directories must not recurse. A reference on the last of a million
-/// directories keeps them all. Trap T43.
+/// directories keeps them all. Trap T43 in `traps.md`.
 #[test]
 fn chain_of_removed_directories_is_dropped_without_recursion() {
     let _watchdog = Watchdog::start("removed chain", Duration::from_secs(300));
@@ -63,7 +63,7 @@ fn chain_of_removed_directories_is_dropped_without_recursion() {
 }
 
 /// Evicting a million nested directories, and dropping them with their back end, must not recurse.
-/// Trap T43.
+/// Trap T43 in `traps.md`.
 #[test]
 fn chain_of_directories_is_pruned_and_dropped_without_recursion() {
     let _watchdog = Watchdog::start("pruned chain", Duration::from_secs(300));
@@ -103,7 +103,7 @@ fn grows_linearly(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> (bool, [Durat
 }
 
 /// Evicting a chain of nested directories that is four times as deep must take about four times as
-/// long. Trap T44.
+/// long. Trap T44 in `traps.md`.
 #[test]
 fn prune_of_a_deep_chain_is_linear() {
     let _watchdog = Watchdog::start("linear prune", Duration::from_secs(300));
@@ -114,7 +114,8 @@ fn prune_of_a_deep_chain_is_linear() {
     assert!(linear, "25,000 and 100,000 levels: {least:?}");
 }
 
-/// Control: work that goes up to the root from every level takes quadratic time.
+/// Control (a variant with the bug must fail): work that goes up to the root from every level takes
+/// quadratic time.
 #[test]
 fn control_quadratic_work_on_a_deep_chain_is_caught() {
     let _watchdog = Watchdog::start("quadratic climb", Duration::from_secs(300));

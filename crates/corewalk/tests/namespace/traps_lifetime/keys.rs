@@ -1,8 +1,8 @@
 //! Names crafted to collide.
 //!
 //! These tests play an attacker that knows the hash function, and has found names whose hashes are
-//! in the same 1/512 of the hash table. Under the key that the attacker assumes, they make chains
-//! of hundreds of entries.
+//! in the same 1/512 of the hash table. Under the key that the attacker assumes, such names make
+//! chains of hundreds of entries.
 //!
 //! Under a random key, a directory of such names must be as fast as any other. As a control,
 //! lookups under the key that the attacker knows must be slow.
@@ -92,7 +92,7 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
 
 /// 100,000 names that were crafted to collide under one key must be looked up as fast as other
 /// names under a random key. As a control, lookups under the key for which they were made must be
-/// slow. Trap T54.
+/// slow. Trap T54 in `traps.md`.
 #[test]
 fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();
@@ -104,7 +104,8 @@ fn names_crafted_for_another_key_do_not_collide() {
 }
 
 /// Long names that are crafted for one key must not collide under another key. The hash treats the
-/// words behind the beginning of a long name differently, hence a separate test. Trap T54.
+/// words behind the beginning of a long name differently, hence a separate test. Trap T54 in
+/// `traps.md`.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

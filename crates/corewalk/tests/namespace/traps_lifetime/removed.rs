@@ -55,7 +55,7 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
 
 /// The work of a removal must be bounded, however many entries the cache has. The removal must keep
 /// the negative dentries of other directories, and may leave some of its own directory for later
-/// removals. Trap T53.
+/// removals. Trap T53 in `traps.md`.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;
@@ -85,7 +85,7 @@ fn removal_in_a_large_cache_scans_few_entries() {
 }
 
 /// The count of negative dentries must stay right, even if a directory is removed during failing
-/// lookups in it. Trap T60.
+/// lookups in it. Trap T60 in `traps.md`.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

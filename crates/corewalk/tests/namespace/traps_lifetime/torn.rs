@@ -52,7 +52,7 @@ fn read_paths(
     });
 }
 
-/// The names on a path must all be of the same instant. Trap P8.
+/// The names on a path must all be of the same instant. Trap P8 in `traps.md`.
 #[test]
 fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     let _watchdog = Watchdog::start("torn paths", Duration::from_secs(120));
@@ -62,7 +62,8 @@ fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     assert!(outcomes.count("first") > 0 && outcomes.count("second") > 0);
 }
 
-/// Control: the parent and the name of a file are read separately, so some paths mix two instants.
+/// Control (a variant with the bug must fail): the parent and the name of a file are read
+/// separately, so some paths mix two instants.
 #[test]
 fn control_parent_and_name_read_one_after_the_other_are_torn() {
     let _watchdog = Watchdog::start("torn paths, control", Duration::from_secs(120));

@@ -44,15 +44,16 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     Ok(files.iter().find(|file| file.0 == ino).unwrap().1)
 }
 
-/// A confined walk must fail if its directory was moved out of its root. A ref-walk is no snapshot,
-/// so only a check at its end detects that. Trap T20.
+/// A confined walk must fail if its directory was moved out of its root. A ref-walk looks up one
+/// name after the other, so only a check at its end detects the move. Trap T20 in `traps.md`.
 #[test]
 fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Control: a walk that is not confined ends outside of the directory in which it began.
+/// Control (a variant with the bug must fail): a walk that is not confined ends outside of the
+/// directory in which it began.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

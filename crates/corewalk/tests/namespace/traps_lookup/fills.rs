@@ -51,7 +51,8 @@ fn load_and_wait(
 }
 
 /// A thread that has waited for another lookup of the same name must search the cache again. If the
-/// name was invalidated meanwhile, it must not return the first answer, which is stale. Trap T21.
+/// name was invalidated meanwhile, it must not return the first answer, which is stale. Trap T21 in
+/// `traps.md`.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -67,7 +68,7 @@ fn waiter_after_an_invalidation_asks_again() {
 }
 
 /// Of two threads that look up the same name, the second waits for the first. Without an
-/// invalidation, one call of the back end must answer both. Trap T21.
+/// invalidation, one call of the back end must answer both. Trap T21 in `traps.md`.
 #[test]
 fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));
@@ -79,7 +80,7 @@ fn waiter_gets_the_answer_of_the_loader() {
 }
 
 /// A lookup that waits for another lookup must be answered for its own directory, even if that
-/// directory is renamed meanwhile and another takes its name. Trap T21.
+/// directory is renamed meanwhile and another takes its name. Trap T21 in `traps.md`.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -103,7 +104,7 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
 }
 
 /// Of two threads that look up the same name, the second waits for the first. If the back end
-/// fails, only the first must get the error, and the second must ask again. Trap T24.
+/// fails, only the first must get the error, and the second must ask again. Trap T24 in `traps.md`.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
@@ -157,13 +158,14 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// A panic in any call must release the in-lookup lock. Trap T24.
+/// A panic in any call must release the in-lookup lock. Trap T24 in `traps.md`.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
 }
 
-/// Control: an in-lookup lock is never released, and the waiting thread hangs.
+/// Control (a variant with the bug must fail): an in-lookup lock is never released, and the waiting
+/// thread hangs.
 #[test]
 fn control_call_that_never_ends_is_caught() {
     const NAME: &str = "traps_lookup::fills::control_call_that_never_ends_is_caught";
@@ -266,29 +268,29 @@ fn check_late_answers(tell: Tell) {
 }
 
 /// An answer that the back end gave before its name was invalidated must not be cached. Traps T25
-/// and P12.
+/// and P12 in `traps.md`.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
 /// An answer that the back end gave before its whole directory was invalidated must not be cached.
-/// Traps T25 and P12.
+/// Traps T25 and P12 in `traps.md`.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);
 }
 
-/// Control: the back end changes a name, and the name is not invalidated. So the old answer stays
-/// in the cache, and `check_late_answers` must detect that.
+/// Control (a variant with the bug must fail): the back end changes a name, and the name is not
+/// invalidated. So the old answer stays in the cache, and `check_late_answers` must detect that.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f`. When the back end is first asked for `f`, it renames
-/// it to `g`, and answers when the test lets it.
+/// Returns a namespace with a directory `f`. At the first lookup of `f`, the back end renames the
+/// directory to `g`, and answers when the test lets it.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();
@@ -309,7 +311,7 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
 
 /// The back end shows a directory under a new name while another operation holds the in-lookup lock
 /// of its old name. A lookup of the new name must succeed immediately, without moving the dentry. A
-/// later lookup moves it. Trap T28.
+/// later lookup moves it. Trap T28 in `traps.md`.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
@@ -330,7 +332,7 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
 
 /// The back end has moved a directory, while another lookup holds the in-lookup lock of its old
 /// name. A walk through the new name needs the directory's dentry, so it must wait for that lookup,
-/// without an error and without spinning. Trap T28.
+/// without an error and without spinning. Trap T28 in `traps.md`.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

@@ -41,7 +41,7 @@ fn name_pairs() -> Vec<(String, String)> {
 }
 
 /// After a rename over a file, the dentry of the replaced file must keep that file's own name. Trap
-/// T4.
+/// T4 in `traps.md`.
 #[test]
 fn replaced_file_keeps_its_own_name() {
     for (a, b) in name_pairs() {
@@ -49,7 +49,8 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Control: a rename exchanges the names of the two dentries, as it once did in Linux.
+/// Control (a variant with the bug must fail): a rename exchanges the names of the two dentries, as
+/// it once did in Linux.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
@@ -72,7 +73,7 @@ fn assert_whole(path: &[u8]) {
 
 /// Files with long names are made, removed and evicted, so that the memory of their names is reused
 /// immediately. Every translated path must be complete, and no name memory may be leaked or freed
-/// twice. Trap T5.
+/// twice. Trap T5 in `traps.md`.
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
@@ -126,7 +127,8 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control: some bytes of a name come from another name, as in a torn read.
+/// Control (a variant with the bug must fail): some bytes of a name come from another name, as in a
+/// torn read.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -136,7 +138,7 @@ fn control_torn_name_is_caught() {
 }
 
 /// Path translations and walks must end although another thread continually renames directories on
-/// the path. Trap T9.
+/// the path. Trap T9 in `traps.md`.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
@@ -173,7 +175,7 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
 }
 
 /// A translation that starts again must keep no name from its previous attempt. The directory moves
-/// between depths 1 and 6, so a leftover name would show. Trap T8.
+/// between depths 1 and 6, so a leftover name would show. Trap T8 in `traps.md`.
 #[test]
 fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
@@ -197,7 +199,7 @@ fn repeated_translation_keeps_nothing() {
     tally.assert_all_reached();
 }
 
-/// For each kind of path, each format must give the right text. Trap T11.
+/// For each kind of path, each format must give the right text. Trap T11 in `traps.md`.
 #[test]
 fn path_results_have_their_kinds_and_formats() {
     use PathKind::{Linked, OutsideRoot, Unlinked};
@@ -261,7 +263,7 @@ fn path_longer_than_any_buffer_is_complete() {
 
 /// A thread walks from a directory that is being removed. Meanwhile the other references to the
 /// directory are dropped, so that its dentry dies and the slot is reused. The walk must find that
-/// directory, its old parent, or nothing. Trap T17.
+/// directory, its old parent, or nothing. Trap T17 in `traps.md`.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

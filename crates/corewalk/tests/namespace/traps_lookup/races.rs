@@ -16,7 +16,7 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
 /// Names that are not changed must always be found while thousands of others are added, and the
-/// hash table grows to many times its size. Trap T12.
+/// hash table grows to many times its size. Trap T12 in `traps.md`.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -78,7 +78,7 @@ fn existing_file_under_eviction_is_never_missing() {
     lookups_under_eviction(&new());
 }
 
-/// Control: the back end returns a single wrong ENOENT.
+/// Control (a variant with the bug must fail): the back end returns a single wrong ENOENT.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
@@ -99,7 +99,7 @@ fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
 }
 
 /// A name refers in turn to a file, a directory, a link and nothing. Kind and inode must always
-/// belong together, and each positive dentry has an inode. Trap T16.
+/// belong together, and each positive dentry has an inode. Trap T16 in `traps.md`.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -141,8 +141,8 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Control: the check gets a wrong answer, with the kind of an earlier file and the inode of a
-/// later one. It must detect that.
+/// Control (a variant with the bug must fail): the check gets a wrong answer, with the kind of an
+/// earlier file and the inode of a later one. It must detect that.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -151,7 +151,7 @@ fn control_kind_of_another_inode_is_caught() {
 }
 
 /// The reported parent of a directory must be one that it had during the call, even if parents are
-/// dropped and their slots reused. Trap T19.
+/// dropped and their slots reused. Trap T19 in `traps.md`.
 #[test]
 fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
@@ -205,7 +205,7 @@ fn contend_for_names(seed: Seed) {
 }
 
 /// A thread that spins on one CPU keeps the other threads from running. Four threads change the
-/// same two names on one CPU. The test must end in bounded time. Trap T22.
+/// same two names on one CPU. The test must end in bounded time. Trap T22 in `traps.md`.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -217,7 +217,8 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Control: on one CPU, a waiting thread spins for ever. The time limit must stop the test.
+/// Control (a variant with the bug must fail): on one CPU, a waiting thread spins for ever. The
+/// time limit must stop the test.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
@@ -245,7 +246,7 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
 
 /// Directories that are moved at random must stay a tree, and no thread may wait for ever. Names in
 /// random directories are invalidated meanwhile, so some moves use names that are not cached, below
-/// directories that no lookup finds. Traps T26 and T27.
+/// directories that no lookup finds. Traps T26 and T27 in `traps.md`.
 #[test]
 fn randomly_moved_directories_stay_a_tree() {
     let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));
@@ -282,8 +283,8 @@ fn randomly_moved_directories_stay_a_tree() {
     assert_is_tree(parent, &inos, vfs.root().ino());
 }
 
-/// Control: two moves of directories are made together without a check. Each alone is valid, but
-/// together they make a loop.
+/// Control (a variant with the bug must fail): two moves of directories are made together without a
+/// check. Each alone is valid, but together they make a loop.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
@@ -291,7 +292,7 @@ fn control_loop_of_two_moves_is_caught() {
 }
 
 /// A rename between two removed directories must fail immediately, although they have no common
-/// ancestor. Trap T27.
+/// ancestor. Trap T27 in `traps.md`.
 #[test]
 fn rename_between_removed_directories_fails_at_once() {
     let vfs = new();

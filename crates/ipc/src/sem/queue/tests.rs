@@ -68,8 +68,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // Both waiting calls could take their unit of the first semaphore, but would raise the second
-    // semaphore above its maximum. So they fail.
+    // Each of the two waiting calls could take its unit of the first semaphore. But the call would
+    // raise the second semaphore above the maximum value, so it fails.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -97,8 +97,9 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// A change that completes one waiting call must not examine the calls behind it in the queue. An
-/// examined call shows which operation blocks it. Trap X7.
+/// A change that completes one waiting call must not try the calls behind it in the queue. Each try
+/// records the operation that blocks the call, so the test can see which calls were tried. Trap X7
+/// in `traps.md`.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;

@@ -1,4 +1,4 @@
-//! The resident pages of an arena, read from the kernel page by page.
+//! Tests of which pages of an arena are resident. They read this from the kernel, page by page.
 //!
 //! The tests write one word in a block of 2 MiB, and read `/proc/self/pagemap`. If all pages of the
 //! block are resident then, the block is a huge page.
@@ -106,7 +106,7 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
     // The ten written slots of an arena fit into one page, but some kernels map 16 pages at the
-    // first access.
+    // first access, so allow that many.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

@@ -1,4 +1,5 @@
-//! Models of `RcuCell`: publication, the grace period, and updates that are not lost.
+//! Models of `RcuCell`: a published value is complete, a replaced value lives for a grace period,
+//! and no update is lost.
 //!
 //! Grace periods come from the module `rcu/modelled.rs`. So the models check the protocol of
 //! `RcuCell` and its use of read sections, not `crossbeam-epoch`.
