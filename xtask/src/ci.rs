@@ -1,15 +1,15 @@
 //! All checks that must pass before a change is merged.
 //!
 //! `cargo xtask ci` first builds all tests. The other steps run in four lanes side by side, since
-//! the tests mostly wait. Two lanes run tests and programs, one of them those that mount nothing.
-//! The other two lanes only compute: they build, or run models. They give way to the tests, whose
-//! answers may depend on time.
+//! the tests mostly wait. One lane runs the tests and programs that mount nothing, and a second one
+//! runs those that mount. The other two lanes only compute: they build, or run models. They give
+//! way to the tests, whose answers may depend on time.
 //!
 //! If a step fails, the others still run, so that one run reports all failures. The command prints
 //! the time and the processor time of each step, and how many passed, failed and were skipped.
 //!
-//! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains `all`, as in `.ci/run`, it
-//! counts as failed.
+//! A step that cannot run on this machine is skipped. If `COREWALK_REQUIRE` contains `all`, as in
+//! `.ci/run`, it counts as failed.
 //!
 //! `nightly` has longer versions of the randomized steps.
 //!

@@ -121,7 +121,8 @@ impl Source {
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
             // Other programs may change the directory on the host.
             Source::Host(_) => Options::shared(),
-            // The back end says with each answer how long the kernel may keep it.
+            // Use no fixed timeouts: the back end says with each answer how long the kernel may
+            // keep it.
             Source::Cluster(_) => Options::shared(),
         }
     }

@@ -50,8 +50,8 @@ use crate::slots::{self, Spare, State, Words};
 
 /// The most lines of a search.
 const WINDOW: u32 = 128;
-/// How often `create` searches again for a free slot, if other threads have locked some of the
-/// lines. Afterwards it drops another entry.
+/// How often `create` repeats its search for a free slot if other threads have locked some of the
+/// lines. After that it drops an entry and takes its slot.
 const TRIES: u32 = 16;
 /// Minimum number of lines in the sample for the estimate of the load. A smaller table counts all
 /// lines.
@@ -263,8 +263,8 @@ impl Index {
     }
 
     /// Stores a pair, and returns the number of its slot. The caller has locked the line `home`,
-    /// where searches for the key begin. `tries` is the number of failed calls for this pair
-    /// before.
+    /// where searches for the key begin. `tries` says how often this function has already failed
+    /// for the pair.
     ///
     /// A search for the key reads the line `home` and some lines after it. Their number is the
     /// *reach*.
@@ -374,9 +374,10 @@ impl Index {
     /// caller has locked the home line, and has checked that the last line has no entry of this
     /// home.
     fn trim(&self, home: u32, reach: u64) {
-        // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-        // caller may have read the words of a later entry in a reused slot. With the fence, it sees
-        // the writes of all threads that had a handle of the earlier one.
+        // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The slot
+        // may have been reused, so that the caller has read the words of its new entry. With the
+        // fence, the caller sees the writes of all threads that had a handle of the slot's previous
+        // entry.
         fence(Ordering::Acquire);
         // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search with the
         // lower reach may miss an entry that was removed from the last line, and then free its
@@ -511,8 +512,8 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Tries to take the lock of `line`, without waiting: the caller already has the lock of the
-    /// line where searches for its key begin.
+    /// Tries to take the lock of `line`, and does not wait for it. The caller already has the lock
+    /// of the line where searches for its key begin, and a wait for a second lock could deadlock.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })

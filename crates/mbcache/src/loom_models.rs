@@ -133,7 +133,7 @@ fn control_entry_that_is_completed_later_is_caught() {
 }
 
 /// Two threads call `create` for the same pair, and exactly one must create it. Counts two
-/// outcomes: the spawned thread has, or the main thread has.
+/// outcomes: the spawned thread created the pair, or the main thread did.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -188,9 +188,9 @@ fn control_relaxed_unlock_is_caught() {
 }
 
 /// Two threads create pairs that both need the last free slot of the line `next`. The hash of the
-/// spawned thread's key selects `next`, and that of the main thread's key the full line before it.
-/// The spawned thread creates its pair by `other`. Counts two outcomes: that pair is in `next`, or
-/// in a later line.
+/// spawned thread's key selects `next`. The hash of the main thread's key selects the full line
+/// before `next`. The spawned thread creates its pair with the function `other`. Counts two
+/// outcomes: the spawned thread's pair is in `next`, or in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -272,8 +272,8 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, for both stores, which is strong enough. The deliberate fault is the
-        // stored value: it tells searches to read too few lines.
+        // ORDERING: Release, for both stores. This ordering is strong enough. The deliberate fault
+        // of this control is the stored value, which tells searches to read too few lines.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -498,8 +498,8 @@ fn entry_that_is_held_is_not_reclaimed() {
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel, which is strong enough. The deliberate fault is that no check for
-        // handles comes before.
+        // ORDERING: AcqRel, which is strong enough. The deliberate fault of this control is that
+        // reclaim does not check for handles.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -628,8 +628,8 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release, which is strong enough. The deliberate fault is the missing fence
-        // before the stores of key and value.
+        // ORDERING: Release, which is strong enough. The deliberate fault of this control is the
+        // missing fence before the stores of key and value.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
@@ -686,8 +686,9 @@ fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: Acquire, and Release for the store below, which is strong enough. The
-        // deliberate fault is that a load and a later store replace one atomic operation.
+        // ORDERING: Acquire here, and Release for the store below. Both are strong enough. The
+        // deliberate fault of this control is that a load and a later store replace one atomic
+        // operation.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);

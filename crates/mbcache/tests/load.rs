@@ -1,7 +1,7 @@
 //! Tests that searches and reclaim are correct while other threads create and delete entries.
 //!
-//! The indexes in these tests are small. So many entries are in later lines than those that their
-//! hashes select, and slots are soon used again.
+//! The indexes in these tests are small. So many entries lie in later lines than the line that
+//! their hash selects, and slots are soon used again.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};

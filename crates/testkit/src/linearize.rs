@@ -28,8 +28,8 @@
 //!
 //! Each prefix of a linearizable history is linearizable, so the report finds the shortest wrong
 //! prefix by bisection. It shows the last call of the prefix, the calls that overlap it, and a
-//! state of the model that explains the calls before it. Only the report omits other calls: without
-//! a call such as a write, a correct history may become wrong.
+//! state of the model that explains the calls before it. Only the report leaves out the other
+//! calls. The check may not: without a call such as a write, a correct history could seem wrong.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via

@@ -400,7 +400,7 @@ impl Mount {
         }
     }
 
-    /// Checks the source with `fsck`, if it is one that can be checked.
+    /// Checks the source with `corewalk fsck`, if it is a store or a cluster file system.
     fn check_store(&self) -> Outcome {
         let Some(store) = &self.store else { return Outcome::Passed };
         let mut fsck = Command::new(&self.program);

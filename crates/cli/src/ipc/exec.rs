@@ -149,14 +149,16 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Ignore an error: the command has ended, and `supervise` gets its exit status.
+                // Ignore an error of sending the signal: it means that the command has ended.
+                // `supervise` gets its exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Ends `exec` as the command has ended: with the same exit status, or by the same signal.
+/// Ends `exec` in the way in which the command has ended: with the same exit status, or by the same
+/// signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
         // The command was killed by `signal`, so end this process by the same signal.

@@ -1,5 +1,5 @@
 //! Tests that file handles stay valid after unused inodes were dropped, by the kernel alone or by
-//! the kernel and the server. The results must be those of the kernel's own tmpfs (the oracle).
+//! the kernel and the server. Each result must be that of the kernel's own tmpfs (the oracle).
 //!
 //! Source: open_by_handle_at(2).
 

@@ -407,8 +407,8 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// The reads use `O_DIRECT`, because the server does not learn of reads that the kernel answers
-/// from its page cache.
+/// The reads use `O_DIRECT`. Otherwise the kernel could answer them from its page cache, and the
+/// server would not learn of them.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;

@@ -194,8 +194,9 @@ fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
     caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
 }
 
-/// The kernel passes no file through to a file system that lies over another one. Then all writes
-/// come to the server, which clears the bits although other programs may change them too.
+/// The kernel passes no file through to a file system that lies over another one. Here the host
+/// directory is on such a file system. So all writes come to the server, which must clear the bits
+/// even though other programs may change them too.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
     if !can_mount() || !has_root() {
@@ -243,8 +244,9 @@ fn bits_that_another_program_has_just_set_are_cleared() {
     });
 }
 
-/// A file that gets set-user-ID while a client has it open must not show the bit beside content of
-/// that client, not even for the time that the kernel keeps attributes.
+/// A client has a file open, and the file then gets the set-user-ID bit. After a write of the
+/// client, no program may see the bit together with the new content. The kernel may not even show
+/// the bit for the time that it keeps attributes.
 #[test]
 fn written_file_never_shows_the_bit_that_the_write_has_cleared() {
     if !can_mount() || !has_root() {

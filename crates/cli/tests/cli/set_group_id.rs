@@ -61,7 +61,7 @@ const CHANGES: [(&str, Change); 10] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // For callers that do not own the file, chgrp and chmod fail with `EPERM`.
+    // If the caller does not own the file, chgrp and chmod fail with `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chown to nothing", |at| chown(at.join("f"), None, None)),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),

@@ -19,10 +19,12 @@ use tempfile::TempDir;
 use crate::fixtures::options;
 use crate::model::{NAMES, Op, Ret};
 
-/// The inodes of each round that keep a name elsewhere, so that their attributes can be asked for.
+/// The number of inodes of each round that always keep one more name, so that a thread can ask for
+/// their attributes.
 pub(crate) const KEPT: u32 = 4;
 const PATHS: [&str; NAMES] = ["d/a", "e/a", "d/b", "e/b"];
-/// How often a call is made again after `ESTALE`, which says that a file has gone meanwhile.
+/// How often a call is repeated after `ESTALE`, which means that the file was removed during the
+/// call.
 const TRIES: usize = 1000;
 
 /// A mount of a process.
@@ -33,7 +35,7 @@ pub(crate) struct Mounted {
     path: TempDir,
 }
 
-/// The protections that a mount leaves out, by the name that its process gets.
+/// Returns the protections that a mount leaves out. `name` is the argument of the mount's process.
 fn flaws(name: &str) -> Flaws {
     let mut flaws = Flaws { is_never_busy: true, ..Flaws::default() };
     match name {
@@ -123,7 +125,8 @@ impl Mounted {
         rustix::process::kill_process(pid, signal).expect("the process runs");
     }
 
-    /// Makes the directories of a round, with the kept inodes in them.
+    /// Makes the two directories of a round. In them makes the inodes that keep a name during the
+    /// round.
     pub(crate) fn make_round(&self, round: usize) {
         let parent = self.path().join(round.to_string());
         fs::create_dir(&parent).expect("the directory is made");
@@ -166,7 +169,7 @@ fn kept(owner: u32) -> String {
     format!("{dir}/kept{owner}")
 }
 
-/// The device number of a node tells its owner, and never changes.
+/// Makes a device node. Its device number contains the owner, because the number never changes.
 fn make_node(path: &Path, owner: u32) -> Result<(), Errno> {
     let device = rustix::fs::makedev(1, owner);
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, device)
@@ -190,8 +193,8 @@ impl Place {
         format!("/proc/self/fd/{}", self.file(owner).as_raw_fd())
     }
 
-    /// Makes a call. Returns None if the mount has no server any more. Then the call may have been
-    /// made or not.
+    /// Makes a call. Returns None if the server of the mount is gone. In that case the call may or
+    /// may not have taken effect.
     pub(crate) fn call(&self, op: Op) -> Option<Ret> {
         let mut last = Errno::STALE;
         for _ in 0..TRIES {

@@ -149,8 +149,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // All entries but the newest have handles, so `create` can drop only that one. Take a
-        // handle of it too.
+        // All entries have handles, except the newest one. So `create` would drop that entry. Take
+        // a handle of it too, so that `create` finds none to drop.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
