@@ -103,7 +103,8 @@ impl Watch {
             let event = reader.next()?;
             let what = event.events();
             if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-                // Events were lost. Linux before 6.16 drops each name in the root by itself.
+                // inotify(7) has lost events, so any name may have changed. Linux before 6.16
+                // cannot drop all names at once, so drop each name in the root.
                 self.add(Path::new(""));
                 if kernel.expire_all_names().is_err() {
                     for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {

@@ -57,8 +57,8 @@ pub struct OwnedDirEntry {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The position after this entry. It is unique within the directory, never 0, and at most
-    /// 2^63 - 3.
+    /// The number of the position after this entry. A listing that continues there passes it to
+    /// `readdir`. It is unique within the directory, never 0, and at most 2^63 - 3.
     pub cookie: u64,
     /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
     /// attributes calls no `lookup`.
@@ -222,8 +222,9 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. The kernel has excluded loops. `ENOENT`
-    /// if there is no name to rename; `ENOTEMPTY` for a target directory that is not empty.
+    /// Renames `from` to `to` in the way that `mode` names. The kernel has already refused to move
+    /// a directory into itself. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a
+    /// target directory that is not empty.
     fn rename(
         &self,
         from: (&AsyncNode, Name<'_>),

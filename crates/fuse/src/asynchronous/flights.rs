@@ -2,10 +2,10 @@
 //!
 //! [`Flights::lock`] locks a key, such as a name in a directory. Requests that need the same answer
 //! of the back end lock the same key:
-//! - The request that has the lock calls [`Flight::ask`], asks the back end, and passes the result
-//!   to [`Flight::complete`].
-//! - A request that has waited for the lock gets that result from [`Flight::shared`], if the back
-//!   end was asked after the request had begun to wait.
+//! - The request that gets the lock first calls [`Flight::ask`], asks the back end, and passes the
+//!   result to [`Flight::complete`].
+//! - A request that has waited for the lock gets that result from [`Flight::shared`]. The back end
+//!   must have been asked after the request had begun to wait.
 //!
 //! However many requests wait for one key, they need at most two calls of the back end.
 //!
@@ -33,7 +33,7 @@ use futures_util::lock::{Mutex as AsyncMutex, OwnedMutexGuard};
 /// The number of shards, each with its own mutex.
 const SHARDS: usize = 16;
 
-/// The last result of a key, with the number of the call to the back end.
+/// The last result for a key, with the number of the back-end call that has returned it.
 type Last<V> = Option<(u64, V)>;
 
 /// The locked keys.
@@ -144,8 +144,8 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         self.guard.as_ref().filter(|(call, _)| *call > oldest).map(|(_, result)| result)
     }
 
-    /// Notes that a call to the back end begins. Requests that already wait cannot share its
-    /// result.
+    /// Gives the call to the back end that begins now its number. Requests that already wait for
+    /// the lock may share the result. Requests that call `lock` later may not.
     pub(super) fn ask(&mut self) {
         self.call = self.entry(|entry| {
             entry.calls += 1;

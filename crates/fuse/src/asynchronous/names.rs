@@ -24,12 +24,13 @@ use crate::mount::Pages;
 use crate::server::ROOT_NODE;
 use crate::wire::{Body, Message, Opcode};
 
-/// Maximum number of calls of the back end for one lookup. The lookup repeats the call if the name
-/// was invalidated during it.
+/// Maximum number of back-end calls for one lookup. The lookup repeats the call if a notification
+/// has invalidated the name during it.
 const TRIES: u32 = 4;
 
 /// A change of a name under way. If it is dropped before [`NameChange::end`], it is not known
-/// whether the back end has made the change. Then the table and the kernel drop the name.
+/// whether the back end has made the change. Then the destructor makes the table and the kernel
+/// drop the name.
 struct NameChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
     request: &'s Request,
@@ -168,8 +169,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(found(node?, attr, asked));
             }
         }
-        // The name was invalidated during each call. Answer the request, but keep the name neither
-        // in the table nor in the kernel.
+        // A notification has invalidated the name during each of the calls. Answer the request, but
+        // keep the name neither in the table nor in the kernel.
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);

@@ -265,8 +265,8 @@ impl AsyncNode {
     }
 
     /// Returns a path of this inode from the root: `/` for the root, `/a/b` below it. All names on
-    /// the path existed at one instant during this call. A rename may change the path later, so a
-    /// back end whose files are renamed finds them by [`AsyncNode::ino`].
+    /// the path existed at one instant during this call. A rename may change the path later. So a
+    /// back end that allows renames should find files by [`AsyncNode::ino`].
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more.

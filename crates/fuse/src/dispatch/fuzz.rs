@@ -43,7 +43,7 @@ fn small() -> Arc<Dispatcher> {
     dispatcher
 }
 
-/// Serves a message. A request without an answer counts as a success.
+/// Serves a message. If the kernel expects no answer to the request, the result is a success.
 fn serve(
     dispatcher: &Arc<Dispatcher>,
     message: Message<'_>,

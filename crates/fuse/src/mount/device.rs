@@ -254,8 +254,9 @@ fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
-/// Mounts on the directory `given`, which is `path` without symbolic links. Root mounts on `given`
-/// itself: `/proc/self/fd/N` is an open directory, also if its path leads to another one meanwhile.
+/// Mounts on the directory `given`. `path` is the same directory without symbolic links, for
+/// fusermount3(1). Root mounts on `given` itself. If it is `/proc/self/fd/N`, it stays the same
+/// open directory, even if `path` leads to another one meanwhile.
 pub(super) fn mount(
     given: &Path,
     path: &Path,

@@ -244,8 +244,9 @@ impl Server {
 
     /// Returns the credentials for the creation of the file `new`.
     ///
-    /// A new file that its group may execute loses set-group-ID, unless the caller is in the file's
-    /// group. Kernels before 6.0 leave this to the server.
+    /// A file that its group may execute must not be created with set-group-ID, unless the caller
+    /// is in that group. Kernels before 6.0 leave this check to the server, which then needs the
+    /// caller's groups.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked && !self.has_stripped_new_modes() {

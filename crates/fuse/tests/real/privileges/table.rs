@@ -1,6 +1,6 @@
 //! The changes of files of which the tests compare the results, on a mount and on the host. Each
-//! call is made twice, so that a test notices a mode that the kernel has kept from before the first
-//! call.
+//! call is made twice. The second call shows an error if the kernel still uses the mode from before
+//! the first call.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
