@@ -85,8 +85,8 @@ impl HostFs {
         match fcntl(&*file, FcntlArg::F_OFD_SETLK(&host_lock(lock))) {
             Ok(_) => Ok(()),
             Err(nix::Error::EACCES) => Err(Errno::AGAIN),
-            // The first lock of the owner was a read lock, so the owner's file is open for reading
-            // only.
+            // The owner's first lock was a read lock, so its open file permits only reading. Such a
+            // file cannot carry a write lock.
             Err(nix::Error::EBADF) => Err(Errno::NOLCK),
             Err(error) => Err(errno(error)),
         }
@@ -130,9 +130,9 @@ impl HostFs {
         let is_read_only = |file: &SharedFd| {
             rustix::fs::fcntl_getfl(file).is_ok_and(|flags| access_of(flags.bits()).is_empty())
         };
-        // A client that only reads gets a file that is open only for reading, because the host does
-        // not run a program that is open for writing. Any other client gets a file for locks of
-        // both kinds.
+        // Open the file only for reading if the client does so too: the host does not run a program
+        // that is open for writing. Otherwise open it for reading and writing, so that it can carry
+        // both kinds of locks.
         let file = if kind == LockKind::Read && open.as_ref().is_some_and(is_read_only) {
             self.reopen_file(&*at, OFlags::RDONLY)?
         } else {

@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// A server keeps one descriptor per known inode and runs out of descriptors. Checks that reading
-/// the attributes of 200,000 files needs at most 256 descriptors and 16 MiB of cache. Trap P10.
+/// Reading the attributes of 200,000 files must need at most 256 descriptors and 16 MiB of cache. A
+/// server with one descriptor per known inode would run out of descriptors (trap P10).
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
