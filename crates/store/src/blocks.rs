@@ -13,9 +13,9 @@
 //! are private until a commit (`late`). Sets over [`SHARED_BYTES_MAX`], and all sets of a store
 //! without sharing, are always private.
 //!
-//! The key of a block in the index is the hash of its content. If [`COMPARISONS_MAX`] different
-//! contents already have one key, the next one gets the hash of all its bytes. So crafted
-//! collisions cost bounded time, and equal contents are still shared.
+//! The key of a block in the index is the hash of its content, which covers only samples of a long
+//! content. If [`COMPARISONS_MAX`] contents already have one key, the next one gets the hash of all
+//! its bytes. So crafted collisions cost bounded time, and equal contents are still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes whose records contain its id.
@@ -36,7 +36,8 @@
 //!
 //! # Locks
 //! The locks are taken in this order: an inode, a block's user count, a shard of the table, records
-//! and the index. A thread locks one count at a time, and also that of a block it has just made.
+//! and the index. A thread locks the count of one block at a time, and besides it that of a block
+//! that no other thread knows yet.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -190,8 +191,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves the records of a new block, which no committed record knows. If the block is freed
-    /// before the next commit, that commit writes nothing for it.
+    /// Saves the records of a new block. No earlier transaction contains records of this block. So
+    /// if the block is freed before the next commit, that commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -279,8 +280,8 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with the content `content`, with one more user. If the content cannot be
-    /// shared, the block is private.
+    /// Adds a user to a block with the content `content`, and returns the block. If the content
+    /// cannot be shared, the block is private.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -483,8 +484,8 @@ impl Blocks {
         }
     }
 
-    /// Returns a shared block with the content `content`, with one more user. If there is none,
-    /// returns the hashes for a new block.
+    /// Adds a user to a shared block with the content `content`, and returns the block. If there is
+    /// no such block, returns the hashes for a new block.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
@@ -641,8 +642,8 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block that is new to all other threads. The caller has locked its user count
-    /// (invariant K.6).
+    /// Adds a block that no other thread knows yet to this shard of the table. The caller has
+    /// locked the block's user count (invariant K.6).
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();

@@ -19,8 +19,8 @@
 //! - D.3: every allocated block is charged to the space budget.
 //!
 //! # Errors
-//! A call checks its arguments and charges the space budget before it changes the content. So a
-//! call that fails there changes nothing. A write may be short, as write(2) allows.
+//! A call first checks its arguments and charges the space budget, and then changes the content. If
+//! one of these first steps fails, nothing has changed. A write may be short, as write(2) allows.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which must behave
 //! alike.

@@ -1,5 +1,5 @@
-//! The ranges of the data device that the running transaction has written, or only the fact that
-//! there are too many.
+//! The ranges of the data device that the running transaction has written. If they are too long for
+//! the log, only that fact is kept.
 //!
 //! A small transaction puts its file data into the log, so a commit must know which ranges were
 //! written. Above [`LOGGED_BYTES_MAX`] bytes, a sync of the data device is cheaper than writing the

@@ -95,7 +95,8 @@ pub enum Finding {
     EntryCount(u64, u64, u64),
     /// An inode without links has no orphan record, or an inode with links has one.
     Orphan(u64),
-    /// Two extents of a file contain the same logical block (block of the file).
+    /// Two extents of a file contain the same logical block (block of the file). The fields are the
+    /// inode and the logical block.
     LogicalOverlap(u64, u64),
     /// Two extents use one block of the device. The fields are the inode and the block.
     Overlap(u64, u64),
@@ -247,7 +248,7 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Checks a store in the state after a replay of its log onto `devices`.
+/// Replays the log onto `devices`, and checks the store in the resulting state.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;

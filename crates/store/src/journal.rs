@@ -186,8 +186,8 @@ struct State {
     /// data is synced only as part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is that
-    /// number at the end of the last commit.
+    /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is the
+    /// value that `callers` had at the end of the last commit.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -509,8 +509,8 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes to the data device. While the caller has a handle of the running transaction,
-    /// the argument of type `View`, no commit freezes it.
+    /// Writes bytes to the data device. The caller passes the [`View`] of its handle of the running
+    /// transaction, which no commit freezes meanwhile.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);

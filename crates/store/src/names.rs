@@ -346,7 +346,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Exchanges the inodes of the two names. `other` is the inode of the new name.
+    /// Exchanges the inodes of the two names of a rename. `other` is the inode of the new name
+    /// before the exchange.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -363,8 +364,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Ends a rename. `rest` is the result of the steps that follow the change of the names. If it
-    /// is an error, aborts the journal, so that half a rename never becomes durable.
+    /// Ends a rename. `rest` is the result of the steps after the change of the names. If `rest` is
+    /// an error, aborts the journal, so that half a rename never becomes durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -378,8 +379,8 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Makes the new name refer to the moved inode. Makes the old name refer to `other`, or removes
-    /// it if `other` is None. Fails only before the first change.
+    /// Makes the new name of a rename refer to the moved inode. Makes the old name refer to
+    /// `other`, or removes it if `other` is None. Fails only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
@@ -429,7 +430,7 @@ impl Rename<'_, '_> {
     }
 
     /// Saves the record of `inode`, which a rename has moved to the directory `dir`, with a new
-    /// change time. A directory also gets a new parent.
+    /// change time. The record of a moved directory also gets the new parent.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {

@@ -34,8 +34,8 @@ pub enum Removal {
 /// - H.3: an index may drop pairs. A dropped pair only costs a second block with the same content.
 /// - H.4: before a thread removes a user from a block, it announces this with `leave`, and then
 ///   locks the block. Until `remove` returns [`Removal::Done`] or the thread calls `left`, it calls
-///   neither `find` nor `insert`. So a `find` may wait until announcements end, as Linux's did
-///   before 4.6. `corewalk-mbcache` does not wait.
+///   neither `find` nor `insert`. So an index may let `find` wait until all announcements have
+///   ended, as Linux's mbcache did before 4.6. `corewalk-mbcache` does not wait.
 /// - H.5: `note_users` is called only for a block that was inserted since the mount.
 ///
 /// # Examples

@@ -199,7 +199,8 @@ impl Journal {
             // Check again, because another thread may have reopened the database meanwhile. If its
             // device has lost writes, do not reopen it.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // Reopening the database loses no records: later transactions are still in memory.
+                // Reopening the database loses no records: all transactions that it does not
+                // contain yet are still in memory. Ignore an error, since a later call tries again.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
                     // The reopened database may be older than the last commit, so it must not be

@@ -66,8 +66,8 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// Checks that with `dirsync` a change of a directory survives a kill of the server. Control:
-/// without `dirsync`, the kill loses the change.
+/// Checks that with `dirsync` a change of a directory survives a kill of the server. As a
+/// counter-check, the kill must lose the change without `dirsync`.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
