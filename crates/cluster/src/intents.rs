@@ -12,9 +12,8 @@
 //! `lib.rs`). A writer sends its change again after some time, even without a notification.
 //!
 //! # Why no answer from before the change is cached
-//! A fill is a read of a directory for the cache. The intent of a directory d is written under the
-//! exclusive lock of d. A fill of d takes that lock shared, and looks for intents before it inserts
-//! a lease (guarantee K.2 in `lib.rs`).
+//! The intent of a directory d is written under the exclusive lock of d. A fill (a read of d for
+//! the cache) takes that lock shared, and looks for intents before it inserts a lease (K.2).
 //! - If a fill takes the lock before the intent is written, it may insert a lease. Its reply may
 //!   come after the cache has dropped d. Then its ticket is too old (`directory.rs`), and it is not
 //!   cached. The acknowledgement deletes the lease.
