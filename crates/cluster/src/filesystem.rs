@@ -225,8 +225,8 @@ impl ClusterFs {
         self.attr(known, is_name_cached)
     }
 
-    /// Returns true if the periodic flush skips a file, because the file has no name, or because this
-    /// mount has lost locks on it.
+    /// Returns true if the periodic flush skips a file, because the file has no name, or because
+    /// this mount has lost locks on it.
     fn is_kept(&self, ino: u64) -> bool {
         self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }

@@ -13,7 +13,7 @@
 //!
 //! # Why no answer from before the change is cached
 //! The intent of a directory d is written under the exclusive lock of d. A fill (a read of d for
-//! the cache) takes that lock shared, and looks for intents before it inserts a lease (K.2).
+//! the cache) takes it shared, and looks for intents before it inserts a lease (guarantee K.2).
 //! - If a fill takes the lock before the intent is written, it may insert a lease. Its reply may
 //!   come after the cache has dropped d. Then its ticket is too old (`directory.rs`), and it is not
 //!   cached. The acknowledgement deletes the lease.
