@@ -95,7 +95,8 @@ impl Watch {
 
     /// Reports changes to the kernel until reading them fails.
     pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
-        // Use one reader for all events: its buffer may hold several events.
+        // One read of inotify(7) may return several events. This reader keeps the others for the
+        // next calls, so use it for all events.
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let inotify = self.inotify.try_clone().map_err(errno_of)?;
         let mut reader = Reader::new(inotify, &mut buffer);

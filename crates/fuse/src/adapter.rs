@@ -74,8 +74,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags in the answer say whether the kernel may
-    /// keep its cached pages of the file.
+    /// The kernel sends a request for each open. The adapter answers it with these flags, which say
+    /// whether the kernel may keep its cached pages of the file.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,

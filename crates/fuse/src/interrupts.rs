@@ -77,7 +77,7 @@ pub(crate) struct Interrupts {
     interrupted: Arc<Interrupted>,
 }
 
-/// A part of the index. All fields are protected by the mutex of the shard.
+/// A shard of the index of running requests. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,

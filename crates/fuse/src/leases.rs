@@ -100,7 +100,8 @@ impl Server {
 /// kernel keeps the answer.
 fn has_time(opcode: Opcode, body: &[u8]) -> bool {
     let words = match opcode {
-        // `fuse_entry_out`: the node, the generation, the times of the entry and the attributes.
+        // In a `fuse_entry_out`, bytes 16 to 23 are the seconds of the entry's time, and bytes 32
+        // to 35 its nanoseconds.
         Opcode::LOOKUP => [16..24, 32..36],
         // `fuse_attr_out` and `fuse_statx_out` begin with the time.
         Opcode::GETATTR | Opcode::STATX => [0..8, 8..12],

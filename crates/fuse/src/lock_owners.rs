@@ -6,8 +6,8 @@
 //! - a lock that one thread got while another thread of its process closed the descriptor.
 //!
 //! The server ends locks of both kinds when the open file is released. So until the release, it
-//! remembers the owners that have requested locks through each open file. Exception: the handle 0,
-//! which all files of a back end without handles share.
+//! remembers the owners that have requested locks through each open file. Exception: it remembers
+//! none for handle 0, which all files of a back end without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
 

@@ -171,8 +171,9 @@ impl KernelCache {
     }
 }
 
-/// Sends notifications to the kernel. A request uses it if it has made cached answers wrong which
-/// its own answer cannot correct. After the mount has ended, no method has an effect.
+/// Sends notifications to the kernel. A request does so if it makes answers in the kernel's cache
+/// wrong, and its own answer cannot correct them. After the mount has ended, no method has an
+/// effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Notifier {
     /// Weak, because the server may live longer than the mount. A strong reference would then keep

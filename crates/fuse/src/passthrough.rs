@@ -52,7 +52,7 @@ pub(crate) type BackingId = NonZero<u32>;
 /// The registered files of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Passthrough {
-    /// The inodes that are open, by their node numbers. Protected by its own mutex.
+    /// The decision about each open inode, by its node number. Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
     /// Notified when a decision was made. Further opens of the inode wait on it, with the mutex of
     /// `open`.

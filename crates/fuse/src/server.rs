@@ -437,7 +437,7 @@ impl Server {
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
             // Other programs may have changed the owner and the mode, on which the permission check
-            // of the server depends.
+            // of the server depends. So drop the cached attributes.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)

@@ -81,8 +81,9 @@ impl OwnedDirEntry {
 
 /// A file system whose calls are futures. An [`AsyncServer`](crate::AsyncServer) serves it.
 ///
-/// Five methods are required. The changes fail with `EROFS` by default. An implementation writes
-/// each method as an `async fn`. Its futures run on the runtime of the program ([`Spawn`]).
+/// Five methods are required. The other methods that change something fail with `EROFS` by default.
+/// An implementation writes each method as an `async fn`. Its futures run on the runtime of the
+/// program ([`Spawn`]).
 ///
 /// # What a back end may rely on
 /// - Calls that change one name never overlap, and no `lookup` of the name runs during such a call.

@@ -60,8 +60,8 @@ struct User<'f, K: Hash + Eq, V> {
 
 /// A locked key. Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
-    /// Declared before `user`, so that it is dropped first: an entry whose lock is held stays in
-    /// the map (invariant G.4).
+    /// The lock of the key. This field is declared before `user`, so the lock is released first:
+    /// the map must keep an entry while its lock is held (invariant G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
     /// The number of calls to the back end that had begun when the request called `lock`.
@@ -89,8 +89,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped during the `await`, the destructor of `user` takes back the
-        // increment of `Entry::users`.
+        // If this future is dropped while it waits for the lock, the destructor of `user`
+        // decrements `Entry::users` again.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }

@@ -12,7 +12,7 @@
 //! be old when its last entries are read:
 //! - A name is entered only if no name of the directory has changed since the page was requested
 //!   ([`AsyncNode::enter_listed`]).
-//! - An entry has the attributes of the page only if they are current.
+//! - An entry is reported with the attributes in the page only if they are still current.
 //!
 //! An entry without current attributes is listed without attributes. The kernel looks its name up
 //! when a program uses it.

@@ -51,7 +51,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Waits until the gate is open. This blocks one of the threads of the runtime.
+    /// Waits until the test opens the gate. This blocks one of the threads of the runtime.
     fn pass(&self) {
         let mut is_closed = self.is_closed.lock();
         while *is_closed {
@@ -497,8 +497,8 @@ fn end_of_the_connection_ends_queued_requests() {
     assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
 }
 
-/// A removal of one name of a file changes the attributes that are cached for its other name. This
-/// holds even if the table no longer has the removed name. Trap T25.
+/// If one name of a file is removed, the attributes that are cached for its other name must change
+/// too. This must hold even if the table no longer has the removed name. Trap T25.
 #[test]
 fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     let rig = Rig::new(Options::exclusive());

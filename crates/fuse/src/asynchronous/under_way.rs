@@ -245,8 +245,8 @@ impl Request {
         self.state.lock().reply.take()
     }
 
-    /// Begins a change of `node`, and of the file's content unless the pages are kept. From now on,
-    /// a kill of the client does not drop the future.
+    /// Begins a change of `node`. If `pages` is not `Pages::Keep`, the content of the file changes
+    /// too. From now on, a kill of the client does not drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.

@@ -374,8 +374,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting fusermount3(1) does not show that the program is missing. If this user may
-/// not search one of the directories in `PATH`, the error is `EACCES`.
+/// The error of starting fusermount3(1) does not show reliably that the program is missing. It is
+/// `EACCES` instead of `ENOENT` if this user may not search one of the directories in `PATH`.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())

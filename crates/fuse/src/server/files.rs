@@ -68,9 +68,10 @@ impl Server {
     }
 
     pub(crate) fn passes_through(&self) -> bool {
-        // - Only root may register files.
-        // - The kernel does not allow passthrough together with a write-back cache.
-        // - If the server checks permissions, the kernel does not know which users may read.
+        // Passthrough needs three conditions:
+        // - This process is root, because only root may register files.
+        // - There is no write-back cache, with which the kernel does not allow passthrough.
+        // - The kernel checks permissions. Otherwise it would not know which users may read.
         rustix::process::geteuid().is_root()
             && self.has_backing_files
             && self.has_open_state
@@ -133,7 +134,8 @@ impl Server {
         }
         self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
-        // After `ENOSYS` the kernel would send no more flushes, but later flushes must end locks.
+        // After an answer `ENOSYS` the kernel would send no more flushes. But later flushes must
+        // end locks too, so do not return `ENOSYS`.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
@@ -362,7 +364,8 @@ impl Server {
     /// those of fallocate(2).
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for flags that are unknown or not supported. `EINVAL`, `EFBIG`, `ENOSPC`.
+    /// `EOPNOTSUPP` for flags that are unknown or not supported; `EINVAL`, `EFBIG` and `ENOSPC` as
+    /// in fallocate(2).
     pub fn fallocate(
         &self,
         caller: Caller,

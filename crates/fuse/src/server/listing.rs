@@ -81,9 +81,10 @@ impl Server {
     /// not taken. A page without entries means the end of the directory.
     ///
     /// # Errors
-    /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
-    /// an error comes after an entry was taken, this call succeeds. The next call, which starts
-    /// after the last taken entry, returns the error.
+    /// `ENOTDIR` if `node` is no directory; `ESTALE` if the kernel does not hold `node`;
+    /// `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If an error comes after
+    /// an entry was taken, this call succeeds. The next call, which starts after the last taken
+    /// entry, returns the error.
     ///
     /// # Examples
     /// ```

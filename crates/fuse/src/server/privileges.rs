@@ -10,9 +10,9 @@
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
 //!
-//! - With `FUSE_SETXATTR_EXT` a request that sets an ACL says whether set-group-ID is cleared:
-//!   unless the caller is in the group of the file or has `CAP_FSETID`. `/proc` would not show the
-//!   capabilities of a caller in another user namespace.
+//! - With `FUSE_SETXATTR_EXT` a request that sets an ACL says whether the server must clear
+//!   set-group-ID. The bit stays if the caller is in the group of the file or has `CAP_FSETID`.
+//!   `/proc` would not show the capabilities of a caller in another user namespace.
 //! - The back end clears the bits in the step that changes the file, under the attribute lock of
 //!   the inode.
 //! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes

@@ -153,7 +153,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let each = resident_bytes().saturating_sub(bytes) / READS as u64;
     assert!(each < 64 << 10, "a read that hangs takes {each} bytes");
 
-    // The server answers from its cache, but the kernel sends a request each time.
+    // Each lookup is a request of the kernel, because the name is invalidated before. The server
+    // answers it without the reads that hang.
     let lookups = || {
         let begin = Instant::now();
         let mut count = 0;
@@ -486,8 +487,8 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
     answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
-        // The server drops the names in its own cache, but Linux before 6.16 keeps those in the
-        // kernel's cache.
+        // The server drops the names in its own cache. Linux before 6.16 keeps those in the
+        // kernel's cache, so drop the name there separately.
         Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
         expired => expired,
     });

@@ -338,8 +338,8 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Let root read the files first, so that the kernel and the server have them in their
-        // caches.
+        // Let root read the file first. The kernel and the server then have it in their caches, and
+        // must still refuse the other user.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));
