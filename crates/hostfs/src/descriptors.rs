@@ -304,8 +304,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both `get` calls have marked their descriptors as used. The clock algorithm clears the
-        // marks before it evicts one of them.
+        // Both `get` calls have marked their descriptors as used. So this insertion clears both
+        // marks, and then evicts one of the two descriptors.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

@@ -152,7 +152,8 @@ impl HostFs {
     /// path `root` are followed.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES` for `root`; `ENOSYS` if `/proc` is not mounted.
+    /// `ENOENT`, `ENOTDIR` or `EACCES` if `root` cannot be opened; `ENOSYS` if `/proc` is not
+    /// mounted.
     pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match open(root, flags, Mode::empty()) {

@@ -33,7 +33,8 @@ type Key = (u64, u64);
 /// The open files that carry the locks of fcntl(2).
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Protected by its own mutex, which is not held during a call of the host.
+    /// The open files, each of which carries the locks of one owner on one inode. Protected by its
+    /// own mutex, which is not held during a call of the host.
     files: Mutex<HashMap<Key, Arc<OwnedFd>, RandomState>>,
 }
 
@@ -44,7 +45,7 @@ impl HostFs {
         node: Node<'_>,
         lock: &FileLock,
     ) -> Result<Option<FileLock>, Errno> {
-        // To look for the locks of other owners, any open file of the inode will do.
+        // `F_GETLK` finds the locks of other owners through any open file of the inode.
         let file = match self.locks.get((node.ino(), lock.owner)) {
             Some(file) => file,
             None => Arc::new(self.reopen_file(&*self.at(node)?, OFlags::RDONLY)?),
