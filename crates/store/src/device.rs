@@ -1,7 +1,8 @@
 //! The devices on which a store is kept.
 //!
-//! The database, the file data, the reserve and the log are each on a [`Device`]. [`FileDevice`] is
-//! a file of the host. Tests use devices that lose unsynced writes, become full, or fail to read.
+//! The database, the file data, the reserve (space for commits on a full host) and the log are each
+//! on a [`Device`]. [`FileDevice`] is a file of the host. Tests use devices that lose unsynced
+//! writes, become full, or fail to read.
 //!
 //! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2), posix_fadvise(2).
 

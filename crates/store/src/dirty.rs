@@ -16,8 +16,8 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. If they are too many, they are dropped and
-/// `Dirty::is_large` is set.
+/// The ranges written since the last [`Dirty::take`]. If they are too long or too many for the log,
+/// they are dropped and `Dirty::is_large` is set.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
@@ -63,8 +63,8 @@ impl Dirty {
     }
 
     /// Returns the ranges that the transaction has written, and forgets them. Returns None if they
-    /// were too much for the log. The caller has closed the transaction barrier, so no thread is
-    /// calling `note`.
+    /// were too long or too many for the log. The caller has closed the transaction barrier, so no
+    /// thread is calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
         // ORDERING: Relaxed. The transaction barrier is closed, so all earlier stores of `note` are

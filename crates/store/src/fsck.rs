@@ -53,8 +53,9 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// The log is damaged at this byte: confirmed entries behind it are lost, so a mount refuses
-    /// the store. `fsck` has checked the last commit of the database without the log.
+    /// The log is damaged at this byte. Behind it are confirmed entries (an fsync has made them
+    /// durable), so a mount refuses the store. `fsck` has checked the last commit of the database
+    /// without the log.
     Log(u64),
     /// The log entry at this byte offset has the right hash but does not parse. `fsck` has checked
     /// the database without the log.

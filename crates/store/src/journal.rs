@@ -462,7 +462,7 @@ impl Journal {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // An error means that the store is being closed, and closing commits anyway.
+            // Ignore an error: it means that the store is being closed, and closing commits anyway.
             let _ = poke.send(());
         }
     }

@@ -420,7 +420,7 @@ impl Rename<'_, '_> {
     }
 
     /// Saves the records of the new and the old directory of a rename. If both are the same
-    /// directory, the second record counts.
+    /// directory, the second record is the right one, and is saved last.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -497,8 +497,8 @@ fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, otherwise
-/// 0.
+/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, because
+/// of its entry `..`, and otherwise 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

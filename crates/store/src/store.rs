@@ -324,7 +324,7 @@ impl Store {
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
             // The database is empty. If `data` or `log` is not empty, its content belongs to a
-            // store whose database is lost.
+            // store whose database is lost, so make no new store.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }

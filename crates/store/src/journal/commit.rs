@@ -61,8 +61,8 @@ struct Frozen {
     layer: Arc<Layer>,
     /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that the transaction has written. None if they are too many
-    /// for the log.
+    /// The ranges of the data device that the transaction has written. None if they are too long or
+    /// too many for the log.
     written: Option<Vec<(u64, u32)>>,
     /// True if a read of the database has failed, so that this commit must reopen the database.
     has_failed_read: bool,

@@ -207,7 +207,7 @@ fn failing_writes_are_eio_then_read_only() {
 }
 
 /// Checks that a file is freed later if failing reads prevent that now. Until then the store must
-/// stay writable (guarantee S.3).
+/// stay writable, because a failed read only gives `EIO` (guarantee S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
