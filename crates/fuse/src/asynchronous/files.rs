@@ -11,7 +11,8 @@ use crate::dispatch::{FSYNC_DATA, Range, offset};
 use crate::mount::Pages;
 use crate::wire::{Message, Opcode, OwnedMessage};
 
-/// The longest copy of one request, in bytes. The kernel asks for the rest with another request.
+/// Maximum number of bytes that one request copies. The kernel asks for the rest with another
+/// request.
 const COPY_BYTES_MAX: u64 = 128 << 20;
 
 /// The flags of open(2) that the back end does not get, because the kernel handles them. The kernel

@@ -13,7 +13,8 @@
 //! - J.2: `forget` of the back end is called when the last of these inodes is dropped. The mutex of
 //!   the shard is held during that call. So a new inode of the file is added before or after it.
 //!
-//! A file without a number (0) is not in the index. Its only name identifies it.
+//! A file for which the back end reports the number 0 is not in the index. Its only name identifies
+//! it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

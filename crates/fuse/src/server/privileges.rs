@@ -29,7 +29,7 @@
 //! - For chown(2) without an owner and without a group. The kernel leaves the check of the caller
 //!   to the server, too, which clears the bits for the owner, and refuses other callers.
 //!
-//! For a file that the kernel writes itself ([`passthrough`](crate::passthrough)), no request
+//! If the kernel writes the file itself ([`passthrough`](crate::passthrough)), no write request
 //! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the

@@ -188,8 +188,8 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
 }
 
 /// Returns true if two listings differ only in entries whose lookup failed in the server. In
-/// `ours`, such an entry has the node number 0. At least one must exist. Attributes and timeouts
-/// are not compared.
+/// `ours`, such an entry has the node number 0. At least one such entry must exist. Attributes and
+/// timeouts are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
