@@ -197,8 +197,8 @@ pub(crate) struct Loss(Arc<AtomicBool>);
 impl Loss {
     /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. Both the store and the load are made under the lock of the database,
-        // which orders them.
+        // ORDERING: Relaxed. The flag is stored and loaded under the lock of the database, which
+        // orders these accesses.
         self.0.store(true, Ordering::Relaxed);
     }
 

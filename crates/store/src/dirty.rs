@@ -46,8 +46,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see this store, and does: a commit calls it after it
-            // has closed the transaction barrier. For other readers the value is only a hint.
+            // ORDERING: Relaxed. `take` must see this value. It does, because a commit closes the
+            // transaction barrier (the lock that operations hold for reading) before it calls
+            // `take`. For other readers the value is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -56,9 +57,8 @@ impl Dirty {
 
     /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. A caller that goes on to `note` holds a handle of the journal, which
-        // orders this load after the swap in an earlier `take`. For other callers the value is only
-        // a hint.
+        // ORDERING: Relaxed. A caller of `note` holds a handle of the journal, which orders this
+        // load after the swap in an earlier `take`. For other callers the value is only a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 

@@ -428,8 +428,8 @@ impl Journal {
     /// a commit that fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A caller that misses a failed commit only makes a change in memory,
-        // and the next commit fails.
+        // ORDERING: Relaxed. A thread that does not yet see that a commit has failed only makes a
+        // change in memory. The next commit fails.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
@@ -489,9 +489,9 @@ impl Journal {
     /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that misses that the host is
-        // full may use up its last free space. The commit can still use the reserve, the space set
-        // aside for commits.
+        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that does not yet see that the
+        // host is full may use up its last free space. The commit can still use the reserve, the
+        // space set aside for commits.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
             // Try to allocate the reserve (space for commits on a full host) again, unless `opened`
@@ -552,8 +552,8 @@ impl Journal {
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that misses this store may use up the free space of the host.
-        // A commit can still use the reserve, the space set aside for commits.
+        // ORDERING: Relaxed. A thread that does not see this value yet may use up the free space of
+        // the host. A commit can still use the reserve, the space set aside for commits.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }

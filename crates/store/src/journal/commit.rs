@@ -219,8 +219,8 @@ impl Journal {
         // be committed. `freeze` has waited for all operations, so this check misses no abort.
         self.check().ok()?;
         // ORDERING: Relaxed. If the host is full, do not use the log, since the database might
-        // never have space for its transactions. If this load misses that, a later commit can still
-        // use the reserve (space for commits).
+        // never have space for its transactions. If this load returns an old value, a later commit
+        // can still use the reserve (space for commits).
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
@@ -352,8 +352,8 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If this load misses that the reserve (space for commits) was given up,
-        // `grow` allocates it again later.
+        // ORDERING: Relaxed. If this load does not yet see that the reserve (space for commits) was
+        // given up, `grow` allocates it again later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
@@ -386,8 +386,9 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. A thread that misses this store may use up the free space of
-                // the host, but not the space of the reserve, which this commit is about to use.
+                // ORDERING: Relaxed. A thread that does not see this value yet may use up the free
+                // space of the host. It cannot use the space of the reserve, which this commit is
+                // about to use.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
