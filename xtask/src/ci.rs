@@ -78,7 +78,7 @@ fn run_tests(tally: &mut Tally, root: &Path, extent: Extent) {
     run_suites(tally, root, extent, suites::has_mount);
 }
 
-/// Runs the tests of many calls, and the suites that mount nothing.
+/// Runs the tests that mount nothing and make many calls, and the suites that mount nothing.
 fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     tally.step("storm", || storm(root));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
@@ -142,9 +142,9 @@ pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     checks::tests_ran(&mut command, root, "ipc-hostile")
 }
 
-/// Runs the test of paths that become invalid during a call (trap X1 in `traps.md`). A back end by
-/// path is called 400,000 times, while other threads rename directories on these paths. No path may
-/// become invalid during a call.
+/// Runs the test of paths that become invalid during a call (trap X1 in `traps.md`). It makes
+/// 400,000 calls of a back end that finds files by their paths. Other threads rename directories on
+/// these paths. No path may become invalid during a call.
 fn storm(root: &Path) -> Outcome {
     let mut command = workspace_test(root, "by_path");
     // The threads of these tests mostly sleep, so more tests than processors may run.

@@ -176,8 +176,8 @@ pub(crate) struct Arguments {
     /// Be the background process that `--daemon` starts.
     #[arg(long, hide = true)]
     background: bool,
-    /// The identity of a file system that has this one mounted below it by a junction, or by
-    /// several.
+    /// The identity of a file system above this one: a junction in it leads to this mount, directly
+    /// or through other junctions.
     #[arg(long, hide = true)]
     above: Vec<String>,
 }

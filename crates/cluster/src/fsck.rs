@@ -52,8 +52,8 @@ pub enum Finding {
         /// The inode.
         ino: i64,
     },
-    /// The home of an inode is a directory that has a name of it; of a directory, the parent. The
-    /// stored home of this inode has no name of it.
+    /// The home of an inode is a directory that has a name of it. The home of a directory is its
+    /// parent. The stored home of this inode has no name of it.
     Home {
         /// The inode.
         ino: i64,

@@ -88,7 +88,8 @@ pub(crate) struct Index {
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// The index estimates its load from every `sample`-th line, a power of two.
+    /// To estimate its load, the index counts the entries in every `sample`-th line. `sample` is a
+    /// power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -178,8 +179,8 @@ impl Index {
     /// A value prefers one of the two slots of a line. A pair is usually in the preferred slot of
     /// the line where a search for its key begins.
     ///
-    /// The preferred slot has a branch of its own. The processor predicts it, and executes ahead
-    /// while it waits for the cache line.
+    /// `look_up` tests the preferred slot first, with a branch of its own. The processor predicts
+    /// this branch, and executes ahead while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -412,7 +413,7 @@ impl Index {
         })
     }
 
-    /// Returns the two slots of a line, the preferred one of `value` first.
+    /// Returns the two slots of a line. The slot that `value` prefers comes first.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
         both_in(self.line(line), line, value)
@@ -544,7 +545,6 @@ fn reach_of(home: &Line) -> u64 {
     home[REACH].load(Ordering::Acquire)
 }
 
-/// Returns the two slots of a line, the preferred one of `value` first.
 #[inline(always)]
 fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
     [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))

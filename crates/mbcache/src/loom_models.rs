@@ -1,7 +1,7 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! If one thread of a model begins with a load, that thread is spawned. The other way round, a
-//! known bug of loom skips schedules (see `tally` in the base crate).
+//! If one thread of a model begins with a load, the model spawns that thread. If the main thread
+//! began with the load, a known bug of loom would skip schedules (see `tally` in the base crate).
 //!
 //! The index of a model has four lines. A search begins at the home line, which the key's hash
 //! selects. A slot whose entry was removed is used again immediately.
@@ -86,8 +86,8 @@ fn spawn<R: Send + 'static>(
 }
 
 /// The main thread creates an entry with `create`. Meanwhile another thread searches for the entry,
-/// and then deletes it. Counts three outcomes: the search found it; neither the search nor the
-/// deletion found it; only the deletion did.
+/// and then deletes it. Counts three outcomes: the search found the entry; neither the search nor
+/// the deletion found it; only the deletion found it.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();

@@ -225,8 +225,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control: the changed block is entered before the search for an equal block, which then wrongly
-/// finds it.
+/// Control: the changed block is put into the cache before the search for a block with equal
+/// content. Then the search wrongly finds the changed block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);

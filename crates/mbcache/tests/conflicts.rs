@@ -101,7 +101,8 @@ type Recorded = Vec<(&'static str, Vec<Lines>)>;
 /// other reads or writes. Prints a table with a row for each operation of the first thread, and a
 /// column for each of the second.
 ///
-/// A cell is the percentage of pairs of runs without a conflict. Returns the number of conflicts.
+/// Each cell of the table is the percentage of pairs of runs without a conflict. Returns the number
+/// of conflicts.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {

@@ -101,8 +101,8 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after this number of distinct search states: sets of calls in order,
-    /// with the state of the model after them.
+    /// The search gives up after this number of distinct search states. A search state is a set of
+    /// calls that are in order, with the state of the model after them.
     pub states: usize,
 }
 

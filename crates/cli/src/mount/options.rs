@@ -66,7 +66,7 @@ struct Pending {
     threads: Option<usize>,
     /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
-    /// The last given option that only a mount of a host directory takes.
+    /// Among the given options, the last one that only a mount of a host directory takes.
     for_host: Option<&'static str>,
     /// True if `local_lock` is given.
     has_local_lock: bool,

@@ -70,8 +70,8 @@ fn lock_range(file: &File, at: u64, is_taken: bool) {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
 }
 
-/// Stands for the functions that take and drop a lock, and does neither. When the lock would be
-/// dropped, fsync(2) writes the cached pages back.
+/// A control passes this function in place of one that takes and drops locks. It does neither. When
+/// the lock would be dropped, fsync(2) writes the cached pages back.
 fn no_lock(file: &File, _: u64, is_taken: bool) {
     if !is_taken {
         file.sync_all().expect("the file is synced");
@@ -142,7 +142,8 @@ fn no_addition_under_flock_is_lost() {
     assert_eq!(race(&site, additions(), flock_file), additions());
 }
 
-/// Threads of different mounts change different numbers of one page at the same time.
+/// Threads on different mounts add to different numbers of one page at the same time, each under a
+/// lock of its number. No addition may be lost.
 #[test]
 fn no_addition_under_locks_of_ranges_is_lost() {
     let Some(site) = Site::new(&[]) else { return };

@@ -125,7 +125,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
         // umount(8) must succeed for the tmpfs inside `host` and for the server's own mount. It
-        // fails if the server has a descriptor open there.
+        // would fail if the server still had a descriptor open in one of them.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));

@@ -145,8 +145,9 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Counter-check: a mount needs one descriptor per thread and 24 others. So 40 threads fit into
-    // a hard limit of 64 open files. If only the soft limit is 64, 150 threads fit, too.
+    // Counter-check: a mount needs one descriptor per thread and 24 others. So 40 threads must fit
+    // into a hard limit of 64 open files. If 64 is only the soft limit, the program raises it, so
+    // 150 threads must fit.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());

@@ -16,8 +16,8 @@ use rustix::fs::{FlockOperation, flock};
 use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
 use crate::outage::{break_store, mend_store};
 
-/// Random locks begin at one of this number of first bytes. Some of them end at the largest
-/// possible position.
+/// Random locks begin at one of this many bytes at the start of the file. Some of them end at the
+/// largest possible position.
 const POSITIONS: u64 = 12;
 
 /// The number of random calls in a run. Each call needs two SQL statements.

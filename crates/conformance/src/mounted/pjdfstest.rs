@@ -109,7 +109,8 @@ fn tests_of(task: &Task, command: &mut Command, log: &str) -> Checked<Tests> {
     }
 }
 
-/// Returns the note of a run that passed. Otherwise fails the check and names the failed tests.
+/// If no test has failed, returns a note for the report. Otherwise fails the check and names the
+/// failed tests.
 fn judge(
     task: &Task,
     tests: &Tests,

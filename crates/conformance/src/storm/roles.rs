@@ -169,8 +169,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
     }
 
-    /// Gives a new file the name under which it stays, by a rename or a link. Then removes the file
-    /// that was kept [`KEPT_MAX`] kept files earlier.
+    /// Gives a new file the name under which it stays, by a rename or a link. Then removes an old
+    /// file, so that at most [`KEPT_MAX`] files are kept.
     fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
         let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
         let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));

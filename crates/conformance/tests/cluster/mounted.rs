@@ -1,4 +1,5 @@
-//! Mounts that are served by processes of their own, and system calls on them.
+//! Mounts for the tests, each served by a process of its own. Also the system calls that the tests
+//! make on them.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -1,5 +1,5 @@
-//! Runs the suite for mounted file systems on mounts of back ends by number, by path and
-//! asynchronous ones.
+//! Runs the suite for mounted file systems on mounts of three kinds of back ends: by inode number,
+//! by path, and asynchronous ones.
 
 use std::sync::Arc;
 use std::time::Duration;
