@@ -90,7 +90,7 @@ mod tests {
     }
 
     /// The message of a panic must not stop the server, even if the log is a full pipe in blocking
-    /// mode. Trap X3.
+    /// mode. Trap X3 in `traps.md`.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

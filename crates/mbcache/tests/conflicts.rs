@@ -1,5 +1,5 @@
-//! Guarantee G.7: operations on keys with different *home lines* must write no common cache line.
-//! The home line is the one that the hash of a key selects.
+//! Guarantee G.7 of `lib.rs`: operations on keys with different *home lines* must write no common
+//! cache line. The home line is the one that the hash of a key selects.
 //!
 //! For each operation and several keys, the test records the cache lines that the operation loads
 //! and stores. Then it compares the operations of two threads, and prints a table.
@@ -120,9 +120,9 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7: operations on keys whose hashes select different cache lines write no common
-/// cache line. Two controls must have conflicts: operations on one key, and operations that also
-/// write a common counter.
+/// Guarantee G.7 of `lib.rs`: operations on keys whose hashes select different cache lines write no
+/// common cache line. Two controls must have conflicts: operations on one key, and operations that
+/// also write a common counter.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -162,15 +162,15 @@ fn operations_on_different_homes_write_no_common_line() {
             "nothing seen"
         );
         // Each operation writes to the cache line with the entries of its key. Exceptions are a
-        // `get` of a pair whose referenced bit is set (guarantee G.6), and a deletion that a handle
-        // prevents.
+        // `get` of a pair whose referenced bit is set (guarantee G.6 of `lib.rs`), and a deletion
+        // that a handle prevents.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control: a `find` and a `get` on the same key conflict, because `find` writes. Two calls
-        // of `get` do not.
+        // Control test: a `find` and a `get` on the same key conflict, because `find` writes. Two
+        // calls of `get` do not.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

@@ -216,8 +216,8 @@ fn directory_on_another_mount_shows_its_current_attributes() {
 }
 
 /// A client with many open files must not make other calls fail. The server may have 64
-/// descriptors. After open(2) has failed with `ENFILE`, calls on other files must succeed. Trap
-/// X10.
+/// descriptors. After open(2) has failed with `ENFILE`, calls on other files must succeed. Trap X10
+/// in `traps.md`.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {

@@ -154,7 +154,7 @@ fn assert_as_host(source: &str, options: &str) {
 }
 
 /// The set-group-ID bit must be cleared as on the host, depending on the caller's capabilities.
-/// Trap X9.
+/// Trap X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -163,7 +163,7 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
 }
 
 /// Even if the server checks permissions, the set-group-ID bit must be cleared as on the host,
-/// depending on the caller's capabilities. Trap X9.
+/// depending on the caller's capabilities. Trap X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {
