@@ -78,7 +78,6 @@ impl AsFd for Device {
     }
 }
 
-/// Tells whether a notification also drops the cached pages of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
     Keep,

@@ -154,7 +154,7 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     assert!(each < 64 << 10, "a read that hangs takes {each} bytes");
 
     // Each lookup is a request of the kernel, because the name is invalidated before. The server
-    // answers it without the reads that hang.
+    // must answer these requests while a thousand reads hang.
     let lookups = || {
         let begin = Instant::now();
         let mut count = 0;

@@ -203,8 +203,8 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
         let lens = [len("a/b/old"), len("a/b/new"), len("top")];
         (lens, here, names(site.root()), names(&site.path("a/b")), names(inside))
     };
-    // List several times, and use the last result. If the first listing makes the kernel learn that
-    // the directory has changed, the kernel fills its cache again with the next one.
+    // Look three times, so that the kernel has everything in its cache. If the first listing tells
+    // it that the directory has changed, it fills its cache again with the next one.
     let before = [seen(), seen(), seen()][2].clone();
     assert_eq!((before.0, before.1), ([Some(3), None, None], [true, false]));
 
