@@ -509,7 +509,7 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes to the data device. The caller passes the [`View`] of its handle of the running
+    /// Writes bytes to the data device. The caller passes the `View` of its handle of the running
     /// transaction, which no commit freezes meanwhile.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());

@@ -442,7 +442,6 @@ fn is_missing(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
-/// Checks that a directory contains only files that belong to a store.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();

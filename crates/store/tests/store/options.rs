@@ -193,7 +193,6 @@ fn range_that_needs_no_room_is_of_any_length() {
     let store = Store::open(&path, &quiet().with_log_bytes(64 << 10)).unwrap();
     let host = store.statfs().unwrap();
     let file = make(&store, "file", FileKind::Regular);
-    // Choose a range that is longer than the whole file system of the host.
     let len = (host.blocks + 16) * 4096;
     store.write(file, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];
