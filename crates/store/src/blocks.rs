@@ -469,7 +469,7 @@ impl Blocks {
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
         // Invariant K.8: the record of the block and its entry in the table change together, under
-        // the lock of the shard. Otherwise `get_for` could see only one change.
+        // the lock of the shard. Otherwise `get_for` could find the new record without the entry.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);

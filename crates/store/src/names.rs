@@ -508,8 +508,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Makes two names with the same hash, for the inodes `before`. `rename` renames the first to
-    /// the second. Returns the inodes of the two names afterwards.
+    /// Makes two names with the same hash for the inodes `before`. Then `rename` renames the first
+    /// name to the second. Returns the inodes of the two names afterwards.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],

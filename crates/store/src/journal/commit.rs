@@ -22,7 +22,7 @@
 //! - It takes at most half as long as the last commit took.
 //! - It takes at most [`PATIENCE_MAX`].
 //!
-//! Without this wait, two threads that sync in turn would never share a commit.
+//! Without the wait for other threads, two threads that sync in turn would never share a commit.
 //!
 //! Source: Linux `fs/jbd2/commit.c`; the ZFS intent log.
 
