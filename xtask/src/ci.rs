@@ -86,8 +86,8 @@ fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     run_suites(tally, root, extent, |name| !suites::has_mount(name));
 }
 
-/// Runs the suites that `is_wanted` selects by name, with the programs that the step `test build`
-/// has built. Unlike those of a release, they have debug assertions.
+/// Runs the suites that `is_wanted` selects by name. They use the programs that the step `test
+/// build` has built, which have debug assertions.
 fn run_suites(tally: &mut Tally, root: &Path, extent: Extent, is_wanted: fn(&str) -> bool) {
     if extent == Extent::Full {
         for name in suites::CI.into_iter().filter(|name| is_wanted(name)) {

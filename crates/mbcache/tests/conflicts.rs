@@ -17,7 +17,8 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys that the test tries. It uses those whose entries are in different lines.
+/// The number of keys that the test tries. It uses those keys whose entries are in different cache
+/// lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;

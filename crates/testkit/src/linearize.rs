@@ -10,8 +10,8 @@
 //! # How it works
 //!
 //! The search is that of Wing and Gong. It takes a call that may come first among the remaining
-//! calls, and runs it on the model. If the result fits, it continues with the rest. If no order of
-//! the rest fits, it puts the call back and tries another one.
+//! calls, and runs it on the model. If the result fits, it continues with the remaining calls. If
+//! no order of these calls fits, it puts the call back and tries another one.
 //!
 //! Lowe's addition makes this search practical: it visits each set of calls with the same state of
 //! the model only once. To take a call or to put it back changes four links of a list
@@ -91,7 +91,8 @@ pub trait Spec: Clone + Eq + Hash {
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
     /// By default `seen` must equal `right`. Override this if an operation may have other results,
-    /// such as "try again". The state of the model is in any case that in which `apply` left it.
+    /// such as "try again". The model's state does not depend on this choice: it is the state in
+    /// which `apply` left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen

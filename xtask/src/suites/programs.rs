@@ -63,7 +63,7 @@ const CALLS: [&str; 12] = [
 ];
 
 /// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
-/// rounds. Each round makes two semop(2) calls, and some rounds make the others.
+/// rounds. Each round makes two semop(2) calls, and some rounds make the other calls too.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;

@@ -263,8 +263,8 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // With `word` None, `path` comes from the environment: the namespace in which this
-            // process runs.
+            // If `word` is None, `path` comes from the environment: it is the path of the namespace
+            // in which this process runs.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;

@@ -128,8 +128,8 @@ fn passed_through_program_runs_and_keeps_its_mode() {
     });
 }
 
-/// The kernel asks for the capabilities of a file before each write, unless it may remember that
-/// the file has none.
+/// Before each write, the kernel asks the server for the capabilities of the file. It does not ask
+/// if it may remember that the file has none, so small writes must not reach the server.
 #[test]
 fn small_writes_to_a_directory_do_not_reach_the_server() {
     if !can_mount() || !has_root() {
