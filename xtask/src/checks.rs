@@ -188,7 +188,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     if found.is_empty() {
         return Outcome::Skipped(format!("no crate has models under {cfg}"));
     }
-    // One build for all crates enables the same features, so no dependency is built twice.
+    // Build the models of all crates with one command. With one command per crate, cargo could
+    // enable other features of a dependency, and would build it again.
     let mut libraries = models_of(root, cfg);
     let mut tests = models_of(root, cfg);
     let (mut has_libraries, mut has_tests) = (false, false);
@@ -314,7 +315,7 @@ pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, 
     (ended, output)
 }
 
-/// Returns how many tests have passed, or 0 if none has in one of the test programs.
+/// Returns how many tests have passed. Returns 0 if in one of the test programs no test has passed.
 fn passed_tests(output: &str) -> u64 {
     let passed: Vec<u64> = output
         .lines()
@@ -347,7 +348,8 @@ pub(crate) fn transports(root: &Path) -> Outcome {
     for transport in ["uring", "fuser"] {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_TRANSPORT", transport);
-        // With the whole workspace, as in the step `tests`, cargo need not build the crates again.
+        // Name the whole workspace, as the step `tests` does. Otherwise cargo would enable other
+        // features, and build the crates again.
         command.args(["test", "--workspace", "--test", "real"]);
         if transport == "fuser" {
             // Requests through fuser cannot reach an asynchronous back end.

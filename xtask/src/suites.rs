@@ -334,7 +334,7 @@ pub(crate) fn run_one(root: &Path, profile: &str, name: &str) -> Outcome {
     }
 }
 
-/// Returns true if the suite `name` mounts a file system. Those of System V IPC do not.
+/// Returns true if the suite `name` mounts a file system. The suites of System V IPC do not.
 fn has_mount(name: &str) -> bool {
     !name.starts_with("ipc-")
 }

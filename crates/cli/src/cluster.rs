@@ -1,9 +1,10 @@
 //! `corewalk cluster`: commands on a mounted cluster file system.
 //!
 //! # Reaching a junction
-//! The command changes an extended attribute of the directory of a junction. The file system that
-//! is mounted on the junction hides this directory. So the command clones the mount below without
-//! the mounts on it (`open_tree` with `OPEN_TREE_CLONE`), and opens the directory in the clone.
+//! A junction is a directory of a cluster file system on which its mounts show another file system.
+//! The command changes an extended attribute of this directory. Where the other file system is
+//! mounted, it hides the directory. So the command clones the outer mount without the mounts on it
+//! (`open_tree` with `OPEN_TREE_CLONE`), and opens the directory in the clone.
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
@@ -21,7 +22,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::failure::Failure;
 use crate::source::parse_url;
 
-/// How long the command waits until a file system is mounted on a new junction.
+/// How long the command waits until the mount has mounted the other file system on a new junction.
 const LIMIT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest URL of a junction, in bytes.
@@ -59,7 +60,7 @@ struct Junction {
     /// The other file system, pg://USER@HOST:PORT/DATABASE. `corewalk mkfs` must have made it.
     #[arg(conflicts_with = "remove")]
     url: Option<String>,
-    /// Make the junction a plain directory again. The other file system stays as it is.
+    /// Make the junction a plain directory again. The file system that it shows stays as it is.
     #[arg(long)]
     remove: bool,
 }
@@ -114,12 +115,12 @@ fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Returns the device of a directory, which changes when a file system is mounted on it.
+/// Returns the device number of a directory. It changes when a file system is mounted there.
 fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|stat| stat.dev())
 }
 
-/// Fails if the directory above `path` is outside of every cluster file system.
+/// Fails if the parent directory of `path` is not in a cluster file system.
 fn check_cluster(path: &Path) -> Result<(), Failure> {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(root_of(above(path)), XATTR_STAT, &mut text[..]).unwrap_or(0);
@@ -149,7 +150,7 @@ fn root_of(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Opens the directory `path` itself, and not the root of a file system that is mounted on it.
+/// Opens the directory `path` itself, even if a file system is mounted on it.
 fn open_below_mounts(path: &Path) -> Result<OwnedFd, Errno> {
     let name = path.file_name().ok_or(Errno::BUSY)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

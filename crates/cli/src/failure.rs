@@ -15,9 +15,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// The command has failed, and its exit statuses differ from those of other subcommands. For
-    /// example, `fsck` has the exit statuses of fsck(8). The fields are the exit status and the
-    /// line to print.
+    /// The command has failed with an exit status of its own. For example, `fsck` has the exit
+    /// statuses of fsck(8). The fields are the exit status and the line to print.
     Command(u8, String),
     /// The command has failed, and this process or its child has already printed why. The field is
     /// the exit status.
@@ -50,12 +49,10 @@ impl Failure {
     }
 }
 
-/// Runs the closure `step` without messages of panics, for a `step` that turns panics into a
-/// result.
+/// Runs the closure `step`. If it panics, returns the panic as a failure, and prints nothing.
 ///
-/// If `step` panics, the result is a failure with the message and the code location of the panic.
-/// While `step` runs, panics of other threads print no message either, because the panic hook
-/// belongs to the process.
+/// The failure has the message of the panic and its code location. While `step` runs, panics of
+/// other threads print no message either, because the panic hook belongs to the process.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();

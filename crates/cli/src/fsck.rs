@@ -5,8 +5,8 @@
 //! rebooted".
 //!
 //! If a process has the store open, the check waits up to 5 seconds, as a mount does: a server
-//! whose mount was just unmounted ends soon. A cluster file system may be mounted during the check,
-//! which reads one snapshot of the database.
+//! whose mount was just unmounted soon closes the store. A cluster file system may be mounted
+//! during the check, which reads one snapshot of the database.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -45,8 +45,9 @@ pub(crate) struct Arguments {
     /// Print one JSON object: the list of errors and the totals.
     #[arg(long)]
     json: bool,
-    /// Of a cluster file system, make mounts remove the strays. The next mount does it, or one that
-    /// runs, after a minute or two.
+    /// Of a cluster file system, make mounts remove the strays: objects that no file uses and that
+    /// the database does not know. A running mount, or the next one, removes them after a minute or
+    /// two.
     #[arg(long)]
     remove_strays: bool,
 }

@@ -87,7 +87,7 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // Ignore an error of the write. The mount is ready, even if this message cannot be printed.
+        // Ignore an error of the write: even if this message cannot be printed, the mount is ready.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())

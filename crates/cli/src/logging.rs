@@ -6,7 +6,8 @@
 //! pipe that no process reads would stop a mount.
 //!
 //! Records of the crate `fuser` are dropped. It logs an error each time the kernel rejects a reply,
-//! which is normal after an interrupted call. It also returns all other errors to the server.
+//! which is normal after an interrupted call. All other errors also come back to the server as
+//! results.
 
 use std::any::Any;
 use std::os::fd::AsFd;
@@ -50,8 +51,8 @@ impl Log for Stderr {
 /// Writes a line to `out`. Drops the line if `out` is closed or cannot take the line without
 /// blocking.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Held from poll(2) to write(2), so that no other thread fills the pipe behind standard error
-    // in between.
+    // The lock is held from poll(2) to write(2). Otherwise another thread could fill the pipe
+    // behind standard error in between, and write(2) would block.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
@@ -89,7 +90,7 @@ mod tests {
     }
 
     /// The message of a panic must not stop the server, even if the log is a full pipe in blocking
-    /// mode. Trap X3.
+    /// mode. Trap X3 in `traps.md`.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

@@ -8,8 +8,8 @@
 //!
 //! # The end of a mount
 //! Normally the command leaves no mount behind, and removes a mount point that it has created. If
-//! the mount is in use when a signal comes, it is detached: its users lose the server, and so do
-//! users of a copy in another mount namespace.
+//! programs use the mount when a signal comes, the command detaches the mount. Then these programs
+//! lose the server, and so do programs that use a copy of the mount in another mount namespace.
 //!
 //! In two cases the mount stays without a server until `umount -l`: the command was killed by
 //! SIGKILL, or a signal came while another file system was mounted on top.
@@ -176,7 +176,8 @@ pub(crate) struct Arguments {
     /// Be the background process that `--daemon` starts.
     #[arg(long, hide = true)]
     background: bool,
-    /// The identity of a file system that this one is mounted below, by junctions.
+    /// The identity of a file system above this one: a junction in it leads to this mount, directly
+    /// or through other junctions.
     #[arg(long, hide = true)]
     above: Vec<String>,
 }
@@ -259,11 +260,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Write everything even after a lazy unmount: later writes of programs that still have files
-    // open cannot reach the file system.
+    // Write all cached changes now, even after a lazy unmount. Programs that still have files open
+    // may write later, but the file system is gone for them.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| progress::close(&cluster)));
-    // The file systems of junctions may take long to end, and do not need this one.
+    // End the mounts of junctions last. They may take long to end, and work without this file
+    // system.
     drop(junctions);
     drop(created);
     synced.map_err(|error| {
@@ -297,8 +299,9 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
 
 /// A mount point that this command has created.
 ///
-/// Dropping the value removes the directory through a descriptor of its parent, even if directories
-/// above it have been renamed. If the name leads to another directory, nothing is removed.
+/// Dropping the value removes the mount point through a descriptor of its parent, so it does not
+/// matter whether directories above it were renamed. If its name leads to another directory by
+/// then, nothing is removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,

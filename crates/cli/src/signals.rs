@@ -5,7 +5,7 @@
 //! return to its client. So the program installs a handler that does nothing.
 //!
 //! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored after execve(2), so the command of
-//! `corewalk ipc exec` would inherit that. A handler is reset by execve(2).
+//! `corewalk ipc exec` would ignore it too. A handler is reset by execve(2).
 //!
 //! Source: setrlimit(2) (`RLIMIT_FSIZE`), signal(7).
 

@@ -121,7 +121,8 @@ impl Source {
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
             // Other programs may change the directory on the host.
             Source::Host(_) => Options::shared(),
-            // The back end says with each answer how long the kernel may keep it.
+            // Use no fixed timeouts: the back end says with each answer how long the kernel may
+            // keep it.
             Source::Cluster(_) => Options::shared(),
         }
     }
@@ -162,7 +163,7 @@ impl Source {
 }
 
 /// Parses the URL of a cluster file system, and adds the password in `PGPASSWORD`. `PGSSLMODE` and
-/// `PGSSLROOTCERT` count if the URL has no such parameter.
+/// `PGSSLROOTCERT` take the place of missing parameters of the URL.
 pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
     let mut full = text.to_owned();
     for (variable, name) in [("PGSSLMODE", "sslmode="), ("PGSSLROOTCERT", "sslrootcert=")] {

@@ -1,7 +1,7 @@
 //! The address of a database, and how a connection to it is opened, encrypted or not.
 //!
 //! Every connection of this crate comes from [`Address::connect`]. [`set_up`] then gives it the
-//! settings that all statements need, whatever the role or the database sets.
+//! settings that all statements need. They replace any defaults of the role or the database.
 //!
 //! # Encryption
 //! `sslmode=` and `sslrootcert=` mean what they mean in libpq:
@@ -14,9 +14,9 @@
 //! | `verify-ca` | yes | signed by a root |
 //! | `verify-full` | yes | signed by a root, for the name of the host |
 //!
-//! The root certificates are those in the file that `sslrootcert=` names. With `verify-full` they
-//! may be those of the system, which is also the meaning of `sslrootcert=system`. They are read
-//! once, when the URL is parsed. Connections through a Unix socket are never encrypted.
+//! `sslrootcert=` names the file with the root certificates. With `verify-full`, they may be the
+//! root certificates of the system instead, which `sslrootcert=system` also selects. The file is
+//! read once, when the URL is parsed. Connections through a Unix socket are never encrypted.
 //!
 //! The crate `tokio-postgres-rustls` supports the channel binding of SCRAM (RFC 5929).
 //! `postgres-native-tls` was rejected, because it needs OpenSSL.
@@ -45,13 +45,13 @@ use crate::options::UrlError;
 
 /// How long one host may take to accept a connection, if the URL has no `connect_timeout=`.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// A connection is lost if the other machine does not answer for this time. `keepalives_idle=` and
-/// `tcp_user_timeout=` of the URL take precedence.
+/// If the database's machine does not answer for this time, the connection is lost.
+/// `keepalives_idle=` and `tcp_user_timeout=` of the URL take precedence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(15);
 /// The keepalive time of tokio-postgres for a URL that sets none.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 60 * 60);
-/// The settings of each connection. The timeouts are off, because they would end statements that
-/// wait.
+/// The settings of each connection. They turn the timeouts of PostgreSQL off, which would end
+/// statements that wait for locks.
 const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('statement_timeout'), \
                         ('lock_timeout'), ('idle_in_transaction_session_timeout'), \
                         ('idle_session_timeout'), ('transaction_timeout')) AS v (name) \
@@ -135,7 +135,7 @@ impl Address {
         }
     }
 
-    /// Opens a connection that a task of its own runs, with the settings of this crate.
+    /// Opens a connection with the settings of this crate, and starts the task that runs it.
     pub(crate) async fn open(
         &self,
     ) -> Result<(Client, tokio::task::JoinHandle<()>), DatabaseError> {

@@ -5,9 +5,9 @@
 //! answer most of these requests. Each answer says how long the kernel may keep it.
 //!
 //! # Inodes without a name
-//! An inode whose last name was removed stays in the database as an orphan of the session, until
-//! the server calls `forget` for it. Orphans are purged up to 256 at a time. Another mount purges
-//! the orphans of a mount that has died, ten minutes later.
+//! An inode may lose its last name while it is still in use. Then it stays in the database as an
+//! *orphan* of the session, until the server calls `forget` for it. A mount purges up to 256
+//! orphans at a time. If a mount has died, another mount purges its orphans ten minutes later.
 
 mod attributes;
 mod names;
@@ -42,8 +42,8 @@ const ROOT: u64 = 1;
 const O_ACCMODE: u32 = 3;
 /// The block of statfs(2).
 const BLOCK_BYTES: u64 = 4096;
-/// The free blocks (1 PiB) and free inodes that statfs(2) reports, since the database sets no
-/// limit.
+/// The free blocks (1 PiB) and free inodes that statfs(2) reports. They are constants, since the
+/// database sets no limit.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 /// How long the end of a mount waits for a database that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -53,7 +53,8 @@ const PURGE_COUNT: usize = 256;
 const OBJECTS_COUNT: i32 = 64;
 /// The most such batches that one call of `maintain` removes.
 const COLLECT_ROUNDS: u32 = 64;
-/// How long an unused object stays, so that a reader with old slices can finish.
+/// How long an object stays after its last use by a file. In this time, a reader that still knows
+/// the old slices of the file (its references to objects) can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
 /// How many calls of `maintain` pass between two searches for unused objects and for orphans of
 /// dead mounts. `maintain` is called once a second.
@@ -107,13 +108,13 @@ pub enum OpenError {
     Database(DatabaseError),
     /// There is no file system in the database.
     NoFileSystem,
-    /// The file system has too many mounts. The field describes one of them.
+    /// The file system already has the maximum number of mounts. The field describes one of them.
     Busy(Holder),
     /// The URL names another place for data than the database.
     OtherData(String),
     /// The file system has an unknown place for data.
     UnknownData(String),
-    /// The file system has another version of the tables than this program.
+    /// The database has another version of the tables than this program expects.
     Version(i32),
     /// The place of the objects cannot be opened or listed.
     Objects(std::io::Error),
@@ -157,7 +158,7 @@ impl ClusterFs {
             Objects::open(&place, &options.settings).map_err(OpenError::Objects)
         });
         let objects = objects.inspect_err(|_| {
-            // If the new session cannot be ended, it dies by itself after its lease time.
+            // Ignore an error: a session that cannot be ended dies by itself after its lease time.
             let _ = session.end();
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
@@ -201,13 +202,14 @@ impl ClusterFs {
         &self.id
     }
 
-    /// Returns how many bytes programs have written that are in the memory of this mount only.
+    /// Returns how many bytes programs have written that are only in the memory of this mount,
+    /// because they are not flushed yet.
     pub fn dirty_bytes(&self) -> u64 {
         self.data.dirty_bytes.sum().max(0) as u64
     }
 
-    /// Returns attributes as a caller sees them: with the size and time of writes that are not
-    /// flushed yet. Adds how long the kernel may keep them.
+    /// Returns an inode's attributes as a caller sees them. They include the size and the time of
+    /// writes that are not flushed yet, and how long the kernel may keep them.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
         self.data.seen(self.meta.with_ttl(known, is_name_cached), known.inode.version)
     }
@@ -223,8 +225,8 @@ impl ClusterFs {
         self.attr(known, is_name_cached)
     }
 
-    /// Returns true if the periodic flush skips a file, because the file has no name or has lost
-    /// locks.
+    /// Returns true if the periodic flush skips a file, because the file has no name, or because
+    /// this mount has lost locks on it.
     fn is_kept(&self, ino: u64) -> bool {
         self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }
@@ -281,7 +283,7 @@ impl ClusterFs {
     }
 }
 
-/// Starts the runtime of a mount, or of a tool that uses the database.
+/// Starts the async runtime of a mount, or of a tool that uses the database.
 pub(crate) fn new_runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -433,7 +435,8 @@ impl FileSystem for ClusterFs {
         if node.kind() != FileKind::Regular || node.handle() == 0 {
             return;
         }
-        // The program may have written through a mapping since the last flush.
+        // Flush again before the file is closed: since the last flush, the program may have written
+        // through a memory mapping.
         if let Err(errno) = self.flush(node) {
             log::error!("inode {}: bytes were not written when it was closed: {errno}", node.ino());
         }
@@ -597,8 +600,8 @@ impl Leases for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // If the session did not end, changes of the next mount would wait until the lease time is
-        // over. The session may have ended already.
+        // End the session, unless its lease time is over already. Otherwise changes of other mounts
+        // would have to wait for the end of the lease time.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {

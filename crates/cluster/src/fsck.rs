@@ -1,15 +1,16 @@
 //! Checks a cluster file system.
 //!
 //! The check changes nothing. It reads one snapshot of the database, so mounts may work meanwhile.
-//! After the snapshot it lists the objects. Each object that a slice names must exist and be long
-//! enough. A mount may have replaced an object since the snapshot. So a missing object counts only
-//! if a file still uses it after the listing.
+//! After the snapshot it lists the objects. A file names its objects in *slices*. Each object of a
+//! slice must exist and be long enough. A mount may have replaced an object since the snapshot. So
+//! a missing object counts only if a file still uses it after the listing.
 //!
 //! # Strays
 //! A mount records an object in the database before it writes the object. The record stays until
-//! the object was removed. But a request that was given up may write the object even later. Such a
-//! *stray* is in the listing, and the database, asked after the listing, does not know it. No file
-//! will ever name it, because no key is used again.
+//! the object was removed. But the store may carry out a write request even later, after the mount
+//! has given it up. Such a *stray* is in the listing of objects, but the database does not know it.
+//! The check asks the database after the listing, so a new object is no stray. No file will ever
+//! name a stray, because no key is used again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -45,12 +46,14 @@ pub enum Finding {
         /// The number that was counted.
         counted: i64,
     },
-    /// An inode without links is no orphan of a session, or an orphan has links.
+    /// An inode without links must be an orphan of a session (a file without a name that is in
+    /// use), and an orphan must have no links. This inode breaks one of these rules.
     Orphan {
         /// The inode.
         ino: i64,
     },
-    /// The home (for a directory, the parent) of an inode has no name of it.
+    /// The home of an inode is a directory that has a name of it. The home of a directory is its
+    /// parent. The stored home of this inode has no name of it.
     Home {
         /// The inode.
         ino: i64,
@@ -74,7 +77,8 @@ pub enum Finding {
         /// The key of the object.
         key: String,
     },
-    /// An object that a file needs is also recorded as pending or dead, so it may be removed.
+    /// An object that a file needs is also in the list of new or of unused objects. So a mount may
+    /// remove it.
     Doomed {
         /// The file.
         ino: i64,
@@ -104,7 +108,7 @@ pub struct Report {
     pub bytes: i64,
     /// The number of objects that files use.
     pub objects: i64,
-    /// The number of objects that no file uses. A mount removes them after some time, except the
+    /// The number of objects that no file uses. A mount removes them after a minute, except the
     /// strays.
     pub unused_objects: i64,
     /// The keys of the unused objects that the database does not know.
@@ -122,7 +126,7 @@ const FILE_LINKS: &str = "SELECT n.ino, n.nlink, count(e.ino) FROM node n
     LEFT JOIN edge e ON e.ino = n.ino WHERE n.mode & 61440 <> 16384
     GROUP BY n.ino, n.nlink HAVING n.nlink <> count(e.ino)";
 /// The links of a directory are its name, its `.`, and the `..` of each subdirectory. The root has
-/// no name, but a `..` of its own.
+/// no name, but it has a `..` of its own.
 const DIR_LINKS: &str = "SELECT n.ino, n.nlink, c.links FROM node n,
     LATERAL (SELECT CASE WHEN n.ino = 1 THEN 2
         ELSE 2 * (SELECT count(*) FROM edge WHERE ino = n.ino) END
@@ -147,14 +151,15 @@ const STRAYS: &str = "SELECT o FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
         AND NOT EXISTS (SELECT FROM dead_object d WHERE d.object = o)";
-/// Looks for the objects again, because the check may have asked a standby that lags behind.
+/// Records strays as unused objects. Checks again that no file uses them, because `fsck` may have
+/// asked a standby that lags behind.
 const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
     ON CONFLICT DO NOTHING";
 const STILL: &str = "SELECT DISTINCT ino, object FROM slice WHERE object = ANY($1)";
 
-/// A query that returns the errors of one kind, and how a row becomes a finding.
+/// A query whose rows are the errors of one kind, and a function that turns a row into a finding.
 type Check = (&'static str, fn(&Row) -> Finding);
 
 /// Checks the file system at `url`. `settings` are those of the object store

@@ -7,20 +7,20 @@
 //! acknowledgement notifies the writer, and that mount sends its change again.
 //!
 //! # Lost notifications
-//! A notification is only a hint. The listener asks for the intents of its session after each
-//! connect, and when a renewal tells of any (guarantee K.12 in `lib.rs`). A writer sends its change
-//! again after some time, also without a notification.
+//! A notification is only a hint. The listener also asks the database for intents that concern its
+//! session: after each connect, and when a renewal says that there are some (guarantee K.12 in
+//! `lib.rs`). A writer sends its change again after some time, even without a notification.
 //!
 //! # Why no answer from before the change is cached
-//! An intent of a directory d is written under the exclusive lock of d. A fill of d takes that lock
-//! shared, and looks for intents before it inserts a lease (guarantee K.2 in `lib.rs`).
-//! - A fill that has the lock before the intent is written may insert a lease. If its reply comes
-//!   after the cache has dropped d, its ticket is too old (`directory.rs`). The acknowledgement
-//!   deletes the lease.
-//! - A fill that has the lock later finds the intent, inserts no lease, and its reply says so.
+//! The intent of a directory d is written under the exclusive lock of d. A fill (a read of d for
+//! the cache) takes it shared, and looks for intents before it inserts a lease (guarantee K.2).
+//! - If a fill takes the lock before the intent is written, it may insert a lease. Its reply may
+//!   come after the cache has dropped d. Then its ticket is too old (`directory.rs`), and it is not
+//!   cached. The acknowledgement deletes the lease.
+//! - If a fill takes the lock later, it finds the intent and inserts no lease. Its reply says so.
 //!
-//! The acknowledgement holds the row lock of the intent until it commits. So it deletes no lease of
-//! a fill that came after the change.
+//! The acknowledgement holds the row lock of the intent until it commits. So it cannot delete a
+//! lease that a fill has inserted after the change.
 //!
 //! # Why mounts do not deadlock
 //! The listener waits for the mutex of the cache, which is never held during a statement, and for
@@ -30,12 +30,12 @@
 //! - another acknowledgement, which only waits for this row,
 //! - a fill that deletes the intent of a dead session; it waits for no lock after that.
 //!
-//! None of these three waits for a listener while it has the row. A call of this mount that waits
-//! for an acknowledgement holds no lock that the listener takes. So two mounts that change one
-//! directory at the same time each acknowledge the intent of the other one.
+//! None of these three waits for a listener while it has the row. A call may wait for an
+//! acknowledgement, but then it holds no lock that the listener of its mount takes. So if two
+//! mounts change one directory at the same time, each acknowledges the other's intent.
 //!
-//! The listener also makes the kernel drop its answers ([`crate::directory`]). That waits for no
-//! request and for no lock that a request holds.
+//! The listener also makes the kernel drop its cached answers ([`crate::directory`]). For that it
+//! waits for no request, and for no lock that a request holds.
 //!
 //! Source: PostgreSQL, "NOTIFY"; Gray and Cheriton, "Leases" (SOSP 1989).
 
@@ -61,7 +61,8 @@ const WAITING: &str = "SELECT * FROM cw_waiting($1)";
 const ACKNOWLEDGE: &str = "SELECT cw_acknowledge($1, $2)";
 /// The pause before the listener connects again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How many numbers of acknowledged intents are kept for writers that have not asked yet.
+/// Maximum number of acknowledged intents that are remembered. The call that waits for an intent
+/// may ask for it only later.
 const KEPT: usize = 1024;
 
 /// The messages between a mount and the others.
@@ -86,7 +87,8 @@ impl Post {
         self.look.notify_one();
     }
 
-    /// Waits until all holders have acknowledged an intent of this mount, for at most `limit`.
+    /// Waits until all holders of leases have acknowledged an intent of this mount, but at most for
+    /// the time `limit`.
     pub(crate) async fn wait(&self, intent: i64, limit: Duration) {
         let news = async {
             loop {
@@ -208,7 +210,8 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
             return;
         }
-        // The wait for notifications is limited, so that this task notices the end of the session.
+        // Wait for notifications only for a limited time, so that this task notices when the
+        // session is dropped.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),
@@ -260,8 +263,8 @@ async fn answer_waiting(
 }
 
 impl Line {
-    /// Drops what is cached of the directories of an intent, and acknowledges it for the session
-    /// `id`. If the kernel cannot drop its names, waits until their times are over. The database
+    /// Drops the cached directories of an intent, and acknowledges the intent for the session `id`.
+    /// If the kernel cannot drop its names, first waits until their timeouts are over. The database
     /// must answer within `limit`.
     async fn acknowledge(
         &self,

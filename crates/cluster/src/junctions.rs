@@ -1,10 +1,10 @@
 //! Junctions: directories on which a program mounts the file system of another database.
 //!
 //! A junction is an empty directory with the extended attribute [`JUNCTION`], whose value is the
-//! URL of the other file system. The back end shows it as a directory in which nothing can be made
-//! (`EREMOTE`), and which can be neither removed nor renamed (`EBUSY`). A program such as `corewalk
-//! mount` mounts the other file system there. So a rename across a junction is `EXDEV`, and each
-//! database serves its own part alone.
+//! URL of another file system. The back end lets no call make anything in this directory
+//! (`EREMOTE`), or remove or rename it (`EBUSY`). A program such as `corewalk mount` mounts the
+//! other file system there. So a rename across a junction fails with `EXDEV`, and each database
+//! serves only its own part.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -32,14 +32,14 @@ pub struct Junction {
 }
 
 impl ClusterFs {
-    /// Returns a number that changes after a junction of the file system has changed, at most a
-    /// third of the lease time later. The call costs no statement.
+    /// Returns a number that changes when a junction of the file system changes. It may lag behind
+    /// by a third of the lease time. The call costs no SQL statement.
     pub fn junctions_version(&self) -> i64 {
         self.meta.session.junctions()
     }
 
-    /// Returns all junctions. The call costs one statement. A junction whose URL is not UTF-8 is
-    /// left out.
+    /// Returns all junctions, except those whose URL is not UTF-8. The call costs one SQL
+    /// statement.
     ///
     /// # Errors
     /// `EIO` if the database does not answer.

@@ -16,16 +16,16 @@
 //! # Guarantees
 //! - K.1: a session answers from a cache only within its lease time, less a margin. It counts by
 //!   CLOCK_BOOTTIME from the moment before it sent the renewal.
-//! - K.2: a fill of the cache locks the directory shared, inserts the lease, and then reads. While
-//!   an intent waits there, a fill inserts no lease, and its answer is not cached.
+//! - K.2: a fill of the cache locks the directory shared, inserts the lease, and then reads. If an
+//!   intent waits for leases on the directory, the fill inserts no lease and is not cached.
 //! - K.3: a change locks its directories exclusively, in ascending order, and then looks for leases
 //!   of other sessions. If there are any, the change only writes an intent.
 //! - K.4: on an intent, a session drops its cache of the directories, then deletes its leases.
 //! - K.5: a change is repeated until no other live session has a lease on its directories.
-//! - K.6: a mount's cache does not know the names and attributes that its own change alters until
-//!   the reply. An answer that was requested before then is not cached.
-//! - K.7: the kernel keeps an answer at most for the rest of the lease time. It has dropped what a
-//!   change alters before the change is sent, or is acknowledged (`directory/kernel.rs`).
+//! - K.6: until a mount has the reply to its own change, its cache lacks all that the change
+//!   alters. An answer that was requested before this reply is not cached.
+//! - K.7: the kernel keeps an answer at most for the rest of the lease time. It drops what a change
+//!   alters before the mount sends or acknowledges the change (`directory/kernel.rs`).
 //! - K.8: a session whose lease time is over is marked dead for ever. Its changes are refused.
 //! - K.9: a change is made once, however often its request arrives, and never after it failed.
 //! - K.10: a crash of the database deletes all leases. Changes then wait until each other session
@@ -35,7 +35,7 @@
 //! - K.13: a mount changes a file with a write lock only under the lock's session (`locks.rs`).
 //!
 //! # Locks
-//! In this order: contents of a file, session, cache. No statement runs while the cache is locked.
+//! The order is: contents of a file, session, cache. No statement runs while the cache is locked.
 //!
 //! Source: Gray and Cheriton, "Leases" (SOSP 1989); RFC 8881 (sessions and slots of NFSv4.1).
 

@@ -1,9 +1,9 @@
 //! Reads and changes of metadata. A read tries the cached directories before the database.
 //!
 //! A reader first checks that the session has lease time left, and only then looks into the cache
-//! (guarantee K.1 in `lib.rs`). On a miss it reads a page of the directory from the database, to
-//! cache it. If the directory is cached in part, or a change of it is under way, it reads only the
-//! one name or inode.
+//! (guarantee K.1 in `lib.rs`). On a miss it reads a page of the directory from the database, and
+//! caches the page. In two cases it reads only the name or inode that it needs: if the directory is
+//! cached in part, or if a change of it is under way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use crate::locks::Locks;
 use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
 use crate::session::{Session, boot_time};
 
-/// How many names of a directory one call of the database returns.
+/// How many names of a directory one call of the database returns for the cache.
 pub(crate) const PAGE: i32 = 2000;
-/// How many names of a directory one call returns if its answer will not be cached.
+/// How many names of a directory one call of the database returns if the answer will not be cached.
 const SMALL_PAGE: i32 = 256;
 
 const FILL: &str = "SELECT * FROM cw_fill($1, $2, $3, $4, $5)";
@@ -28,7 +28,8 @@ const LOOKUP: &str = "SELECT * FROM cw_lookup($1, $2, $3)";
 const GETATTR: &str = "SELECT * FROM cw_getattr($1)";
 const XATTRS: &str = "SELECT * FROM cw_xattrs($1)";
 
-/// With one of these errors, the database has changed nothing and the cache was right.
+/// If a change fails with one of these errors, the database has changed nothing, and the cache may
+/// stay as it is.
 const UNCHANGED: [Errno; 5] =
     [Errno::NOTEMPTY, Errno::INVAL, Errno::NODATA, Errno::NOTDIR, Errno::ISDIR];
 
@@ -61,7 +62,8 @@ pub(crate) struct Changed {
 }
 
 impl Changed {
-    /// Returns an inode that the change altered. `EIO` if the database did not return it.
+    /// Returns an inode that this change has altered. Fails with `EIO` if the database did not
+    /// return the inode.
     pub(crate) fn inode(&self, ino: u64) -> Result<Inode, Errno> {
         self.find(ino).ok_or(Errno::IO)
     }
@@ -158,8 +160,8 @@ impl Meta {
         let page = self.page(0, ino, 0, PAGE)?;
         let (dir, inode) = match page.heads.as_slice() {
             [dir, inode] => (dir.attr.ino, *inode),
-            // The home directory of an inode without a name may be removed. Then the database
-            // returns only the inode.
+            // An inode that has lost its last name may have a home directory that was removed. Then
+            // the database returns only the inode.
             [inode] if inode.attr.ino == ino => {
                 return Ok(Known { inode: *inode, is_current: false });
             }
@@ -167,11 +169,11 @@ impl Meta {
         };
         let is_cached = page.may_be_cached
             && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
-        // The inode may have moved to another home before `cw_fill` locked `dir`.
+        // The inode may have moved to another home directory before `cw_fill` locked `dir`.
         Ok(Known { inode, is_current: is_cached && inode.cover() == dir })
     }
 
-    /// Returns the names of a directory after a position, and caches them if possible.
+    /// Returns the names of a directory that follow a position. Caches them if possible.
     pub(crate) fn list(&self, dir: u64, after: u64) -> Result<(Page, bool), Errno> {
         let may_cache = !self.session.left().is_zero() && !self.cache.is_changing(dir);
         let ticket = self.cache.ticket();
@@ -206,8 +208,8 @@ impl Meta {
         Ok(page)
     }
 
-    /// Runs a read whose parameters are the session and then `params`. Repeats the read if the
-    /// session had to be renewed or replaced first.
+    /// Runs a read. Its parameters are the session, followed by `params`. If the database does not
+    /// accept the session, renews or replaces the session first, and repeats the read.
     fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
         self.session.close_unanswered()?;
         loop {
@@ -242,8 +244,8 @@ impl Meta {
         Ok(xattrs)
     }
 
-    /// Makes a change. `names` gets the position that the database has given to the new name, and
-    /// returns the new states of the names of `change`.
+    /// Makes a change. The database may give a new name a position in its directory. `names` gets
+    /// this position, and returns the new states of the names of `change`.
     pub(crate) fn change<'a>(
         &self,
         change: &Change<'a>,
@@ -257,8 +259,8 @@ impl Meta {
             let end = self.cache.expire_changed(change);
             thread::sleep(end.saturating_sub(boot_time()));
         }
-        // File locks protect contents and attributes. So a change of names is not bound to a
-        // session.
+        // A file lock protects contents and attributes, not names. So only a change without names
+        // must be made under the session that has the lock.
         let bound = match change.names.is_empty() {
             true => self.locks.session_of(&change.inos),
             false => None,
@@ -277,13 +279,13 @@ impl Meta {
         }
     }
 
-    /// Returns the directory whose lease covers an inode, if the cache knows it.
+    /// Returns the directory whose lease covers an inode, if the cache knows the inode.
     pub(crate) fn cover(&self, ino: u64) -> Vec<u64> {
         self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
     }
 
-    /// Returns attributes with the times for which the kernel may keep them and the name, while
-    /// there is no other mount.
+    /// Adds two times to the attributes: how long the kernel may keep them, and how long it may
+    /// keep the name. Both are 0 if there is another mount.
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
         let left = self.session.kernel_time();
         if is_name_cached && !left.is_zero() {

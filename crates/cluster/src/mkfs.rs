@@ -1,8 +1,8 @@
 //! Makes a file system in a database.
 //!
-//! All tables and functions are in the schema `corewalk`, so the database may have other schemas.
-//! One transaction makes them all. [`mkfs`] refuses a schema `corewalk` that has tables of another
-//! program.
+//! All tables and functions are in the schema `corewalk`, so the database may also have other
+//! schemas. One transaction makes all of them. [`mkfs`] refuses a schema `corewalk` that has tables
+//! of another program.
 
 use tokio_postgres::Error;
 
@@ -12,8 +12,8 @@ use crate::options::{Place, Url};
 use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
-/// The SQL files with the functions of the schema. Each file comes after those whose functions it
-/// calls.
+/// The SQL files with the functions of the schema. Each file comes after the files whose functions
+/// it calls.
 const FUNCTIONS: [&str; 8] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),
@@ -27,7 +27,8 @@ const FUNCTIONS: [&str; 8] = [
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
-/// Returns a table or view of the schema that is not in the list $1.
+/// A query for a table or view in the schema that is not in the list $1, and so belongs to another
+/// program.
 const FOREIGN: &str = "SELECT c.relname::text FROM pg_class c
     WHERE c.relnamespace = to_regnamespace('corewalk') AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
     AND c.relname::text <> ALL ($1) LIMIT 1";
@@ -40,7 +41,7 @@ const ROOT: &str = "INSERT INTO corewalk.node SELECT 1, 1, 16384 | 493, $1, $2, 
 const FORMAT: &str = "INSERT INTO corewalk.format (version, data) VALUES ($1, $2)";
 const USAGE: &str = "INSERT INTO corewalk.usage VALUES (1, 4096)";
 
-/// The reason why no file system was made. The database is as it was.
+/// The reason why no file system was made. The database has not changed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MakeError {
@@ -59,7 +60,8 @@ pub enum MakeError {
 }
 
 /// Makes a file system in the database at `url`. The root directory belongs to `owner`, a user and
-/// a group. If `replaces`, an existing file system of the database is lost; its objects stay.
+/// a group. If `replaces` is true, an existing file system of the database is lost, but its objects
+/// stay.
 ///
 /// # Errors
 /// The reason why no file system was made.

@@ -16,7 +16,8 @@ const NANOS: i64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inode {
     pub(crate) attr: Attr,
-    /// The parent of a directory. Of another inode, the directory whose lease covers it.
+    /// The directory whose lease covers the inode. Of a directory it is the parent, and of another
+    /// inode a directory that has a name of it.
     pub(crate) home: u64,
     /// Grows with each change of the inode.
     pub(crate) version: i64,
@@ -24,7 +25,8 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Reads the columns from `ino` on. Returns None for a row without an inode.
+    /// Reads an inode from the columns of a row, from the column `ino` on. Returns None if the row
+    /// has no inode.
     pub(crate) fn of(row: &Row) -> Option<Inode> {
         let first = row.columns().iter().position(|column| column.name() == "ino")?;
         let number = |at: usize| row.get::<_, i64>(first + at);
@@ -61,7 +63,8 @@ pub(crate) fn to_time(nanos: i64) -> Timespec {
     Timespec { secs: nanos.div_euclid(NANOS), nanos: nanos.rem_euclid(NANOS) as u32 }
 }
 
-/// Returns a time as nanoseconds since 1970. Times that do not fit become the nearest one.
+/// Returns a time as nanoseconds since 1970. A time outside of the range becomes the nearest time
+/// in it.
 pub(crate) fn to_nanos(time: Timespec) -> i64 {
     time.secs.saturating_mul(NANOS).saturating_add(i64::from(time.nanos))
 }

@@ -92,8 +92,8 @@ pub(crate) fn is_unsupported(error: Errno) -> bool {
     [Errno::ROFS, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
 }
 
-/// Returns true if a file system may answer `error` to a rename mode that it does not support, such
-/// as an exchange.
+/// Returns true if `error` is one with which a file system may refuse a rename mode, such as an
+/// exchange, that it does not support.
 pub(crate) fn is_without_mode(error: Errno) -> bool {
     error == Errno::INVAL || is_unsupported(error)
 }

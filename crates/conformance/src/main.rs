@@ -114,7 +114,7 @@ fn status(report: &Report, except: &[String]) -> ExitCode {
     }
 }
 
-/// Accepts the name of a check, or a check with a part.
+/// Accepts the name of a check, or of a part of a check (`CHECK:PART`).
 fn known(name: &str) -> Result<String, String> {
     let (check, part) = name.split_once(':').unwrap_or((name, "all"));
     match (check, part) {

@@ -176,7 +176,7 @@ impl Mounted {
                 (Outcome::Failed(format!("{why}\n    logs: {}", logs.display())), note)
             }
             done => {
-                // Ignore an error: the logs of a check that passed are of no use.
+                // Ignore an error of the removal: the logs of a check that passed are of no use.
                 let _ = fs::remove_dir_all(&logs);
                 done
             }

@@ -15,8 +15,8 @@ use crate::report::{Outcome, Report};
 
 /// The calls of a storm, unless `with_operations` sets another number.
 const OPERATIONS: u64 = 20_000;
-/// The default number of threads of a storm: one for each of its five roles, and a second
-/// publisher.
+/// The default number of threads of a storm: one for each of its five roles, and a second one for
+/// the role of the publisher, which replaces a file again and again.
 const THREADS: usize = 6;
 /// The default time limit of one check.
 const TIME_LIMIT: Duration = Duration::from_secs(600);

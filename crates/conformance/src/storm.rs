@@ -138,7 +138,7 @@ fn fixed(number: u64) -> Vec<u8> {
     pattern(number, 10 + 97 * number as usize)
 }
 
-/// Returns true if a file system may answer `error` to link(2), if it has no hard links.
+/// Returns true if `error` is one with which a file system without hard links may answer link(2).
 fn is_without_links(error: Errno) -> bool {
     error == Errno::PERM || is_unsupported(error)
 }

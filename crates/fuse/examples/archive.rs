@@ -5,9 +5,9 @@
 //! cargo run -p corewalk-fuse --example archive -- /tmp/docs.tar /tmp/archive
 //! ```
 //!
-//! The program reads all headers of the archive once, at the start, and the content of a file when
-//! it is read. If several members have the same name, the last of them is shown. A hard link is
-//! shown as a separate file.
+//! At its start, the program reads all headers of the archive. It reads the content of a member
+//! only when a client reads the file. If several members have the same name, the last of them is
+//! shown. A hard link is shown as a separate file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -10,7 +10,8 @@ use corewalk::{RenameMode, SetAttr, StatFs};
 use corewalk_fuse::{AllowedUsers, AsyncFileSystem, AsyncNode, MountOptions, Options};
 use corewalk_fuse::{OwnedDirEntry, serve_async};
 
-/// A tmpfs whose calls wait. `delay` gets the name of the call and that of the file, if any.
+/// A tmpfs whose calls take longer. Before each call, `delay` gets the name of the call and that of
+/// the file, if there is one. It returns the time to wait.
 pub(crate) struct Later<D> {
     fs: Tmpfs,
     delay: D,

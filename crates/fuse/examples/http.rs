@@ -43,7 +43,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns the attributes of this entry. Its inode number 0 lets the server choose a number.
+    /// Returns the attributes of this entry. They contain inode number 0, so the server assigns a
+    /// number.
     fn attr(&self) -> Attr {
         let attr = match &*self.kind {
             "directory" => Attr::dir(0),

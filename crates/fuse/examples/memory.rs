@@ -1,7 +1,7 @@
 //! A writable file system in memory, which finds its files by path and has no inode numbers. Mount
 //! it with `mkdir /tmp/memory; cargo run -p corewalk-fuse --example memory -- /tmp/memory`.
 //!
-//! The library numbers inodes, checks permissions, and keeps a removed file until it is closed.
+//! corewalk assigns inode numbers, checks permissions, and keeps a removed file until it is closed.
 
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::{Path, PathBuf};

@@ -95,7 +95,8 @@ impl Watch {
 
     /// Reports changes to the kernel until reading them fails.
     pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
-        // Use one reader for all events: its buffer may hold several events.
+        // One read of inotify(7) may return several events. This reader keeps the others for the
+        // next calls, so use it for all events.
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let inotify = self.inotify.try_clone().map_err(errno_of)?;
         let mut reader = Reader::new(inotify, &mut buffer);
@@ -103,7 +104,8 @@ impl Watch {
             let event = reader.next()?;
             let what = event.events();
             if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-                // Events were lost. Linux before 6.16 drops each name in the root by itself.
+                // inotify(7) has lost events, so any name may have changed. Linux before 6.16
+                // cannot drop all names at once, so drop each name in the root.
                 self.add(Path::new(""));
                 if kernel.expire_all_names().is_err() {
                     for entry in read_dir(&self.root).map_err(errno_of)?.flatten() {

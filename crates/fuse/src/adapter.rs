@@ -1,8 +1,8 @@
 //! A [`Server`] as a [`fuser::Filesystem`].
 //!
 //! fuser reads and parses requests, and calls one method for each of them. The adapter translates
-//! the arguments and the answers. It decides only which features it requests from the kernel, and
-//! which requests the kernel need not send.
+//! the arguments and the answers. Two decisions are its own: which features it requests from the
+//! kernel, and which requests the kernel need not send.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
@@ -74,8 +74,8 @@ pub struct Adapter {
 /// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags in the answer say whether the kernel may
-    /// keep its cached pages of the file.
+    /// The kernel sends a request for each open. The adapter answers it with these flags, which say
+    /// whether the kernel may keep its cached pages of the file.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -120,8 +120,8 @@ impl Adapter {
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // With `FUSE_HANDLE_KILLPRIV_V2`, requests have further flags, which fuser does not pass to
-        // its file systems.
+        // Do not request `FUSE_HANDLE_KILLPRIV_V2`: it adds flags to requests, and fuser does not
+        // pass these flags to its file systems.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(offered, chosen);

@@ -1,4 +1,5 @@
-//! Serves one request: reads its arguments, calls the [`Server`], and writes the answer.
+//! Serves one request: reads its arguments, calls the [`Server`], and writes the body of the
+//! answer.
 //!
 //! A transport reads a request and passes it to [`Dispatcher::serve`] on the thread that has read
 //! it. For the requests listed below, the result may be [`Outcome::Later`]. Then the transport
@@ -87,8 +88,9 @@ pub(crate) struct Dispatcher {
     payload_bytes: usize,
     features: Features,
     offload: Offload,
-    /// Threads that take locks, if the kernel must drop pages with them. The kernel may first have
-    /// to read or write these pages. So these threads serve no reads and no writes.
+    /// Threads that take locks, used if the kernel must drop its cached pages of a file when a lock
+    /// is taken. To drop pages, the kernel may first have to read or write them. So the threads
+    /// that serve reads and writes must not take such locks.
     lock_takers: Offload,
     lock_waits: Arc<LockWaits>,
 }
@@ -159,7 +161,8 @@ impl Dispatch for Dispatcher {
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
-                // Ignore the result: a forget has no answer, and `run` has already counted a panic.
+                // Ignore the result: a forget has no answer, and `run` has already counted a panic
+                // of the server.
                 let _ = self.requests.run(message, &mut Body::new(&mut []));
                 Outcome::Silent
             }
@@ -280,8 +283,8 @@ impl Requests {
         }
     }
 
-    /// Returns the instant at which a request arrived, if its answer may have a time that the back
-    /// end has set.
+    /// Returns the instant at which a request arrived, or `None` if the back end does not set how
+    /// long the kernel keeps its answers.
     fn arrival(&self) -> Option<Instant> {
         self.server.has_leases().then(Instant::now)
     }
@@ -312,9 +315,9 @@ impl Requests {
                 // The panic hook has already printed the message.
                 self.server.count_panic();
                 let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
-                // If a request for a listing panics after the first entry, it succeeds: the answer
-                // contains the entries before the panic. The server has counted the lookups of
-                // these entries (guarantee D.2).
+                // If a listing panics after the first entry, it succeeds with the entries before
+                // the panic. The server has already counted a lookup for each of them (guarantee
+                // D.2).
                 if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
             })
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })

@@ -48,8 +48,8 @@ pub(crate) trait Interruptible: Send + Sync {
     /// Returns the signals that cancel the request.
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// Returns true if the request has got its answer. A request may always return false, if the
-    /// index drops it when it is answered.
+    /// Returns true if the request has already got its answer. An implementation whose requests
+    /// leave the index when they are answered may always return false.
     fn is_answered(&self) -> bool {
         false
     }
@@ -77,12 +77,12 @@ pub(crate) struct Interrupts {
     interrupted: Arc<Interrupted>,
 }
 
-/// A part of the index. All fields are protected by the mutex of the shard.
+/// A shard of the index of running requests. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
-    /// The numbers of interrupted requests that were not in the index, the newest last: requests
-    /// that have ended, or that were not entered yet.
+    /// The numbers of interrupted requests that were not in the index, with the newest number last.
+    /// Such a request has either ended or not been entered yet.
     early: VecDeque<u64>,
 }
 
@@ -92,8 +92,9 @@ impl Interrupts {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Enters a request. If it returns true, an interrupt has come before the request. The caller
-    /// must then call [`Interrupts::signalled`] as soon as the request can be cancelled.
+    /// Enters a request into the index. If it returns true, an interrupt for the request has
+    /// arrived earlier. The caller must then call [`Interrupts::signalled`] as soon as the request
+    /// can be cancelled.
     #[must_use]
     pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
         let mut shard = self.shard(unique).lock();
@@ -128,8 +129,8 @@ impl Interrupts {
                 self.signalled(&request)
             }
             None => {
-                // The request is not in the index yet. The kernel sends no second message, so
-                // remember the number.
+                // The request is not in the index yet. The kernel reports a signal only once, so
+                // remember the number of the request.
                 if shard.early.len() == EARLY_MAX {
                     shard.early.pop_front();
                 }
@@ -216,8 +217,8 @@ impl Interrupted {
     }
 }
 
-/// Returns true if a signal has killed the thread `pid`, or if the thread cannot be seen: it has
-/// ended, or is in another PID namespace.
+/// Returns true if a signal has killed the thread `pid`. Also returns true if the thread cannot be
+/// seen, because it has ended or is in another PID namespace.
 fn is_killed(pid: u32) -> bool {
     let status = match pid {
         0 => return true,

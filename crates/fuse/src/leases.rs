@@ -1,15 +1,16 @@
-//! Answers that the kernel keeps for a time, and that the back end takes back
+//! Leases: answers that the kernel keeps for a time, and that the back end can take back earlier
 //! ([`corewalk::Leases`]).
 //!
 //! # Time
-//! The time for which the kernel may keep an answer begins when the kernel takes the answer, not
-//! when the back end gives it. The server may be stopped in between. So the last step before the
-//! write of an answer subtracts the time since its request arrived. An answer that needed longer
-//! than [`LATE`] gets no time. If the write was later than that nevertheless, the server makes the
-//! kernel drop it immediately.
-//! - After a stop between the subtraction and the write, the kernel can use an old answer for the
-//!   few instructions until the drop.
-//! - The times stand still while the whole machine is suspended.
+//! The kernel measures the time for which it may keep an answer from the moment at which it gets
+//! the answer. The back end has given the answer earlier, and the server may be stopped in between.
+//! So right before it writes an answer, the server subtracts the time since the request arrived. An
+//! answer that has taken longer than [`LATE`] gets no time at all. If the server finds after the
+//! write that the answer was late, it makes the kernel drop the answer immediately. Two cases
+//! remain:
+//! - The server may be stopped between the subtraction and the write. Then the kernel can use an
+//!   old answer until the drop, which follows immediately after the write.
+//! - While the whole machine is suspended, the times stand still.
 //!
 //! # Transports
 //! Only the threads of `/dev/fuse` write each answer immediately, so only they hand out the
@@ -29,7 +30,8 @@ use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
 /// If an answer takes longer than this, the server sends it without a time, or makes the kernel
-/// drop it again. A back end must stop trusting a lease before its end, by more than this.
+/// drop it again. So a back end must stop trusting a lease more than this time before the lease
+/// ends.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 /// The kernel's cache of a mount, as its back end sees it.
@@ -56,7 +58,8 @@ impl ClientCache for Client {
 }
 
 impl Server {
-    /// Gives the back end the way to the kernel's cache, if it wants one.
+    /// If the back end has leases, passes it the object by which it makes the kernel drop cached
+    /// answers.
     pub(crate) fn attach_client(&self, notifier: Notifier) {
         let root = self.vfs().root();
         if let Some(leases) = self.vfs().leases(&root) {
@@ -97,7 +100,8 @@ impl Server {
 /// kernel keeps the answer.
 fn has_time(opcode: Opcode, body: &[u8]) -> bool {
     let words = match opcode {
-        // `fuse_entry_out`: the node, the generation, the times of the entry and the attributes.
+        // In a `fuse_entry_out`, bytes 16 to 23 are the seconds of the entry's time, and bytes 32
+        // to 35 its nanoseconds.
         Opcode::LOOKUP => [16..24, 32..36],
         // `fuse_attr_out` and `fuse_statx_out` begin with the time.
         Opcode::GETATTR | Opcode::STATX => [0..8, 8..12],

@@ -1,13 +1,13 @@
-//! The owners of locks of fcntl(2), by the open files through which they took their locks.
+//! The owners of fcntl(2) locks, sorted by the open files through which they took their locks.
 //!
-//! When a process closes a file, the kernel sends a flush with the owner's number, which ends the
-//! locks of that owner. For two kinds of locks no such flush comes:
+//! When a process closes a file, the kernel sends a flush with the number of the lock owner, which
+//! ends the owner's locks. For two kinds of locks no such flush comes:
 //! - a lock of an open file description (`F_OFD_SETLK`), whose owner is the open file itself;
-//! - a lock that a thread got while another thread of its process closed the descriptor.
+//! - a lock that one thread got while another thread of its process closed the descriptor.
 //!
 //! The server ends locks of both kinds when the open file is released. So until the release, it
-//! remembers the owners that have requested locks through each open file. Exception: the handle 0,
-//! which all files of a back end without handles share.
+//! remembers the owners that have requested locks through each open file. Exception: it remembers
+//! none for handle 0, which all files of a back end without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
 
@@ -31,8 +31,8 @@ type Pair = (u64, u64);
 impl LockOwners {
     /// Notes that `lock` was requested through the open file `handle`, with the result `done`.
     ///
-    /// Only `EAGAIN` says that the owner has no new lock. After another error, the back end may
-    /// have granted the lock, although its answer was lost.
+    /// Of all errors, only `EAGAIN` means that the owner has no new lock. After any other error,
+    /// the back end may have granted the lock and lost the answer.
     pub(crate) fn requested(
         &self,
         (node, handle): (u64, u64),

@@ -212,9 +212,9 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // `path` leads to a mount with the numbers of this mount. Another mount can have got them
-        // only after our FUSE connection has ended. That mount would have a server, and ours has
-        // none.
+        // `path` leads to a mount with the mount number and the device number of this mount.
+        // Another mount can have got these numbers only after our FUSE connection has ended. Such a
+        // mount has a server, and ours then has none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }

@@ -63,7 +63,7 @@ impl KernelCache {
         match self.server.invalidate_name(parent, name) {
             // A removed directory has no names.
             Ok(()) | Err(Errno::NOENT) => {}
-            // The server has no lookup of the directory, so the kernel has cached no name in it.
+            // The kernel holds no lookup of the directory, so it has cached no name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -107,7 +107,8 @@ impl KernelCache {
     /// a name asks the back end, and brings new attributes. Call this method when anything may have
     /// changed, for example after notifications of the back end were lost.
     ///
-    /// A file system that is mounted on a directory of the mount is detached (umount(2)).
+    /// The kernel also detaches every file system that is mounted on a directory of this mount, as
+    /// umount(2) would.
     ///
     /// The kernel keeps the pages and the attributes of files that are open.
     /// [`KernelCache::invalidate_inode`] drops them. A listing that the server answers during the
@@ -122,8 +123,8 @@ impl KernelCache {
         let mut directories = Vec::new();
         self.server.invalidate_all(&mut |node| directories.push(node));
         self.device.notify_inc_epoch()?;
-        // A listing is cached with its directory, and not with the names. So it needs a
-        // notification of its own.
+        // The kernel caches a listing with its directory, so the expiry of names does not drop it.
+        // Each directory needs a notification of its own.
         directories
             .into_iter()
             .try_for_each(|node| self.device.notify_inval_inode(node, Pages::Drop))
@@ -162,7 +163,7 @@ impl KernelCache {
     fn drop_inode(&self, node: u64) -> Result<(), Errno> {
         match self.server.invalidate_attributes(node) {
             Ok(()) => {}
-            // The server has no lookup of the inode, so the kernel has cached nothing of it.
+            // The kernel holds no lookup of the inode, so it has cached nothing of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -170,8 +171,9 @@ impl KernelCache {
     }
 }
 
-/// Makes the kernel drop cached answers that a request has made wrong, and that the answer to the
-/// request cannot correct. Does nothing after the mount has ended.
+/// Sends notifications to the kernel. A request does so if it makes answers in the kernel's cache
+/// wrong, and its own answer cannot correct them. After the mount has ended, no method has an
+/// effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Notifier {
     /// Weak, because the server may live longer than the mount. A strong reference would then keep

@@ -31,8 +31,8 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors of the thread that has made the pool. Otherwise an offload thread would
-    /// inherit the processors of the thread that starts it, which may be fewer.
+    /// The processors on which the thread that made the pool may run. Every offload thread gets
+    /// them. Otherwise it would inherit those of the thread that starts it, which may be fewer.
     cpus: Option<CpuSet>,
     /// The offload threads that were started. Protected by its own mutex, which no thread holds
     /// together with the mutex of `Shared::queue`.
@@ -53,8 +53,8 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// The number of threads that wait for a job. A thread that was woken up still counts until it
-    /// has locked the queue.
+    /// The number of threads that wait for a job. A thread that was woken counts until it has
+    /// locked the queue.
     idle: usize,
     is_closed: bool,
 }
@@ -166,7 +166,8 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     /// The pool must run jobs in parallel, and must have run all jobs when it is dropped. Each job
-    /// waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order.
+    /// waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order,
+    /// so a pool with fewer threads would hang.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();

@@ -76,9 +76,9 @@ pub struct Options {
     /// time of creation a program asks for. Rust's `std::fs::metadata` always asks for it.
     pub birth_times: bool,
     /// Whether the kernel reads and writes files of the host itself, for a back end that has such
-    /// files ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). By default it
-    /// does, if root mounts, the kernel is Linux 6.9 or newer and checks permissions, and there is
-    /// no write-back cache.
+    /// files ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). The default is
+    /// true. It has an effect only if root mounts, the kernel is Linux 6.9 or newer and checks
+    /// permissions, and there is no write-back cache.
     pub passthrough: bool,
     /// The options of the namespace and its cache.
     pub vfs: VfsOptions,

@@ -15,17 +15,18 @@
 //! passthrough.
 //!
 //! # Set-user-ID, set-group-ID and capabilities
-//! The kernel writes to the file of the host without `CAP_FSETID`, so that the host clears the bits
-//! with each write, and the capabilities too. The host does so even if another program has just set
-//! them. But the kernel of the mount must not show the old mode meanwhile, because a program with
-//! the new content could then run with the rights of the old one. Before such a write it sends a
-//! setattr request without any attribute ([`Passthrough::has`]). The server then clears the bits
-//! itself, and its answer has the new mode.
+//! The kernel writes to the file of the host without `CAP_FSETID`. So the host clears set-user-ID,
+//! set-group-ID and capabilities with each write, even if another program has just set them. But
+//! the kernel of the mount may still have the old mode in its cache. A program with the new content
+//! could then run with the rights of the old one. Before such a write, the kernel sends a setattr
+//! request without any attribute ([`Passthrough::has`]). The server then clears the bits itself,
+//! and its answer has the new mode.
 //!
 //! # Files that are not passed through
-//! - A file whose first open has `O_APPEND`. If a program clears that flag later, with fcntl(2),
-//!   the kernel still appends to the file of the host.
-//! - A file with set-user-ID or set-group-ID. A writer with `CAP_FSETID` must keep the bits.
+//! - A file whose first open has `O_APPEND`. If a program later clears that flag with fcntl(2), the
+//!   kernel would still append to the file of the host.
+//! - A file with set-user-ID or set-group-ID. A writer with `CAP_FSETID` must keep these bits, but
+//!   the host would clear them.
 //!
 //! # Locks
 //! A thread that holds the mutex of the decisions takes no other lock. While a thread decides about
@@ -51,7 +52,7 @@ pub(crate) type BackingId = NonZero<u32>;
 /// The registered files of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Passthrough {
-    /// The inodes that are open, by their node numbers. Protected by its own mutex.
+    /// The decision about each open inode, by its node number. Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
     /// Notified when a decision was made. Further opens of the inode wait on it, with the mutex of
     /// `open`.
@@ -81,9 +82,9 @@ struct Deciding<'a> {
 }
 
 impl Passthrough {
-    /// Counts an open of `node`, and returns the registered file for the answer. If this is the
-    /// only open of the inode, registers the file of the open file `handle`. `flags` are those of
-    /// open(2).
+    /// Counts an open of `node`, and returns the registered file for the answer. If no other open
+    /// of the inode exists, it decides whether to register the file of the open file `handle`.
+    /// `flags` are those of open(2).
     pub(crate) fn opened(
         &self,
         server: &Server,

@@ -139,8 +139,9 @@ pub struct Change {
     /// The handle of the open file through which the caller makes the change, as by ftruncate(2).
     /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
-    /// The part of the request about set-user-ID and set-group-ID. A truncation has it. A change
-    /// that sets no attribute has it if the caller is about to write past the server.
+    /// The bits that the request says to clear or keep: set-user-ID and set-group-ID. Two kinds of
+    /// requests say so: a truncation, and a change without attributes. The kernel sends the latter
+    /// before the caller writes past the server.
     pub set_id: SetId,
 }
 
@@ -169,7 +170,7 @@ impl Server {
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
-        // With locks, requests may wait even if no call of the back end waits.
+        // Locks make requests wait for other owners, even if no call of the back end waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let has_leases = fs.leases().is_some();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -436,7 +437,7 @@ impl Server {
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
             // Other programs may have changed the owner and the mode, on which the permission check
-            // of the server depends.
+            // of the server depends. So drop the cached attributes.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)

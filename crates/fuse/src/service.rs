@@ -52,7 +52,7 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
     /// Drops `name` in the directory with the node number `parent` from the cache.
     ///
     /// # Errors
-    /// `ESTALE` if the cache does not have the directory; `ENOTDIR`.
+    /// `ESTALE` if the cache does not have the directory; `ENOTDIR` if the inode is no directory.
     fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno>;
 
     /// Drops all names and attributes from the cache. Calls `directory` with the node number of

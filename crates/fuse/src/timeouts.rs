@@ -38,8 +38,8 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the timeouts less the time since the request arrived at `arrival`, or 0 if the
-    /// answer is late. If `arrival` is None, they stay as they are.
+    /// Returns the timeouts, shortened by the time since the request arrived at `arrival`. They are
+    /// 0 if the answer is late. If `arrival` is None, they stay as they are.
     pub(crate) fn since(self, arrival: Option<Instant>) -> Timeouts {
         let Some(age) = arrival.map(|arrival| arrival.elapsed()) else { return self };
         match age > LATE {
@@ -48,8 +48,8 @@ impl Timeouts {
         }
     }
 
-    /// Returns the timeout of an answer that a name does not exist, which the back end has set to
-    /// `ttl`.
+    /// Returns the timeouts for the answer that a name does not exist. `ttl` is the time that the
+    /// back end has set for the answer, and `default` is that of the options.
     pub(crate) fn of_absent(self, ttl: Option<Duration>, default: Duration) -> Timeouts {
         let ttl = if self.can_be_set { ttl } else { None };
         Timeouts { entry: ttl.unwrap_or(default), ..self }

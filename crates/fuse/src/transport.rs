@@ -56,8 +56,8 @@ pub enum Transport {
     /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits));
     /// - a mount with more threads than processors.
     ///
-    /// From `/dev/fuse`, any idle thread can read the next request, but a request in a ring waits
-    /// for the threads of one processor.
+    /// In these two cases `/dev/fuse` is better: any idle thread can read the next request from it.
+    /// A request in a ring waits for a thread that serves the queue of its processor.
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not

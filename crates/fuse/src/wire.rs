@@ -200,7 +200,7 @@ pub(crate) mod tests {
 
     const NONE: Features = Features(0);
 
-    /// Returns a message with the header of a request, and with `args`.
+    /// Returns a message that consists of a request header and `args`.
     pub(crate) fn message(opcode: Opcode, extensions: u16, args: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let len = (IN_HEADER_BYTES + args.len()) as u32;
@@ -231,8 +231,8 @@ pub(crate) mod tests {
         assert_eq!(parts, Ok((Ok(3), Ok(&b"n"[..]))));
     }
 
-    /// With `FUSE_SETXATTR_EXT` the fixed arguments have four words. Both transports must agree
-    /// where the name begins.
+    /// With `FUSE_SETXATTR_EXT` the fixed arguments of a setxattr request have four words instead
+    /// of two. Both transports must agree where the name begins.
     #[test]
     fn long_setxattr_has_further_flags() {
         let args: Vec<u8> = [3_u32, 0, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -49,8 +49,8 @@ impl Resolver {
     /// directory.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link before the last component; `EXDEV` if the
-    /// path leads to another file system; `EACCES`.
+    /// `ENOENT`, `ENOTDIR` and `EACCES` as in open(2); `ELOOP` for a symbolic link before the last
+    /// component; `EXDEV` if the path leads to another file system.
     pub(crate) fn open(
         self,
         root: BorrowedFd<'_>,

@@ -10,9 +10,10 @@
 //! A descriptor keeps its inode alive, so the host does not reuse the inode number. An orphan is an
 //! inode without names that the dentry cache still uses.
 //!
-//! The clock may evict the descriptor of an orphan that no client has open. The host may then give
-//! its number to a new file, which may become an orphan, too. `forget` gets only an inode number,
-//! so the `forget` of the first orphan then drops the descriptor of the second one.
+//! The cache keeps only a limited number of descriptors of orphans, and the clock algorithm may
+//! evict one that no client has open. The host may then give its number to a new file, which may
+//! become an orphan, too. `forget` gets only an inode number, so the `forget` of the first orphan
+//! then drops the descriptor of the second one.
 //!
 //! # Locks
 //! One mutex protects all kinds of descriptors. While it is held, no other lock is taken, and no
@@ -73,7 +74,8 @@ pub(crate) struct Descriptors {
 struct Kept {
     reusable: Recent,
     orphans: Recent,
-    /// Fresh files (created in order to be opened) by inode number, with their access modes.
+    /// The descriptors of fresh files (created in order to be opened), by inode number, each with
+    /// its access mode.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), Open>,
@@ -140,8 +142,8 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the orphan's descriptor of an inode that has a name after all: its removal has failed,
-    /// or a link to it was made.
+    /// Drops the descriptor that was kept for an orphan, because the inode has a name after all.
+    /// Either its removal has failed, or a link to it was made.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
@@ -174,7 +176,8 @@ impl Descriptors {
     /// client. Returns `None` unless the descriptor was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // Another client may open the new file first, with another access mode.
+        // Another client may open the new file first, with another access mode. Such a client must
+        // not get this descriptor.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
@@ -301,8 +304,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both `get` calls have marked their descriptors as used. The clock algorithm clears the
-        // marks before it evicts one of them.
+        // Both `get` calls have marked their descriptors as used. So this insertion clears both
+        // marks, and then evicts one of the two descriptors.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

@@ -38,8 +38,8 @@ impl HostFs {
             }
         };
         if OFlags::from_bits_retain(flags).contains(OFlags::DIRECT) {
-            // For a passed-through file, the kernel would report the missing `O_DIRECT` as `EIO`.
-            // Find out here, so that the open fails with `EINVAL`.
+            // Try whether the host file permits `O_DIRECT`, and fail the open with `EINVAL` if it
+            // does not. With passthrough, the kernel would report a missing `O_DIRECT` as `EIO`.
             let own = fcntl_getfl(&file)?;
             fcntl_setfl(&file, own | OFlags::DIRECT)?;
             fcntl_setfl(&file, own)?;

@@ -32,9 +32,9 @@ const COUNT_BITS: u32 = 12;
 /// Maximum number of recorded inodes. At the maximum, the records of inodes that are now older than
 /// [`YOUNG_US`] are dropped, or all records if none is that old.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// Inodes below this age, in microseconds, are young. Only after a young inode is removed, a new
-/// inode with its number may get the same time of creation: every clock ticks at least once per
-/// `YOUNG_US`.
+/// An inode is young until it has this age in microseconds. Every clock ticks at least once in this
+/// time. So only if a young inode is removed, a new inode with its number may get the same time of
+/// creation.
 const YOUNG_US: u64 = 1_000_000;
 
 /// Distinguishes inodes that have the same number and the same time of creation.

@@ -58,8 +58,9 @@ pub(crate) struct Handles {
     /// True if the root directory is the root of the whole host file system. If so, every file that
     /// has a handle is beneath the root.
     is_whole: bool,
-    /// The files without a name in corewalk's dentry cache that `attr_by_number` has found: the
-    /// host's generation by inode number. Protected by its own mutex.
+    /// The files that `attr_by_number` has found and that have no name in corewalk's dentry cache.
+    /// The key is the inode number, and the value is the host's generation. Protected by its own
+    /// mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 

@@ -8,8 +8,9 @@
 //! 4. the file handle of the inode.
 //!
 //! The file at a path must have the right inode number and generation. If it does not, another
-//! program has changed the tree: a rename through this server waits until the call returns (rule
-//! F.6 of `FileSystem`). If no way leads to the inode, the call fails with `ESTALE`.
+//! program has changed the tree. A rename through this server cannot be the reason, because it
+//! waits until the call returns (rule F.6 of `FileSystem`). If no way leads to the inode, the call
+//! fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -114,7 +115,8 @@ pub struct HostFs {
     pub(crate) generations: Generations,
     /// The file handles of the host file system. `None` if that file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// True for a network file system, whose attributes in the host kernel may be out of date.
+    /// Tells whether the attributes that the host kernel has cached may be out of date, as on a
+    /// network file system.
     reach: Reach,
     /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
@@ -125,8 +127,9 @@ pub struct HostFs {
     pub(crate) owner: (u32, u32),
 }
 
-/// Tells whether a host file system lets another machine or a process change the attributes of its
-/// files. If it does, the attributes that the host kernel has cached may be out of date.
+/// Tells whether a host file system is local. If it is not, another machine or a server process may
+/// change the attributes of its files. Then the attributes that the host kernel has cached may be
+/// out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// The host file system is local, so the attributes in the host kernel are always up to date.
@@ -145,11 +148,12 @@ pub(crate) enum AclSupport {
 }
 
 impl HostFs {
-    /// Returns the file system whose root is the directory `root`. Symbolic links in `root` are
-    /// followed.
+    /// Returns a file system that exports the directory `root` of the host. Symbolic links in the
+    /// path `root` are followed.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES` for `root`; `ENOSYS` if `/proc` is not mounted.
+    /// `ENOENT`, `ENOTDIR` or `EACCES` if `root` cannot be opened; `ENOSYS` if `/proc` is not
+    /// mounted.
     pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match open(root, flags, Mode::empty()) {
@@ -200,8 +204,8 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name in the dentry cache. A concurrent removal may just have kept a
-        // descriptor, so look for one again.
+        // The inode has no name in the dentry cache. A removal that runs at the same time may have
+        // kept a descriptor since the first search, so look for one again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
@@ -490,9 +494,9 @@ impl FileSystem for HostFs {
         self.atime.others != Atime::Never
     }
 
-    /// Opens the file again for reading: the kernel only needs to know the file. The client's
-    /// descriptor would not do. While a descriptor for writing is registered, the host does not run
-    /// the file as a program (`ETXTBSY`).
+    /// Opens the file again, for reading only, which suffices to register it with the kernel. If a
+    /// descriptor for writing were registered, the host could not run the file as a program
+    /// (`ETXTBSY`).
     fn backing_file(&self, node: Node<'_>) -> Option<SharedFd> {
         let open = self.descriptors.get_open(node.ino(), node.handle())?;
         Some(SharedFd::new(self.reopen_file(&*open, OFlags::RDONLY).ok()?))

@@ -33,7 +33,8 @@ type Key = (u64, u64);
 /// The open files that carry the locks of fcntl(2).
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Protected by its own mutex, which is not held during a call of the host.
+    /// The open files, each of which carries the locks of one owner on one inode. Protected by its
+    /// own mutex, which is not held during a call of the host.
     files: Mutex<HashMap<Key, Arc<OwnedFd>, RandomState>>,
 }
 
@@ -44,7 +45,7 @@ impl HostFs {
         node: Node<'_>,
         lock: &FileLock,
     ) -> Result<Option<FileLock>, Errno> {
-        // To look for the locks of other owners, any open file of the inode will do.
+        // `F_GETLK` finds the locks of other owners through any open file of the inode.
         let file = match self.locks.get((node.ino(), lock.owner)) {
             Some(file) => file,
             None => Arc::new(self.reopen_file(&*self.at(node)?, OFlags::RDONLY)?),
@@ -85,8 +86,8 @@ impl HostFs {
         match fcntl(&*file, FcntlArg::F_OFD_SETLK(&host_lock(lock))) {
             Ok(_) => Ok(()),
             Err(nix::Error::EACCES) => Err(Errno::AGAIN),
-            // The first lock of the owner was a read lock, so the owner's file is open for reading
-            // only.
+            // The owner's first lock was a read lock, so its open file permits only reading. Such a
+            // file cannot carry a write lock.
             Err(nix::Error::EBADF) => Err(Errno::NOLCK),
             Err(error) => Err(errno(error)),
         }
@@ -130,9 +131,9 @@ impl HostFs {
         let is_read_only = |file: &SharedFd| {
             rustix::fs::fcntl_getfl(file).is_ok_and(|flags| access_of(flags.bits()).is_empty())
         };
-        // A client that only reads gets a file that is open only for reading, because the host does
-        // not run a program that is open for writing. Any other client gets a file for locks of
-        // both kinds.
+        // Open the file only for reading if the client does so too: the host does not run a program
+        // that is open for writing. Otherwise open it for reading and writing, so that it can carry
+        // both kinds of locks.
         let file = if kind == LockKind::Read && open.as_ref().is_some_and(is_read_only) {
             self.reopen_file(&*at, OFlags::RDONLY)?
         } else {

@@ -14,8 +14,8 @@
 //! Another program may replace a file just before it is removed. So a removal first checks the
 //! inode number of the file, which notices most replacements.
 //!
-//! A rename first uses `RENAME_NOREPLACE`. Only if the new name exists, it looks up the file with
-//! that name, and then replaces it.
+//! A rename first uses `RENAME_NOREPLACE`. If that fails because the new name exists, it keeps a
+//! descriptor of the file with that name, and then replaces the file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -185,9 +185,9 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The rename has failed: the new name exists (`EEXIST`), or the file system (`EINVAL`)
-            // or the kernel (`ENOSYS`) does not know the flags. Below, the rename is repeated
-            // without flags.
+            // The first rename has failed. Either the new name exists (`EEXIST`), or the file
+            // system (`EINVAL`) or the kernel (`ENOSYS`) does not know the flags. So the rename is
+            // repeated below, without flags.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }

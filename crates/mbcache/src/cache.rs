@@ -328,8 +328,8 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Adds a pair to the cache. If the 128 lines in which it may be have no free slot, drops an
-    /// entry that was not used recently.
+    /// Adds a pair to the cache. A pair can only be in 128 of the index's lines. If all slots of
+    /// these lines are in use, drops an entry that was not used recently.
     ///
     /// # Errors
     ///
@@ -416,7 +416,7 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // This call has removed the pair (`Ok`), or another thread has (`Err`).
+            // The pair is gone: this call has removed it (`Ok`), or another thread has (`Err`).
             Ok(()) | Err(_) => None,
         }
     }

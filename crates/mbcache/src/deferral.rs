@@ -1,4 +1,5 @@
-//! Decides when a changed content is de-duplicated: immediately, or later with others.
+//! Decides when a changed content is de-duplicated: immediately, or at the end of the epoch
+//! together with other contents.
 //!
 //! De-duplicating a content takes a hash, a search for an equal content, a comparison, and updates
 //! of two user counts. That work is wasted if the content is soon replaced.
@@ -90,8 +91,8 @@ impl<T> Deferral<T> {
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
         // ORDERING: Relaxed. The mutex protects the queue. A thread that must see the new length is
-        // ordered after this `push` by other means, such as the lock of the pushed object. For
-        // others `len` is a hint.
+        // ordered after this `push` by other means, such as the lock of the pushed object. For all
+        // other threads `len` is a hint.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -172,8 +173,8 @@ mod tests {
     /// Guarantee D.2: a second call of `share` waits until the first has de-duplicated its objects.
     /// Otherwise a commit after the second call would lack these changes.
     ///
-    /// The first thread yields many times inside `share`. So a second call that did not wait for it
-    /// would have the time to return too early.
+    /// The first thread yields many times inside `share`. So if a second call did not wait for the
+    /// first, it would return too early, and the test would notice.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

@@ -50,8 +50,8 @@ use crate::slots::{self, Spare, State, Words};
 
 /// The most lines of a search.
 const WINDOW: u32 = 128;
-/// How often `create` searches again for a free slot, if other threads have locked some of the
-/// lines. Afterwards it drops another entry.
+/// How often `create` repeats its search for a free slot if other threads have locked some of the
+/// lines. After that it drops an entry and takes its slot.
 const TRIES: u32 = 16;
 /// Minimum number of lines in the sample for the estimate of the load. A smaller table counts all
 /// lines.
@@ -88,7 +88,8 @@ pub(crate) struct Index {
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// The index estimates its load from every `sample`-th line, a power of two.
+    /// To estimate its load, the index counts the entries in every `sample`-th line. `sample` is a
+    /// power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -178,8 +179,8 @@ impl Index {
     /// A value prefers one of the two slots of a line. A pair is usually in the preferred slot of
     /// the line where a search for its key begins.
     ///
-    /// The preferred slot has a branch of its own. The processor predicts it, and executes ahead
-    /// while it waits for the cache line.
+    /// `look_up` tests the preferred slot first, with a branch of its own. The processor predicts
+    /// this branch, and executes ahead while it waits for the cache line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -263,8 +264,8 @@ impl Index {
     }
 
     /// Stores a pair, and returns the number of its slot. The caller has locked the line `home`,
-    /// where searches for the key begin. `tries` is the number of failed calls for this pair
-    /// before.
+    /// where searches for the key begin. `tries` says how often this function has already failed
+    /// for the pair.
     ///
     /// A search for the key reads the line `home` and some lines after it. Their number is the
     /// *reach*.
@@ -374,9 +375,10 @@ impl Index {
     /// caller has locked the home line, and has checked that the last line has no entry of this
     /// home.
     fn trim(&self, home: u32, reach: u64) {
-        // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The
-        // caller may have read the words of a later entry in a reused slot. With the fence, it sees
-        // the writes of all threads that had a handle of the earlier one.
+        // ORDERING(mbcache-refill): Acquire fence. Pairs with the Release fence in `fill`. The slot
+        // may have been reused, so that the caller has read the words of its new entry. With the
+        // fence, the caller sees the writes of all threads that had a handle of the slot's previous
+        // entry.
         fence(Ordering::Acquire);
         // ORDERING(mbcache-reach): Release. Pairs with the load in `reach_of`. A search with the
         // lower reach may miss an entry that was removed from the last line, and then free its
@@ -411,7 +413,7 @@ impl Index {
         })
     }
 
-    /// Returns the two slots of a line, the preferred one of `value` first.
+    /// Returns the two slots of a line. The slot that `value` prefers comes first.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
         both_in(self.line(line), line, value)
@@ -511,8 +513,8 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Tries to take the lock of `line`, without waiting: the caller already has the lock of the
-    /// line where searches for its key begin.
+    /// Tries to take the lock of `line`, and does not wait for it. The caller already has the lock
+    /// of the line where searches for its key begin, and a wait for a second lock could deadlock.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
@@ -543,7 +545,6 @@ fn reach_of(home: &Line) -> u64 {
     home[REACH].load(Ordering::Acquire)
 }
 
-/// Returns the two slots of a line, the preferred one of `value` first.
 #[inline(always)]
 fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
     [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))

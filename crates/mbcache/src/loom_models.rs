@@ -1,7 +1,7 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! If one thread of a model begins with a load, that thread is spawned. The other way round, a
-//! known bug of loom skips schedules (see `tally` in the base crate).
+//! If one thread of a model begins with a load, the model spawns that thread. If the main thread
+//! began with the load, a known bug of loom would skip schedules (see `tally` in the base crate).
 //!
 //! The index of a model has four lines. A search begins at the home line, which the key's hash
 //! selects. A slot whose entry was removed is used again immediately.
@@ -41,8 +41,8 @@ impl Shared {
         shared
     }
 
-    /// Checks that the cache has `entries` entries, and invariant I.1: a search for each of them
-    /// reads enough lines.
+    /// Checks that the cache has `entries` entries, and invariant I.1 of `index.rs`: a search for
+    /// each of them reads enough lines.
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -86,8 +86,8 @@ fn spawn<R: Send + 'static>(
 }
 
 /// The main thread creates an entry with `create`. Meanwhile another thread searches for the entry,
-/// and then deletes it. Counts three outcomes: the search found it; neither the search nor the
-/// deletion found it; only the deletion did.
+/// and then deletes it. Counts three outcomes: the search found the entry; neither the search nor
+/// the deletion found it; only the deletion found it.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -106,7 +106,7 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
 }
 
 /// An entry must not be visible before it is complete. A deletion must find an entry that a search
-/// has found. Trap T36.
+/// has found. Trap T36 in `traps.md`.
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
@@ -114,8 +114,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control: an entry becomes visible before its state word is complete. The later store of that
-/// word undoes what another thread has changed in between, so the model must fail.
+/// Control test: an entry becomes visible before its state word is complete. The later store of
+/// that word undoes what another thread has changed in between, so the model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -133,7 +133,7 @@ fn control_entry_that_is_completed_later_is_caught() {
 }
 
 /// Two threads call `create` for the same pair, and exactly one must create it. Counts two
-/// outcomes: the spawned thread has, or the main thread has.
+/// outcomes: the spawned thread created the pair, or the main thread did.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -146,15 +146,15 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// Invariant I.2: if two threads create the same pair at the same time, the cache contains it once.
-/// The lock of the line that the key's hash selects makes one of them wait.
+/// Invariant I.2 of `index.rs`: if two threads create the same pair at the same time, the cache
+/// contains it once. The lock of the line that the key's hash selects makes one of them wait.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control of invariant I.2: each thread unlocks the line of the key between its search for the
-/// pair and the creation. So both can create the pair, and the model must fail.
+/// Control test of invariant I.2 of `index.rs`: each thread unlocks the line of the key between its
+/// search for the pair and the creation. So both can create the pair, and the model must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -188,9 +188,9 @@ fn control_relaxed_unlock_is_caught() {
 }
 
 /// Two threads create pairs that both need the last free slot of the line `next`. The hash of the
-/// spawned thread's key selects `next`, and that of the main thread's key the full line before it.
-/// The spawned thread creates its pair by `other`. Counts two outcomes: that pair is in `next`, or
-/// in a later line.
+/// spawned thread's key selects `next`. The hash of the main thread's key selects the full line
+/// before `next`. The spawned thread creates its pair with the function `other`. Counts two
+/// outcomes: the spawned thread's pair is in `next`, or in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -208,8 +208,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// Invariant S.1: two threads must not fill the same slot at the same time, even if the hashes of
-/// their keys select different lines.
+/// Invariant S.1 of `slots.rs`: two threads must not fill the same slot at the same time, even if
+/// the hashes of their keys select different lines.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -217,8 +217,8 @@ fn slot_that_two_homes_want_is_filled_once() {
     }));
 }
 
-/// Control of invariant S.1: one thread fills a slot without the lock of its line. The model must
-/// fail.
+/// Control test of invariant S.1 of `slots.rs`: one thread fills a slot without the lock of its
+/// line. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
@@ -253,9 +253,9 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// Guarantee G.1 and invariant I.1: the line that a key's hash selects is full, so one entry of the
-/// key is in the next line. A search must find it, even if another thread deletes an entry of the
-/// key and creates a new one.
+/// Guarantee G.1 of `lib.rs` and invariant I.1 of `index.rs`: the line that a key's hash selects is
+/// full, so one entry of the key is in the next line. A search must find it, even if another thread
+/// deletes an entry of the key and creates a new one.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -264,16 +264,16 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control of invariant I.1: the *reach* of a line says how many later lines a search reads.
-/// Another thread lowers the reach although the last of these lines still has an entry. So a search
-/// misses that entry, and the model must fail.
+/// Control test of invariant I.1 of `index.rs`: the *reach* of a line says how many later lines a
+/// search reads. Another thread lowers the reach although the last of these lines still has an
+/// entry. So a search misses that entry, and the model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, for both stores, which is strong enough. The deliberate fault is the
-        // stored value: it tells searches to read too few lines.
+        // ORDERING: Release, for both stores. This ordering is strong enough. The deliberate fault
+        // of this control is the stored value, which tells searches to read too few lines.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -336,7 +336,7 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
 /// The last user of a value deletes its entry, and then frees the value. Here reclaim has removed
 /// the entry, and `create` has lowered the number of lines that a search reads. So the last user's
 /// search finds nothing. Before it frees the value, it must see the writes of the last thread that
-/// had a handle. Trap T34.
+/// had a handle. Trap T34 in `traps.md`.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -344,8 +344,9 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control: the number of lines that a search reads is lowered by a Relaxed store. Then the
-/// deleting thread may not see writes of the last thread that had a handle. The model must fail.
+/// Control test: the number of lines that a search reads is lowered by a Relaxed store. Then the
+/// deleting thread may not see writes of the last thread that had a handle. With this planted bug,
+/// the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -358,7 +359,7 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
 /// The last user of a value deletes its entry, and then frees the value. Here reclaim has removed
 /// the entry, and `create` has stored another one in its slot. The last user's search finds only
 /// the other entry. Before it frees the value, it must see the writes of the last thread that had a
-/// handle of the removed entry. Trap T34.
+/// handle of the removed entry. Trap T34 in `traps.md`.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
@@ -368,7 +369,7 @@ fn entry_that_is_missed_by_later_words_is_over() {
     }));
 }
 
-/// Control: a thread searches for an entry, to delete it and free its value. No Acquire fence
+/// Control test: a thread searches for an entry, to delete it and free its value. No Acquire fence
 /// follows its miss. So it may not see writes of the last thread that had a handle, and the model
 /// must fail.
 #[test]
@@ -422,7 +423,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
 }
 
 /// A value must not be freed while it is in use. After a successful deletion, no thread may have a
-/// handle. Trap T34.
+/// handle. Trap T34 in `traps.md`.
 #[test]
 fn value_that_is_found_is_not_freed() {
     assert_all_reached(&find_against_delete(1, |shared| {
@@ -431,7 +432,7 @@ fn value_that_is_found_is_not_freed() {
 }
 
 /// A value must not be freed while it is in use. Here its entry is in a later line than the one
-/// that the key's hash selects. Trap T34.
+/// that the key's hash selects. Trap T34 in `traps.md`.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -439,8 +440,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control: the deletion checks for handles in one step, and removes the entry in a second step.
-/// The model must fail.
+/// Control test: the deletion checks for handles in one step, and removes the entry in a second
+/// step. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -455,8 +456,8 @@ fn control_deletion_in_two_steps_is_caught() {
     });
 }
 
-/// Control: the deletion removes the entry with a Relaxed ordering. Then the thread may not see
-/// writes of the last thread that had a handle, so the model must fail.
+/// Control test: the deletion removes the entry with a Relaxed ordering. Then the thread may not
+/// see writes of the last thread that had a handle, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -487,19 +488,20 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
 }
 
 /// Reclaim must not remove an entry that has a handle. Otherwise a deletion would not find it, and
-/// so would not wait for the handle. Trap T35.
+/// so would not wait for the handle. Trap T35 in `traps.md`.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control: reclaim removes an entry that has a handle, as in an old Linux. The model must fail.
+/// Control test: reclaim removes an entry that has a handle, as in an old Linux. With this planted
+/// bug, the model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel, which is strong enough. The deliberate fault is that no check for
-        // handles comes before.
+        // ORDERING: AcqRel, which is strong enough. The deliberate fault of this control is that
+        // reclaim does not check for handles.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
@@ -526,14 +528,14 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
 }
 
 /// If a deletion and reclaim reach one entry at the same time, only one of them ends it and lowers
-/// the counts. Trap T35.
+/// the counts. Trap T35 in `traps.md`.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Control: reclaim checks in one step that it may end the entry, and ends it in a second step.
-/// Then a deletion may end it too, so the model must fail.
+/// Control test: reclaim checks in one step that it may end the entry, and ends it in a second
+/// step. Then a deletion may end it too, so the model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
@@ -564,7 +566,8 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     })
 }
 
-/// If two flags of one word change at the same time, both changes must be kept. Trap T33.
+/// If two flags of one word change at the same time, both changes must be kept. Trap T33 in
+/// `traps.md`.
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
     assert_all_reached(&flags(|cache| {
@@ -574,7 +577,8 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Control: a thread changes a flag by a load and a store of the whole word. The model must fail.
+/// Control test: a thread changes a flag by a load and a store of the whole word. With this planted
+/// bug, the model must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
@@ -616,8 +620,8 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// Control: a new key and value are stored in the slot of a removed entry, without a fence in
-/// between. The model must fail.
+/// Control test: a new key and value are stored in the slot of a removed entry, without a fence in
+/// between. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
@@ -628,14 +632,14 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release, which is strong enough. The deliberate fault is the missing fence
-        // before the stores of key and value.
+        // ORDERING: Release, which is strong enough. The deliberate fault of this control is the
+        // missing fence before the stores of key and value.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
 
-/// Control: a new key and value are stored while the slot still has the state and the generation of
-/// the old entry. The model must fail.
+/// Control test: a new key and value are stored while the slot still has the state and the
+/// generation of the old entry. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
@@ -671,23 +675,24 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
 }
 
 /// The drop of the last handle removes the entry of a value with the maximum number of users. If
-/// the number becomes lower at the same time, the cache must contain the entry afterwards. Trap
-/// T39.
+/// the number becomes lower at the same time, the cache must contain the entry afterwards. Trap T39
+/// in `traps.md`.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control: the drop of the last handle checks that the value has the maximum number of users, and
-/// removes the entry in a second step. If the number falls in between, the entry is lost. The model
-/// must fail.
+/// Control test: the drop of the last handle checks that the value has the maximum number of users,
+/// and removes the entry in a second step. If the number falls in between, the entry is lost. With
+/// this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: Acquire, and Release for the store below, which is strong enough. The
-        // deliberate fault is that a load and a later store replace one atomic operation.
+        // ORDERING: Acquire here, and Release for the store below. Both are strong enough. The
+        // deliberate fault of this control is that a load and a later store replace one atomic
+        // operation.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -725,15 +730,15 @@ fn iterate_against_reuse(
 }
 
 /// A loop must not return a value twice if other threads delete entries. It continues from its
-/// current entry, which stays because the loop has a handle of it. Trap T40.
+/// current entry, which stays because the loop has a handle of it. Trap T40 in `traps.md`.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Control: the loop over the values of a key only counts the returned entries. For the next value,
-/// it searches from the start, and skips that many. After a deletion, it may return a value twice.
-/// The model must fail.
+/// Control test: the loop over the values of a key only counts the returned entries. For the next
+/// value, it searches from the start, and skips that many. After a deletion, it may return a value
+/// twice. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -764,14 +769,14 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
 }
 
 /// The last user of a value must wait for the threads that found it. A handle that is taken later
-/// must not prolong the wait (guarantee G.1). Trap T34.
+/// must not prolong the wait (guarantee G.1 of `lib.rs`). Trap T34 in `traps.md`.
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// Control of guarantee G.1: the waiting thread waits until the count of handles is 0, so a later
-/// handle prolongs its wait. The model must fail.
+/// Control test of guarantee G.1 of `lib.rs`: the waiting thread waits until the count of handles
+/// is 0, so a later handle prolongs its wait. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

@@ -56,7 +56,8 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// A thread may lock a line of the index, unlock it, and then lock another one. Trap T42.
+    /// A thread may lock a line of the index, unlock it, and then lock another one. Trap T42 in
+    /// `traps.md`.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -64,8 +65,8 @@ mod tests {
         }
     }
 
-    /// Control: the check must find a thread that locks two home lines (lines that the hashes of
-    /// keys select) at the same time, even without a deadlock.
+    /// Control test: the check must find a thread that locks two home lines (lines that the hashes
+    /// of keys select) at the same time, even without a deadlock.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -172,8 +172,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Removes the entry of `state`. An entry with a handle stays, and so does one that `spare`
-/// excepts. If nothing was removed, returns the current state as the error.
+/// Removes the entry of `state`, unless a thread has a handle of it or `spare` says that it must
+/// stay. If nothing was removed, returns the current state as the error.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -300,7 +300,8 @@ fn change(
     }
 }
 
-/// Replaces the state `seen` by `new`. If the current state differs, returns that as the error.
+/// Replaces the state `seen` by `new`. If the slot's current state is not `seen`, returns the
+/// current state as the error.
 ///
 /// If the compare-exchange succeeds, the slot still has the entry that it had when `seen` was
 /// loaded. Then the key and the value that were read since belong to that entry. A slot gets a new

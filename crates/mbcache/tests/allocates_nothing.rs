@@ -1,6 +1,6 @@
 //! After `Mbcache::new` no call of the cache may allocate memory, except the first sleep of a
-//! thread (guarantee G.5). So no thread allocates under a lock of the index, and an allocator that
-//! runs out of memory can call the cache to free some.
+//! thread (guarantee G.5 of `lib.rs`). So no thread allocates under a lock of the index, and an
+//! allocator that runs out of memory can call the cache to free some.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -49,7 +49,8 @@ fn allocations_of(run: impl FnOnce()) -> u64 {
     thread_allocations() - before
 }
 
-/// An allocation under a lock of the cache may call reclaim, which needs that lock. Trap T41.
+/// An allocation under a lock of the cache may call reclaim, which needs that lock. Trap T41 in
+/// `traps.md`.
 #[test]
 fn every_call_allocates_nothing() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
@@ -95,7 +96,8 @@ fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     })
 }
 
-/// Guarantee G.5: only the first sleep of a thread may allocate; its later sleeps must not.
+/// Guarantee G.5 of `lib.rs`: only the first sleep of a thread may allocate; its later sleeps must
+/// not.
 #[test]
 fn waits_of_a_thread_allocate_the_first_time_only() {
     let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));

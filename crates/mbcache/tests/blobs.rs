@@ -169,7 +169,8 @@ impl Store {
     }
 }
 
-/// A block must not be freed while another thread finds it and becomes its user. Trap T34.
+/// A block must not be freed while another thread finds it and becomes its user. Trap T34 in
+/// `traps.md`.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -194,8 +195,8 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
     println!("{:?}", store.cache.stats());
 }
 
-/// Control: the store ignores the result of `delete_or_get`, and frees a block that is in use. The
-/// test must find that at its end.
+/// Control test: the store ignores the result of `delete_or_get`, and frees a block that is in use.
+/// The test must find that at its end.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -210,7 +211,7 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
 }
 
 /// A block is changed in place, and another block already has its new content. The search for that
-/// content must find the other block. Trap T38.
+/// content must find the other block. Trap T38 in `traps.md`.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
@@ -225,8 +226,8 @@ fn block_changed_in_place_is_shared_with_its_equal() {
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control: the changed block is entered before the search for an equal block, which then wrongly
-/// finds it.
+/// Control test: the changed block is put into the cache before the search for a block with equal
+/// content. Then the search wrongly finds the changed block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -255,7 +256,7 @@ fn many_files(tell: Tell) -> Store {
     store
 }
 
-/// A search examines no full block, however many there are. Trap T39.
+/// A search examines no full block, however many there are. Trap T39 in `traps.md`.
 #[test]
 fn finds_among_full_blocks_meet_none_of_them() {
     let (looks, hits) = many_files(Tell::Users).looks_and_hits();
@@ -263,8 +264,8 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Control: without `note_users`, the cache does not know which blocks are full (with the maximum
-/// number of users). So searches examine full blocks, too.
+/// Control test: without `note_users`, the cache does not know which blocks are full (with the
+/// maximum number of users). So searches examine full blocks, too.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();

@@ -1,5 +1,5 @@
-//! Guarantee G.7: operations on keys with different *home lines* must write no common cache line.
-//! The home line is the one that the hash of a key selects.
+//! Guarantee G.7 of `lib.rs`: operations on keys with different *home lines* must write no common
+//! cache line. The home line is the one that the hash of a key selects.
 //!
 //! For each operation and several keys, the test records the cache lines that the operation loads
 //! and stores. Then it compares the operations of two threads, and prints a table.
@@ -17,7 +17,8 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys that the test tries. It uses those whose entries are in different lines.
+/// The number of keys that the test tries. It uses those keys whose entries are in different cache
+/// lines.
 const KEYS: u64 = 300;
 /// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
@@ -101,7 +102,8 @@ type Recorded = Vec<(&'static str, Vec<Lines>)>;
 /// other reads or writes. Prints a table with a row for each operation of the first thread, and a
 /// column for each of the second.
 ///
-/// A cell is the percentage of pairs of runs without a conflict. Returns the number of conflicts.
+/// Each cell of the table is the percentage of pairs of runs without a conflict. Returns the number
+/// of conflicts.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -119,9 +121,9 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7: operations on keys whose hashes select different cache lines write no common
-/// cache line. Two controls must have conflicts: operations on one key, and operations that also
-/// write a common counter.
+/// Guarantee G.7 of `lib.rs`: operations on keys whose hashes select different cache lines write no
+/// common cache line. Two controls must have conflicts: operations on one key, and operations that
+/// also write a common counter.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -161,15 +163,15 @@ fn operations_on_different_homes_write_no_common_line() {
             "nothing seen"
         );
         // Each operation writes to the cache line with the entries of its key. Exceptions are a
-        // `get` of a pair whose referenced bit is set (guarantee G.6), and a deletion that a handle
-        // prevents.
+        // `get` of a pair whose referenced bit is set (guarantee G.6 of `lib.rs`), and a deletion
+        // that a handle prevents.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control: a `find` and a `get` on the same key conflict, because `find` writes. Two calls
-        // of `get` do not.
+        // Control test: a `find` and a `get` on the same key conflict, because `find` writes. Two
+        // calls of `get` do not.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

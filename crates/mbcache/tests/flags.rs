@@ -7,14 +7,15 @@ use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 #[expect(dead_code, reason = "the example's own main")]
 mod flags;
 
-/// If two threads change two flags of one word at the same time, no change may be lost. Trap T33.
+/// If two threads change two flags of one word at the same time, no change may be lost. Trap T33 in
+/// `traps.md`.
 #[test]
 fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Control: two threads change different flags of one word by a load and a store of the whole word.
-/// A change of one flag must then get lost.
+/// Control test: two threads change different flags of one word by a load and a store of the whole
+/// word. A change of one flag must then get lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

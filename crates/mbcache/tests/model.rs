@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key, and keeps the handle of the one at this position.
+    /// Finds all values of a key, and keeps the handle of the value at this position.
     Find(u64, usize),
     Put(usize),
     Touch(usize),

@@ -1,4 +1,4 @@
-//! Guarantee G.6: a `get` of a pair whose referenced bit is set must store nothing.
+//! Guarantee G.6 of `lib.rs`: a `get` of a pair whose referenced bit is set must store nothing.
 //!
 //! The test makes the memory of a cache read-only, and calls `get` for existing and missing pairs.
 //! Two controls must fail because they write: a `get` that sets a referenced bit, and a

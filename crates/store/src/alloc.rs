@@ -45,8 +45,8 @@ pub(crate) struct Run {
 
 /// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// One window for each shard of threads: a run of free blocks for small requests of these
-    /// threads. Each window is protected by its own mutex.
+    /// One window for each shard of threads: a run of free blocks, from which these threads serve
+    /// small requests. Each window is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
     /// The runs of free blocks that are in no window of a shard of threads. Protected by its own
     /// mutex, which is locked after the mutex of a window.

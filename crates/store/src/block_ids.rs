@@ -1,7 +1,7 @@
 //! Allocation of ids for attribute blocks.
 //!
-//! The ids of freed blocks are reused before new ids are handed out. Each shard of threads has its
-//! own list of free ids, so that threads do not contend.
+//! An id belongs to an attribute block. The ids of freed blocks are reused before new ids are
+//! handed out. Each shard of threads has its own list of free ids, so that threads do not contend.
 //!
 //! If the list of its shard is empty, a thread takes over the list of another shard. Otherwise a
 //! thread that only frees ids would make its list grow without bound. The thread that runs deferred
@@ -85,8 +85,8 @@ mod tests {
 
     use super::*;
 
-    /// Invariant U.2: a thread that makes blocks reuses the ids of blocks that other threads have
-    /// freed.
+    /// Invariant U.2 (free ids are used before new ones): a thread that makes blocks reuses the ids
+    /// of blocks that other threads have freed.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;

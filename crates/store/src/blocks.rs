@@ -1,21 +1,21 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! A block has an id, a content and a count of its users, the inodes that refer to it. Content and
-//! count are in two records, so that a new user does not rewrite the content.
+//! An attribute block has an id, an attribute set as its content, and a count of its users: the
+//! inodes that refer to it. Two records hold content and count, so a new user rewrites no content.
 //!
 //! The content of a *shared* block never changes. If its only user sets another content, a new
-//! block with the same id replaces it. Shared blocks stay in memory while they are in use. They
-//! enter the [`ShareIndex`], which finds blocks with equal contents. Its calls follow the protocol
-//! of `corewalk-mbcache`.
+//! block with the same id replaces it. Shared blocks stay in memory while they are in use. The
+//! [`ShareIndex`], which finds blocks with equal contents, follows the protocol of
+//! `corewalk-mbcache`.
 //!
 //! A *private* block belongs to one inode. Its record has no hash ([`UNHASHED`]), and it is in
 //! neither table nor index. So a change of it takes only the inode's lock. Sets that change often
 //! are private until a commit (`late`). Sets over [`SHARED_BYTES_MAX`], and all sets of a store
 //! without sharing, are always private.
 //!
-//! The key of a block in the index is the hash of its content. If [`COMPARISONS_MAX`] different
-//! contents already have one key, the next one gets the hash of all its bytes. So crafted
-//! collisions cost bounded time, and equal contents are still shared.
+//! The key of a block in the index is the hash of its content, which covers only samples of a long
+//! content. If [`COMPARISONS_MAX`] contents already have one key, the next one gets the hash of all
+//! its bytes. So crafted collisions cost bounded time, and equal contents are still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes whose records contain its id.
@@ -36,7 +36,8 @@
 //!
 //! # Locks
 //! The locks are taken in this order: an inode, a block's user count, a shard of the table, records
-//! and the index. A thread locks one count at a time, and also that of a block it has just made.
+//! and the index. A thread locks one count at a time, and besides it that of a block which no other
+//! thread knows yet.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -54,16 +55,17 @@ use crate::store::StoreStats;
 
 /// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// When this many blocks were added to a shard of the table, the shard is scanned, and its unused
-/// blocks are dropped.
+/// When this many attribute blocks were added to a shard of the table, the shard is scanned, and
+/// its unused blocks are dropped.
 const SHARD_BLOCKS: usize = 1024;
-/// When the contents in a shard of the table exceed this many bytes, the shard is scanned, and its
-/// unused blocks are dropped.
+/// When the attribute blocks in a shard of the table exceed this many bytes, the shard is scanned,
+/// and its unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
 /// Maximum length in bytes of an attribute set that several inodes share. Longer sets are rarely
 /// equal, and comparing them is slow.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Number of blocks that `find` compares with a new content before it searches with a better key.
+/// Number of attribute blocks that `find` compares with a new content before it searches with
+/// another key.
 ///
 /// The hash of a long content covers only samples of it, so different contents may have the same
 /// key. After this many comparisons, `find` searches again, with the hash of all bytes as the key.
@@ -71,7 +73,7 @@ const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store.
 pub(crate) struct Blocks {
-    /// The table of shared blocks, by id. Each shard is protected by its own mutex.
+    /// The table of shared attribute blocks, by id. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     ids: BlockIds,
     pub(crate) index: Arc<dyn ShareIndex>,
@@ -95,7 +97,7 @@ pub(crate) struct BlockTotals {
     pub(crate) last_id: u64,
 }
 
-/// The locked user count of a block that is about to lose a user.
+/// The locked user count of an attribute block that is about to lose a user (an inode).
 struct LockedUsers<'a> {
     users: MutexGuard<'a, u32>,
     /// True if the leaving user is the only one.
@@ -118,14 +120,14 @@ enum LookupOrigin {
     Index,
 }
 
-/// A shard of the table of shared blocks. All fields are protected by its mutex.
+/// A shard of the table of shared attribute blocks. All fields are protected by its mutex.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// The limits on the number and on the bytes of blocks in this shard. If a new block exceeds
-    /// one of them, unused blocks are dropped.
+    /// The limits on the number and on the bytes of attribute blocks in this shard. If a new block
+    /// exceeds one of them, unused blocks are dropped.
     bound: usize,
     bytes_bound: usize,
     /// Blocks added since the last scan.
@@ -138,8 +140,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// The number of users, or 0 after the block was freed. This mutex is the lock of the block. It
-    /// also protects the records of the block and its entry in the index.
+    /// The number of users (inodes), or 0 after the block was freed. This mutex is the lock of the
+    /// block. It also protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -190,8 +192,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves the records of a new block, which no committed record knows. If the block is freed
-    /// before the next commit, that commit writes nothing for it.
+    /// Saves the records of a new attribute block, of which no earlier transaction contains a
+    /// record. So if the block is freed before the next commit, that commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -227,7 +229,7 @@ impl Blocks {
         self.is_sharing
     }
 
-    /// Adds the statistics of the blocks and of the index to `stats`.
+    /// Adds the statistics of the attribute blocks and of their index to `stats`.
     pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         (stats.xattr_blocks, stats.xattr_users) = (get(&self.blocks), get(&self.users));
@@ -238,8 +240,8 @@ impl Blocks {
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
     }
 
-    /// Returns the block `id`. The caller has read this id from an inode. `EIO` if the block cannot
-    /// be read.
+    /// Returns the attribute block `id`. The caller has read this id from an inode. `EIO` if the
+    /// block cannot be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         self.get_for(LookupOrigin::User, id, view)
     }
@@ -279,8 +281,8 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with the content `content`, with one more user. If the content cannot be
-    /// shared, the block is private.
+    /// Adds a user (an inode) to an attribute block with the content `content`, and returns the
+    /// block. If the content cannot be shared, the block is private.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -322,8 +324,8 @@ impl Blocks {
         }
     }
 
-    /// Removes a user (an inode) from a block, and frees the block if it was the last one. Does
-    /// nothing if the user count is damaged.
+    /// Removes a user (an inode) from an attribute block, and frees the block if it was the last
+    /// one. Does nothing if the user count is damaged.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -359,8 +361,8 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // There is no space for a private block. Joining a shared block with equal content
-                // takes none.
+                // There is no space for a private block. Try to join a shared block with equal
+                // content, which takes no space.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -460,14 +462,14 @@ impl Blocks {
         Ok(())
     }
 
-    /// Turns a private block into a shared one. The caller has found no other block with the same
-    /// content.
+    /// Turns a private attribute block into a shared one. The caller has found no other block with
+    /// the same content.
     fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
         // Invariant K.8: the record of the block and its entry in the table change together, under
-        // the lock of the shard. Otherwise `get_for` could see only one change.
+        // the lock of the shard. Otherwise `get_for` could find the new record without the entry.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -476,15 +478,16 @@ impl Blocks {
         block
     }
 
-    /// Enters a block into the index, unless it can never be shared.
+    /// Enters an attribute block into the index of equal contents, unless the block can never be
+    /// shared.
     fn enter(&self, block: &Block, users: u32) {
         if block.is_hashed() && block.content.len() <= SHARED_BYTES_MAX {
             self.index.insert(block.hash.key, block.id, users);
         }
     }
 
-    /// Returns a shared block with the content `content`, with one more user. If there is none,
-    /// returns the hashes for a new block.
+    /// Adds a user (an inode) to a shared block with the content `content`, and returns the block.
+    /// If there is no such block, returns the hashes for a new block.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
@@ -511,7 +514,8 @@ impl Blocks {
         found.inspect(|_| self.users.add(1)).ok_or(hash)
     }
 
-    /// Returns the index key of a content that was read from disk.
+    /// Returns the key under which an attribute block whose content was read from disk is entered
+    /// into the index.
     fn key_to_enter(&self, hash: u64, content: &[u8]) -> u64 {
         let mut others = 0;
         self.index.find(hash, &mut |_| {
@@ -570,9 +574,9 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the user count of a block from which the caller will remove one user (an inode). If
-    /// this is the last user, first removes the block from the index. Otherwise the caller must
-    /// call `ShareIndex::left` after it has unlocked the count.
+    /// Locks the user count of an attribute block from which the caller will remove one user (an
+    /// inode). If this is the last user, first removes the block from the index. Otherwise the
+    /// caller must call `ShareIndex::left` after it has unlocked the count.
     ///
     /// # Errors
     /// `EIO` if the user count of the block is 0: more inodes use the block than were counted
@@ -621,7 +625,7 @@ impl Blocks {
         }
     }
 
-    /// Removes one of several users from a block, and unlocks the block.
+    /// Removes one of several users (inodes) from an attribute block, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
         // An earlier version of corewalk shared blocks longer than `SHARED_BYTES_MAX`. They are not
@@ -641,8 +645,8 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block that is new to all other threads. The caller has locked its user count
-    /// (invariant K.6).
+    /// Adds a block that no other thread knows yet to this shard of the table. The caller has
+    /// locked the block's user count (invariant K.6).
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
@@ -690,8 +694,8 @@ mod tests {
         shard.keep(block);
     }
 
-    /// Invariant K.7: checks the limit on the bytes of unused blocks. Long contents reach it before
-    /// the limit on their number.
+    /// Invariant K.7 (unused blocks take little memory): checks the limit on the bytes of unused
+    /// blocks. Long contents reach it before the limit on their number.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();
@@ -722,8 +726,8 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// Invariant K.7: few unused blocks stay in memory after many blocks were in use at the same
-    /// time.
+    /// Invariant K.7 (unused blocks take little memory): few unused blocks stay in memory after
+    /// many blocks were in use at the same time.
     ///
     /// Each scan of a shard sets `bound` to twice the number of used blocks. After a peak of used
     /// blocks, `bound` is too high to start a scan soon. So the number of new blocks must start

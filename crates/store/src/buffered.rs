@@ -80,7 +80,7 @@ impl BufferedDevice {
         }
         *waiting = None;
         // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true
-        // there sees all pending writes on the device below.
+        // there finds all pending writes on the device below.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }

@@ -19,8 +19,8 @@
 //! - D.3: every allocated block is charged to the space budget.
 //!
 //! # Errors
-//! A call checks its arguments and charges the space budget before it changes the content. So a
-//! call that fails there changes nothing. A write may be short, as write(2) allows.
+//! A call first checks its arguments and charges the space budget, and then changes the content. If
+//! one of these first steps fails, nothing has changed. A write may be short, as write(2) allows.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which must behave
 //! alike.
@@ -281,11 +281,12 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// - `EINVAL`: an empty range; an unaligned collapse or insert; a collapse that reaches the end
-    ///   of the file; an insert at or behind it.
-    /// - `EFBIG`: the range is behind the largest size.
-    /// - `EOPNOTSUPP`: the flags exclude each other.
-    /// - `ENOSPC`; `EIO`; `ESTALE` if the file was freed.
+    /// - `EINVAL` for an empty range, and for an unaligned collapse or insert. Also for a collapse
+    ///   that reaches the end of the file, and for an insert at or behind the end.
+    /// - `EFBIG` for a range behind the largest size.
+    /// - `EOPNOTSUPP` for flags that exclude each other.
+    /// - `ENOSPC` if there is not enough space; `EIO` if the host fails; `ESTALE` if the file was
+    ///   freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,
@@ -326,8 +327,8 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // Clear `has_moved`, which tells the caller to save the inode's record. This file is being
-        // freed and has no record any more.
+        // Clear `has_moved`. It would tell the caller to save the inode's record, but this file is
+        // being freed and has no record any more.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())

@@ -1,7 +1,8 @@
 //! The devices on which a store is kept.
 //!
-//! The database, the file data, the reserve and the log are each on a [`Device`]. [`FileDevice`] is
-//! a file of the host. Tests use devices that lose unsynced writes, become full, or fail to read.
+//! The database, the file data, the reserve (space for commits on a full host) and the log are each
+//! on a [`Device`]. [`FileDevice`] is a file of the host. Tests use devices that lose unsynced
+//! writes, become full, or fail to read.
 //!
 //! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2), posix_fadvise(2).
 
@@ -196,8 +197,8 @@ pub(crate) struct Loss(Arc<AtomicBool>);
 impl Loss {
     /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. Both the store and the load are made under the lock of the database,
-        // which orders them.
+        // ORDERING: Relaxed. The flag is stored and loaded under the lock of the database, which
+        // orders these accesses.
         self.0.store(true, Ordering::Relaxed);
     }
 

@@ -101,7 +101,8 @@ impl<'a> NameRecord<'a> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if both names have entries in the same record, because their hashes are equal.
+    /// Returns true if this name and the name of `other` have their entries in one record, because
+    /// their hashes are equal.
     pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
@@ -113,8 +114,8 @@ impl<'a> NameRecord<'a> {
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to `link`, and adds it if it is missing. `ENOSPC` if the record for its
-    /// hash is full.
+    /// Makes the name refer to the inode of `link`. Adds the name if the directory does not have
+    /// it. `ENOSPC` if the record for its hash is full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,

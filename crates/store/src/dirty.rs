@@ -1,5 +1,5 @@
-//! The ranges of the data device that the running transaction has written, or only the fact that
-//! there are too many.
+//! The ranges of the data device that the running transaction has written. If they are too long for
+//! the log, only that fact is kept.
 //!
 //! A small transaction puts its file data into the log, so a commit must know which ranges were
 //! written. Above [`LOGGED_BYTES_MAX`] bytes, a sync of the data device is cheaper than writing the
@@ -16,8 +16,8 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. If they are too many, they are dropped and
-/// `Dirty::is_large` is set.
+/// The ranges written since the last [`Dirty::take`]. If they are too long or too many for the log,
+/// they are dropped and `Dirty::is_large` is set.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
@@ -46,8 +46,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see this store, and does: a commit calls it after it
-            // has closed the transaction barrier. For other readers the value is only a hint.
+            // ORDERING: Relaxed. `take` must see this value. It does, because a commit closes the
+            // transaction barrier (the lock that operations hold for reading) before it calls
+            // `take`. For other readers the value is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -56,15 +57,14 @@ impl Dirty {
 
     /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. A caller that goes on to `note` holds a handle of the journal, which
-        // orders this load after the swap in an earlier `take`. For other callers the value is only
-        // a hint.
+        // ORDERING: Relaxed. A caller of `note` holds a handle of the journal, which orders this
+        // load after the swap in an earlier `take`. For other callers the value is only a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
     /// Returns the ranges that the transaction has written, and forgets them. Returns None if they
-    /// were too much for the log. The caller has closed the transaction barrier, so no thread is
-    /// calling `note`.
+    /// were too long or too many for the log. The caller has closed the transaction barrier, so no
+    /// thread is calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
         // ORDERING: Relaxed. The transaction barrier is closed, so all earlier stores of `note` are

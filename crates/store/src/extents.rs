@@ -146,8 +146,9 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // A missing extent was merged with the one before it. `join` merges only extents with
-            // the same mark (written or not), so the merged one is right.
+            // An earlier round of this loop may have merged the extent at `key` with the extent
+            // before it. `join` merges only extents with equal marks (written or not), so the
+            // merged extent has the right mark already.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });

@@ -259,7 +259,8 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier version of corewalk made this directory, and did not store its parent.
+            // A directory that an earlier version of corewalk has made has no stored parent, so the
+            // parent is unknown.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }

@@ -53,8 +53,9 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// The log is damaged at this byte: confirmed entries behind it are lost, so a mount refuses
-    /// the store. `fsck` has checked the last commit of the database without the log.
+    /// The log is damaged at this byte. Behind it are confirmed entries (an fsync has made them
+    /// durable), so a mount refuses the store. `fsck` has checked the last commit of the database
+    /// without the log.
     Log(u64),
     /// The log entry at this byte offset has the right hash but does not parse. `fsck` has checked
     /// the database without the log.
@@ -95,7 +96,8 @@ pub enum Finding {
     EntryCount(u64, u64, u64),
     /// An inode without links has no orphan record, or an inode with links has one.
     Orphan(u64),
-    /// Two extents of a file contain the same logical block (block of the file).
+    /// Two extents of a file contain the same logical block (block of the file). The fields are the
+    /// inode and the logical block.
     LogicalOverlap(u64, u64),
     /// Two extents use one block of the device. The fields are the inode and the block.
     Overlap(u64, u64),
@@ -247,7 +249,7 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Checks a store in the state after a replay of its log onto `devices`.
+/// Replays the log onto `devices`, and checks the store in the resulting state.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;

@@ -115,15 +115,15 @@ impl Inode {
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The result covers only changes that happened before this call, and a
-        // Relaxed load sees those.
+        // ORDERING: Relaxed. The returned id must cover only changes that happened before this
+        // call, and a Relaxed load sees those.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The result covers only writes that happened before this call, and a
-        // Relaxed load sees those.
+        // ORDERING: Relaxed. The returned id must cover only writes that happened before this call,
+        // and a Relaxed load sees those.
         self.dirty_data.load(Ordering::Relaxed)
     }
 

@@ -186,8 +186,8 @@ struct State {
     /// data is synced only as part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is that
-    /// number at the end of the last commit.
+    /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is the
+    /// value that `callers` had at the end of the last commit.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -428,8 +428,8 @@ impl Journal {
     /// a commit that fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A caller that misses a failed commit only makes a change in memory,
-        // and the next commit fails.
+        // ORDERING: Relaxed. A thread that does not yet see that a commit has failed only makes a
+        // change in memory. The next commit fails.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
@@ -462,7 +462,7 @@ impl Journal {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // An error means that the store is being closed, and closing commits anyway.
+            // Ignore an error: it means that the store is being closed, and closing commits anyway.
             let _ = poke.send(());
         }
     }
@@ -489,9 +489,9 @@ impl Journal {
     /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that misses that the host is
-        // full may use up its last free space. The commit can still use the reserve, the space set
-        // aside for commits.
+        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that does not yet see that the
+        // host is full may use up its last free space. The commit can still use the reserve, the
+        // space set aside for commits.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
             // Try to allocate the reserve (space for commits on a full host) again, unless `opened`
@@ -509,8 +509,8 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes to the data device. While the caller has a handle of the running transaction,
-    /// the argument of type `View`, no commit freezes it.
+    /// Writes bytes to the data device. The caller passes the `View` of its handle of the running
+    /// transaction, which no commit freezes meanwhile.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
@@ -552,8 +552,8 @@ impl Journal {
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that misses this store may use up the free space of the host.
-        // A commit can still use the reserve, the space set aside for commits.
+        // ORDERING: Relaxed. A thread that does not see this value yet may use up the free space of
+        // the host. A commit can still use the reserve, the space set aside for commits.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }

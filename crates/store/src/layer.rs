@@ -189,7 +189,8 @@ impl Layer {
 
     /// Returns true if an operation has changed a record in this transaction, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The result covers only changes that happened before this call.
+        // ORDERING: Relaxed. The returned value must cover only changes that happened before this
+        // call, and a Relaxed load sees those.
         self.has_begun.load(Ordering::Relaxed)
     }
 

@@ -346,7 +346,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Exchanges the inodes of the two names. `other` is the inode of the new name.
+    /// Exchanges the inodes of the two names of a rename. `other` is the inode of the new name
+    /// before the exchange.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -363,8 +364,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Ends a rename. `rest` is the result of the steps that follow the change of the names. If it
-    /// is an error, aborts the journal, so that half a rename never becomes durable.
+    /// Ends a rename. `rest` is the result of the steps after the change of the names. If `rest` is
+    /// an error, aborts the journal, so that half a rename never becomes durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -378,8 +379,8 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Makes the new name refer to the moved inode. Makes the old name refer to `other`, or removes
-    /// it if `other` is None. Fails only before the first change.
+    /// Makes the new name of a rename refer to the moved inode. Makes the old name refer to
+    /// `other`, or removes it if `other` is None. Fails only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
@@ -419,7 +420,7 @@ impl Rename<'_, '_> {
     }
 
     /// Saves the records of the new and the old directory of a rename. If both are the same
-    /// directory, the second record counts.
+    /// directory, the second record is the right one, and is saved last.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -429,7 +430,7 @@ impl Rename<'_, '_> {
     }
 
     /// Saves the record of `inode`, which a rename has moved to the directory `dir`, with a new
-    /// change time. A directory also gets a new parent.
+    /// change time. The record of a moved directory also gets the new parent.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -496,8 +497,8 @@ fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, otherwise
-/// 0.
+/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, because
+/// of its entry `..`, and otherwise 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }
@@ -507,8 +508,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Makes two names with the same hash, for the inodes `before`. `rename` renames the first to
-    /// the second. Returns the inodes of the two names afterwards.
+    /// Makes two names with the same hash for the inodes `before`. Then `rename` renames the first
+    /// name to the second. Returns the inodes of the two names afterwards.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],

@@ -44,7 +44,8 @@ pub(crate) struct Overlay {
 struct Written {
     len: u64,
     /// The number of bytes of the device below that the overlay may show (invariant V.1). A
-    /// truncation lowers it for good, since truncated bytes must not come back.
+    /// truncation lowers it, and an extension does not raise it again, because truncated bytes must
+    /// not come back.
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }

@@ -13,11 +13,11 @@ use corewalk_mbcache::{Mbcache, MbcacheOptions, Stats};
 /// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The pair is no longer in the index, and no thread that has found it is about to use the
-    /// block.
+    /// The pair of key and block is no longer in the index, and no thread that has found it is
+    /// about to use the block.
     Done,
-    /// Another thread has found the pair and is about to use the block. The caller must wait for
-    /// that thread, and then decide again whether to free the block.
+    /// Another thread has found the pair of key and block, and is about to use the block. The
+    /// caller must wait for that thread, and then decide again whether to free the block.
     Busy,
 }
 
@@ -34,8 +34,8 @@ pub enum Removal {
 /// - H.3: an index may drop pairs. A dropped pair only costs a second block with the same content.
 /// - H.4: before a thread removes a user from a block, it announces this with `leave`, and then
 ///   locks the block. Until `remove` returns [`Removal::Done`] or the thread calls `left`, it calls
-///   neither `find` nor `insert`. So a `find` may wait until announcements end, as Linux's did
-///   before 4.6. `corewalk-mbcache` does not wait.
+///   neither `find` nor `insert`. So an index may let `find` wait until all announcements have
+///   ended, as Linux's mbcache did before 4.6. `corewalk-mbcache` does not wait.
 /// - H.5: `note_users` is called only for a block that was inserted since the mount.
 ///
 /// # Examples
@@ -91,11 +91,12 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// block. `take` may also return true only to stop the search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
-    /// Inserts the pair of `key` and `block`. The block has `users` users. Does nothing if the
-    /// index already has the pair.
+    /// Inserts the pair of `key` and `block`. `users` is the number of inodes that use the block.
+    /// Does nothing if the index already has the pair.
     fn insert(&self, key: u64, block: u64, users: u32);
 
-    /// Tells the index the new number of users of a block. The caller holds the lock of the block.
+    /// Tells the index the new number of users (inodes) of a block. The caller holds the lock of
+    /// the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
     /// Announces that the caller is about to remove a user (an inode) from an attribute block (rule
@@ -110,8 +111,8 @@ pub trait ShareIndex: Send + Sync + 'static {
     /// [`ShareIndex::leave`] for the block and then locked it.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
-    /// Waits until no thread that has found the pair is about to use the block. The caller holds no
-    /// lock of any block.
+    /// Waits until no thread that has found the pair of `key` and `block` is about to use the
+    /// block. The caller holds no lock of any block.
     fn wait(&self, key: u64, block: u64);
 
     /// Returns the maximum number of users that a block may have.
@@ -248,7 +249,8 @@ mod tests {
             Arc::new(Watched { index, looks, leaving, known, broken })
         }
 
-        /// Returns the block from which this thread is about to remove a user, if there is one.
+        /// Returns the attribute block from which this thread is about to remove a user (an inode),
+        /// if there is one.
         fn leaving(&self) -> Option<u64> {
             self.leaving.lock().get(&thread::current().id()).copied()
         }
@@ -340,8 +342,8 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Returns an attribute value that differs from others only in bytes that the hash does not
-    /// sample. So all of them have the same hash.
+    /// Returns another attribute value for each `number`. The values differ only in bytes that the
+    /// hash does not sample, so all of them have the same hash.
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());

@@ -84,8 +84,8 @@ pub struct StoreOptions {
     /// True if a mount makes a new store when there is none (`create`, `no_create`).
     pub is_made: bool,
     /// True for a read-only mount (`ro`). Changes fail with `EROFS`, no store is made, and inodes
-    /// without links are not freed. As in ext4, the mount still replays the log, or only in memory
-    /// if the host's file system is read-only.
+    /// without links are not freed. As in ext4, the mount still replays the log. If the host's file
+    /// system is read-only, it replays the log only in memory.
     pub is_read_only: bool,
     /// True if an inode whose attributes change often gets a private attribute block, which is
     /// de-duplicated at the next commit. If false, every change is de-duplicated immediately.
@@ -324,7 +324,7 @@ impl Store {
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
             // The database is empty. If `data` or `log` is not empty, its content belongs to a
-            // store whose database is lost.
+            // store whose database is lost, so make no new store.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
@@ -608,8 +608,8 @@ impl Drop for Store {
             let _ = flusher.join();
         }
         self.late.share();
-        // A caller that needs to know whether the last commit succeeds calls `sync` before it drops
-        // the store.
+        // Ignore an error. A caller that needs to know whether the last commit succeeds calls
+        // `sync` before it drops the store.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -643,8 +643,9 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error, since `sync` and fsync report it. A transaction that is logged during
-        // this commit is not forgotten: `forget_poke` looks for it.
+        // Ignore an error, since `sync` and fsync report it. Another thread may log a transaction
+        // during this commit. It is not left in the log: `forget_poke` notices it, and wakes this
+        // thread again.
         let _ = journal.checkpoint();
         journal.forget_poke();
         // Another thread may have queued an inode between `share` and the commit. It still waits

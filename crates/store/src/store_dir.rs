@@ -9,7 +9,7 @@
 //! | `log` | small transactions that are not in the database yet, see `log` |
 //! | `meta.new` | a database that is being made; it is renamed to `meta` once it is complete |
 //!
-//! A directory that contains any other file is not a store. It is refused and not changed.
+//! A directory that contains any file besides those of a store is refused and not changed.
 //!
 //! Source: flock(2), rename(2), proc_locks(5).
 
@@ -284,7 +284,7 @@ impl StoreDir {
     }
 
     /// Locks the directory of an existing store for reading, which needs no permission to write.
-    /// Several processes may do so at the same time.
+    /// Several processes may have such a lock at the same time.
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
@@ -442,7 +442,6 @@ fn is_missing(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
-/// Checks that a directory contains only files that belong to a store.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();

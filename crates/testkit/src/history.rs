@@ -52,9 +52,10 @@ impl Clock {
 
     /// Returns the number of ticks so far, and stores nothing.
     ///
-    /// The result counts the ticks (calls of [`Clock::tick`]) that happen before this call returns,
-    /// also one that a writer made before it stored a value that this thread has read. So a reader
-    /// that stores nothing can place its read between two ticks of writers.
+    /// A tick is a call of [`Clock::tick`]. The result counts the ticks that happen before this
+    /// call returns. That includes a tick of a writer before a store, if this thread has read the
+    /// stored value. So a reader that stores nothing can place its read between two ticks of
+    /// writers.
     pub fn now(&self) -> u64 {
         // ORDERING: Acquire fence. If this thread has read a value that another thread stored after
         // a `tick`, the load below counts that tick. The fence ensures this even if the value was

@@ -10,8 +10,8 @@
 //! # How it works
 //!
 //! The search is that of Wing and Gong. It takes a call that may come first among the remaining
-//! calls, and runs it on the model. If the result fits, it continues with the rest. If no order of
-//! the rest fits, it puts the call back and tries another one.
+//! calls, and runs it on the model. If the result fits, it continues with the remaining calls. If
+//! no order of these calls fits, it puts the call back and tries another one.
 //!
 //! Lowe's addition makes this search practical: it visits each set of calls with the same state of
 //! the model only once. To take a call or to put it back changes four links of a list
@@ -28,8 +28,8 @@
 //!
 //! Each prefix of a linearizable history is linearizable, so the report finds the shortest wrong
 //! prefix by bisection. It shows the last call of the prefix, the calls that overlap it, and a
-//! state of the model that explains the calls before it. Only the report omits other calls: without
-//! a call such as a write, a correct history may become wrong.
+//! state of the model that explains the calls before it. Only the report leaves out the other
+//! calls. The check may not: without a call such as a write, a correct history could seem wrong.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via
@@ -91,7 +91,8 @@ pub trait Spec: Clone + Eq + Hash {
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
     /// By default `seen` must equal `right`. Override this if an operation may have other results,
-    /// such as "try again". The state of the model is in any case that in which `apply` left it.
+    /// such as "try again". The model's state does not depend on this choice: it is the state in
+    /// which `apply` left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -101,8 +102,8 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after this number of distinct search states: sets of calls in order,
-    /// with the state of the model after them.
+    /// The search gives up after this number of distinct search states. A search state is a set of
+    /// calls that are in order, with the state of the model after them.
     pub states: usize,
 }
 

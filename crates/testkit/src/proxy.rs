@@ -82,21 +82,23 @@ impl Proxy {
 
     /// Stops or continues to forward.
     pub fn pause(&self, is_paused: bool) {
-        // ORDERING: Relaxed. The instant at which a thread sees the flag does not matter.
+        // ORDERING: Relaxed. It does not matter how soon a thread sees the flag.
         self.state.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
-    /// Ends a pause. Drops the messages that it held back, and closes their connections.
+    /// Ends a pause by a *cut*: drops the messages that the pause held back, and closes their
+    /// connections.
     pub fn cut(&self) {
         // ORDERING: Relaxed. See the next store.
         self.state.cuts.fetch_add(1, Ordering::Relaxed);
-        // ORDERING(cut): Release. A thread that sees the end of the pause sees the cut, too.
+        // ORDERING(cut): Release. Pairs with the load of `is_paused` in `forward`. A thread that
+        // sees the end of the pause also sees that a cut has ended it.
         self.state.is_paused.store(false, Ordering::Release);
     }
 
     /// Delays all further messages, in each direction.
     pub fn delay(&self, delay: Duration) {
-        // ORDERING: Relaxed. The instant at which a thread sees the number does not matter.
+        // ORDERING: Relaxed. It does not matter how soon a thread sees the new delay.
         self.state.delay_us.store(delay.as_micros() as u64, Ordering::Relaxed);
     }
 
@@ -126,7 +128,8 @@ fn forward(mut from: UnixStream, mut to: UnixStream, state: &State) {
         while state.is_paused.load(Ordering::Acquire) {
             thread::sleep(Duration::from_millis(2));
         }
-        // ORDERING: Relaxed. The load before is ordered after the cut that has ended the pause.
+        // ORDERING: Relaxed. The Acquire load of `is_paused` above makes this load see the cut that
+        // has ended the pause.
         if state.cuts.load(Ordering::Relaxed) != cuts {
             break;
         }

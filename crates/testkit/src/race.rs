@@ -15,8 +15,8 @@
 //!
 //! # Rejected
 //!
-//! A function that sleeps until another thread is probably ready for a race is not here. A test
-//! that needs an order of its threads uses a channel or a barrier.
+//! Rejected: a function that sleeps until another thread is probably ready for a race. A test that
+//! needs an order of its threads uses a channel or a barrier.
 //!
 //! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`,
 //! whose tests must end in bounded time.

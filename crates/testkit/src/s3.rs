@@ -16,7 +16,7 @@ use crate::require::{Need, skip};
 
 /// How long the server may take to accept connections. It takes 1.5 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The access log, with one line per request. Its name is not valid for a bucket.
+/// The access log, with one line per request. No bucket can have this name.
 const LOG: &str = "LOG";
 const USER: &str = "corewalk";
 const SECRET: &str = "corewalk-secret";

@@ -61,7 +61,8 @@ pub(super) enum Source {
     /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks
     /// it with `corewalk fsck`.
     Cluster,
-    /// The example `mirror` with a directory of the host: a back end by path.
+    /// The example `mirror` with a directory of the host. It is a back end that finds files by
+    /// their paths.
     Mirror,
     /// The example `async_memory`: an asynchronous back end in memory.
     AsyncMemory,
@@ -134,7 +135,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// Returns the outcome with which the suite ends, unless the command exits with status 0.
+    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
     pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
         let log = self.folder.join(format!("{what}.log"));
         let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
@@ -177,7 +178,7 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// Returns the outcome with which the suite ends, if the mount does not become ready.
+    /// If the mount does not become ready, returns the outcome with which the suite ends.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
         Self::start_with(site, Source::Tmpfs, options)
     }
@@ -283,8 +284,8 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// Returns the outcome with which the suite ends, unless the command exits with status 0. A
-    /// command that runs longer than `limit` is killed, and the connection is aborted.
+    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
+    /// After `limit`, kills the command and aborts the FUSE connection.
     pub(super) fn run(
         &mut self,
         what: &str,
@@ -400,7 +401,7 @@ impl Mount {
         }
     }
 
-    /// Checks the source with `fsck`, if it is one that can be checked.
+    /// Checks the source with `corewalk fsck`, if it is a store or a cluster file system.
     fn check_store(&self) -> Outcome {
         let Some(store) = &self.store else { return Outcome::Passed };
         let mut fsck = Command::new(&self.program);

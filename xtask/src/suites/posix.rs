@@ -156,7 +156,7 @@ pub(super) fn fsx_async(site: &Site) -> Outcome {
     check_fsx(site, Source::AsyncMemory, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a new mount, once with mappings and once without.
+/// Runs fsx on a new mount, once with memory mappings and once without.
 fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start_with(site, source, options)?;
     run_kit(&mut mount, kit(site, "fsx")?)?;

@@ -31,7 +31,7 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of `sysv_ipc` that must pass. `sysv_ipc` skips one more.
+/// Minimum number of tests of `sysv_ipc` that must pass. It has one more test, which it skips.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
@@ -63,7 +63,7 @@ const CALLS: [&str; 12] = [
 ];
 
 /// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
-/// rounds. Each round makes two semop(2) calls, and some rounds make the others.
+/// rounds. Each round makes two semop(2) calls, and some rounds make the other calls too.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -286,7 +286,8 @@ fn perl_tests(site: &Site) -> Option<PathBuf> {
     folder.join("t/sem.t").exists().then_some(folder)
 }
 
-/// Makes an archive of a tree with changed owners with corewalk and without, and compares both.
+/// Makes an archive of a tree under fakeroot, which changes the owners, with corewalk and without.
+/// Compares both archives.
 fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 mkdir -p "$1/tree"
@@ -396,7 +397,8 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // Ignore the results. The shell script below fails with a message if a package is missing.
+        // Ignore whether the packages could be installed. If one is missing, the shell script below
+        // fails with a message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");

@@ -1,9 +1,9 @@
 //! Suites on two mounts of one cluster file system.
 //!
-//! pjdfstest and fsx know one mount. `two_mounts/alternate.c` is a library for `LD_PRELOAD` that
-//! sends each second call of theirs to the other mount. pjdfstest gets the same answers as from one
-//! mount, because names and attributes are linearizable. fsx reads the right bytes, because each
-//! of its calls holds a lock of the file.
+//! pjdfstest and fsx use a single mount. `two_mounts/alternate.c` is a library for `LD_PRELOAD`
+//! that sends every second call of these programs to another mount. pjdfstest gets the same answers
+//! as on one mount, because names and attributes are linearizable. fsx reads the right bytes,
+//! because each of its calls holds a lock of the file.
 //!
 //! git, rsync, tar and cargo run on one mount, and the other mount checks their results.
 //!
@@ -28,11 +28,11 @@ const LOCAL: [&str; 2] = ["etxtbsy", "rmdir::ebusy"];
 /// choose one at random.
 const ALTERNATIONS: &str = "COREWALK_ALTERNATIONS";
 
-/// Minimum number of calls of pjdfstest on each mount. A run makes about 3,400 on each.
+/// Minimum number of calls that pjdfstest must make on each mount. A run makes about 3,400 on each.
 const CALLS_MIN: u64 = 2_000;
 
-/// How many operations fsx makes, unless `COREWALK_FSX_OPERATIONS` is set. Each takes and drops
-/// locks, which are statements of the database.
+/// How many operations fsx makes, unless `COREWALK_FSX_OPERATIONS` is set. Each operation takes and
+/// drops locks, which costs SQL statements.
 const OPERATIONS: &str = "500";
 
 /// Two mounts of a cluster file system.
@@ -57,7 +57,7 @@ impl Pair {
     }
 }
 
-/// The built library, which sends each second call to the other mount, and the file to which it
+/// The built library, which sends every second call to the other mount, and the file to which it
 /// writes the numbers of calls.
 struct Library {
     path: PathBuf,
@@ -131,7 +131,7 @@ fn check_pjdfstest(site: &Site) -> Result<Outcome, Outcome> {
     Ok(pair.finish())
 }
 
-/// Runs fsx with each second call on another mount. Each call holds a lock.
+/// Runs fsx, whose every second call goes to another mount. Each call holds a lock of the file.
 pub(super) fn fsx(site: &Site) -> Outcome {
     check_fsx(site).unwrap_or_else(|outcome| outcome)
 }

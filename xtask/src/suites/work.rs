@@ -61,7 +61,6 @@ git fsck --full --strict
 test -z "$(git status --porcelain)"
 "#;
 
-/// Clones this repository into the mount, commits changes, repacks, and runs `git fsck`.
 pub(super) fn git(site: &Site) -> Outcome {
     run_whole(site, "git", GIT)
 }
@@ -216,7 +215,6 @@ echo more >> "$MNT/to/deep/hard"
 test -n "$(rsync -aHAXnic --numeric-ids --delete from/ "$OTHER/to/")"
 "#;
 
-/// Copies a tree with all kinds of attributes to the mount and back, and compares it.
 pub(super) fn rsync(site: &Site) -> Outcome {
     run_whole(site, "rsync", RSYNC)
 }

@@ -90,7 +90,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
 fn refuse(own: &str, name: &str, kind: &str) -> Option<String> {
     let layer_of = |wanted: &str| LAYERS.iter().find(|(known, _)| *known == wanted);
     if name == TESTKIT {
-        // Like the test kit, the lab is not published. It measures with servers of the test kit.
+        // The test kit is not published, so no published crate may need it. The lab is not
+        // published either, and measures with servers of the test kit.
         let is_allowed = kind == "dev-dependencies" || own == LAB;
         return (!is_allowed).then(|| format!("{TESTKIT} is for tests and the lab only"));
     }

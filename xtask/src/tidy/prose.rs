@@ -100,7 +100,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines, with a code example in it that has no closing fence.
+    /// Ends a block of comment lines. A code example that has no closing fence ends with it.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;

@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // If `exec` itself runs in a namespace, these variables describe that outer namespace.
+    // Remove environment variables that describe another namespace. `exec` itself may run in one.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
@@ -149,14 +149,16 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Ignore an error: the command has ended, and `supervise` gets its exit status.
+                // Ignore an error of sending the signal: it means that the command has ended.
+                // `supervise` gets its exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Ends `exec` as the command has ended: with the same exit status, or by the same signal.
+/// Ends `exec` in the way in which the command has ended: with the same exit status, or by the same
+/// signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
         // The command was killed by `signal`, so end this process by the same signal.

@@ -1,7 +1,7 @@
 //! The output formats of ipcs(1): tables of objects, the details of one object, limits and usage.
 //!
-//! The output has the words and columns of ipcs(1) in util-linux. Only the times differ: they are
-//! in UTC and in the ISO 8601 format.
+//! The output has the words and columns of ipcs(1) in util-linux. Only the times look different:
+//! they are in UTC and in the ISO 8601 format.
 //!
 //! Source: ipcs(1) of util-linux 2.39.
 

@@ -27,8 +27,8 @@
 //! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the user removes
 //! it, unless a process has attached a segment in it.
 //!
-//! The lock on an outer folder shows whether `exec` was killed. Its pid would not, because pid
-//! namespaces may share `/dev/shm`.
+//! The lock on an outer folder shows whether its `exec` still runs. The pid of `exec` would not
+//! show it: if pid namespaces share `/dev/shm`, another process may have the same pid.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -61,8 +61,8 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. The descriptors for the command of `corewalk ipc exec` get high
-/// numbers below it.
+/// The usual limit on open files. The command of `corewalk ipc exec` inherits its descriptors under
+/// high numbers just below this limit.
 const NUMBERS: u64 = 1024;
 
 /// The directory with the outer folders of namespaces without a name.
@@ -92,9 +92,9 @@ const NAME_MAX: usize = 200;
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // First try without `CREATE`. With `CREATE` and the sysctl `fs.protected_regular`, open(2)
-        // fails with `EACCES` for a file of another user. The error `OtherUser` tells the user
-        // more.
+        // First try to open the file without `CREATE`. With `CREATE` and the sysctl
+        // `fs.protected_regular`, open(2) fails with `EACCES` for a file of another user. The error
+        // `OtherUser` of this function tells the user more.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -203,8 +203,9 @@ impl Folder {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Before this process has locked its new folder, another `exec` may have taken it for
-            // one that a killed process has left. Then create a folder with another name.
+            // Between the creation of a folder and its lock, another `exec` may remove the folder,
+            // because it looks like one of a killed process. Then create a folder with another
+            // name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -262,12 +263,13 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // With `word` None, `path` comes from the environment: the namespace in which this
-            // process runs.
+            // If `word` is None, `path` comes from the environment: it is the path of the namespace
+            // in which this process runs.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // A memfd has a path in `/proc`, next to which there is no outer folder.
+        // A namespace in a memfd has a path in `/proc`. No outer folder can exist beside such a
+        // path.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -545,8 +547,8 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // The first four pids are too high for any process. Pid 1 always exists, but the removal
-        // must not depend on the pid.
+        // Four of the pids are too high for any process. Pid 1 exists, but its folder is not
+        // locked, so the removal must remove it all the same.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
         // `exec` gives no file the name `letter`, so the removal must keep this file, and with it

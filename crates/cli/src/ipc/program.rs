@@ -32,8 +32,8 @@ const SCRIPT_BYTES: usize = 256;
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// Set-group-ID and execution by the group. Set-group-ID gives a privilege only if the group may
-/// execute the file.
+/// The mode bits for set-group-ID and for execution by the group. Set-group-ID gives a privilege
+/// only if the group may execute the file.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -139,7 +139,7 @@ pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
     let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
-    // A position-independent executable has the same ELF type, but names a dynamic loader.
+    // A position-independent executable has the ELF type of a library, but names a dynamic loader.
     Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
 }
 

@@ -22,14 +22,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 pub(super) const LOOK_MS: i64 = 50;
 
 /// Maximum number of processes that a [`Watch`] watches by a pidfd. If a namespace has more
-/// processes, the calls that wait in the namespace clean up after the rest.
+/// processes, the calls that wait in the namespace clean up after the unwatched ones.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfd of each watched process, by pid. None for an ended process that is still
-    /// registered, because a child process has inherited its attached segments.
+    /// The pidfd of each watched process, by pid. The value is None for a process that has ended
+    /// but is still registered, because a child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
     /// The number of cleaned up tasks: those of processes that ended without leaving the namespace.
     pub(super) recovered: usize,

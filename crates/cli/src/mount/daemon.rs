@@ -55,7 +55,8 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
 /// Leaves the session of the terminal, so that signals of the terminal do not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // Ignore an error: setsid(2) fails if the process already leads a process group.
+        // Ignore an error: setsid(2) fails only if the process already leads a process group, as a
+        // shell's job does.
         log::debug!("setsid: {error}");
     }
 }
@@ -68,14 +69,14 @@ pub(super) fn close_inherited() {
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error: the list also contains the descriptor through which it was read, and
-        // which is closed by now.
+        // Ignore an error: one descriptor in the list is that of the list itself, and it is already
+        // closed.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// Releases the working directory and the output that the server has inherited from the first
-/// process. Changes to `/`, and makes standard output and standard error lead to `/dev/null`.
+/// Changes to the directory `/`, and makes standard output and standard error lead to `/dev/null`.
+/// So the server no longer uses the working directory and the output that it has inherited.
 pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

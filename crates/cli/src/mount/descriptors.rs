@@ -17,18 +17,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// The number of descriptors that all threads of a server share: standard streams, ten files of an
-/// open store, the FUSE device, and a few short-lived ones.
+/// The number of descriptors that all threads of a server share. They are the standard streams, ten
+/// files of an open store, the FUSE device, and a few that are open only for a moment.
 const SHARED: u64 = 24;
 /// The number of descriptors with which one thread reads requests: one for the device, and with
 /// io_uring also a ring and an eventfd(2).
 const DEVICE: u64 = 1;
 const DEVICE_AND_RING: u64 = 3;
-/// The number of descriptors for one call on a directory of the host: two directories, a file, and
-/// the directory that is listed.
+/// The number of descriptors that one call on a directory of the host uses: two directories, a
+/// file, and the directory that is listed.
 const CALL: u64 = 4;
 
-/// Returns the number of descriptors that open files of clients must leave to the server.
+/// Returns how many descriptors must stay free for the server when clients have many files open.
 pub(super) fn reserved(mount: &MountOptions) -> usize {
     (needed(mount) + CALL * mount.threads as u64) as usize
 }

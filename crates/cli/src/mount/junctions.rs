@@ -1,8 +1,8 @@
 //! The junctions of a mounted cluster file system. A child process mounts each of them.
 //!
-//! Once a second, a thread asks the file system whether junctions have changed, which costs no
-//! statement. For each new junction it starts a `corewalk mount`. If such a child ends, for example
-//! because its database was away, the thread starts it again after a pause.
+//! Once a second, a thread asks the file system whether junctions have changed. The question costs
+//! no SQL statement. For each new junction the thread starts a `corewalk mount`. If such a child
+//! ends, for example because its database was away, the thread starts it again after a pause.
 //!
 //! # The directory to mount on
 //! Users may move the directories above a junction, and put symbolic links in their place. So the
@@ -12,12 +12,12 @@
 //! is. Then it closes the directory. Otherwise `umount -R` would find the mount above in use.
 //!
 //! # The end
-//! The kernel sends SIGTERM to a child if this process is killed. Otherwise the child would go on
-//! serving a junction that no path leads to.
+//! If this process is killed, the kernel sends SIGTERM to its children. Otherwise a child would go
+//! on serving a file system that no path leads to.
 //!
 //! # Circles
-//! A child gets the identities of the file systems above it (`--above`), and refuses to mount one
-//! of these again.
+//! A junction may lead back to a file system above it, which would make an endless path. So a child
+//! gets the identities of the file systems above it (`--above`), and refuses to mount one of them.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -48,7 +48,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(10);
 /// How long the thread waits until a new child has mounted.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// How long all children together may take to end. Then they are killed.
+/// How long all child mounts together may take to end. Those that still run after this time are
+/// killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// The arguments of a child, except its URL.
@@ -73,7 +74,8 @@ struct Mounted {
 }
 
 impl Junctions {
-    /// Mounts the junctions of `fs`, which is mounted on `root`, and those that come later.
+    /// Mounts the junctions of `fs`, which is mounted on `root`, and the junctions that are made
+    /// later.
     pub(super) fn start(
         fs: Arc<ClusterFs>,
         root: &Path,
@@ -85,7 +87,7 @@ impl Junctions {
         let (stop, stopped) = channel();
         let mut crossing =
             Crossing { fs, root: root.to_owned(), device, inherited, mounted: HashMap::new() };
-        // The junctions that exist already are mounted before the command says that it is ready.
+        // Mount the junctions that exist already before the command says that it is ready.
         let seen = crossing.look(None);
         let thread = thread::spawn(move || crossing.run(seen, &stopped));
         Ok(Junctions { stop: Some(stop), thread: Some(thread) })
@@ -103,20 +105,21 @@ impl Drop for Junctions {
     }
 }
 
-/// Checks that the file system with the identity `id` is not among those `above` it.
+/// Checks that the file system with the identity `id` is none of those `above` it. Otherwise its
+/// junctions would make an endless path.
 pub(super) fn check_circle(id: &str, above: &[String], path: &Path) -> Result<(), Failure> {
     let why = "the file system is mounted above already; the junction makes a circle";
     let is_circle = above.iter().any(|it| it == id);
     if is_circle { Err(Failure::of(path.display(), why)) } else { Ok(()) }
 }
 
-/// Makes this process, the child of a mount, end with its parent.
+/// Makes this process, the child mount of a junction, get SIGTERM when its parent ends.
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let set = set_parent_process_death_signal(Some(Signal::TERM));
     set.map_err(|error| Failure::of("a signal at the end of the parent", error))
 }
 
-/// Closes the directory that the child of a mount got as its standard input.
+/// Closes the directory that the child mount of a junction got as its standard input.
 pub(super) fn leave_place() -> Result<(), Failure> {
     let null = File::open("/dev/null").map_err(|error| Failure::of("/dev/null", error))?;
     rustix::stdio::dup2_stdin(&null).map_err(|error| Failure::of("standard input", error))
@@ -125,7 +128,8 @@ pub(super) fn leave_place() -> Result<(), Failure> {
 struct Crossing {
     fs: Arc<ClusterFs>,
     root: PathBuf,
-    /// The device of the mount, since a user may put another directory at the path of its root.
+    /// The device number of this mount, to recognize its root: a user may put another directory at
+    /// the path `root`.
     device: u64,
     inherited: Inherited,
     /// The junctions by inode number.
@@ -142,7 +146,7 @@ impl Crossing {
     }
 
     /// If junctions have changed since the version `seen`, mounts the new ones and unmounts the
-    /// removed ones. Returns the version that is seen now.
+    /// removed ones. Returns the current version.
     fn look(&mut self, seen: Option<i64>) -> Option<i64> {
         let version = self.fs.junctions_version();
         if seen == Some(version) {
@@ -237,8 +241,8 @@ impl Crossing {
         let mut line = String::new();
         if let Some(output) = &mut child.stdout {
             if !is_readable(output)? {
-                // The database of the child may hang. The pipe stays open, so that the child can
-                // still print its line, and go on, when the database answers.
+                // The database of the child does not answer in time. Keep the pipe open, so that
+                // the child can print its line and go on when the database answers.
                 return Ok(child);
             }
             BufReader::new(output).read_line(&mut line)?;

@@ -41,9 +41,9 @@ const SIZE_PERCENT: u64 = 50;
 /// tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// The default of `threads=` for a store that is mounted with `dirsync`, so that changes wait for
-/// the disk, and for a cluster file system, whose calls wait for the database. The first number is
-/// the threads per processor. The second is the minimum number of threads.
+/// The default of `threads=` for two kinds of mounts whose calls mostly wait. On a store with
+/// `dirsync`, changes wait for the disk. On a cluster file system, calls wait for the database. The
+/// first number is the number of threads per processor, and the second is the minimum.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The parsed options of the mount, of the server and of each back end.
@@ -57,8 +57,7 @@ pub(crate) struct Plan {
     pub(crate) cluster: ClusterOptions,
 }
 
-/// Options whose effect depends on other options, and which are applied after all options are
-/// parsed.
+/// Options whose effect depends on other options. They are applied after all options are parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
@@ -67,7 +66,7 @@ struct Pending {
     threads: Option<usize>,
     /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
-    /// The last given option that a mount of a host directory takes, but no other mount.
+    /// Among the given options, the last one that only a mount of a host directory takes.
     for_host: Option<&'static str>,
     /// True if `local_lock` is given.
     has_local_lock: bool,
@@ -85,8 +84,8 @@ struct Pending {
 /// without effect.
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
-/// Options that are refused for a cluster file system, beside those for other sources only. It
-/// writes a file when it is closed, so it cannot obey `sync`.
+/// Options that a cluster file system refuses, besides the options of other sources. It writes a
+/// file when the file is closed, so it cannot obey `sync`.
 const NOT_FOR_CLUSTER: [&str; 6] =
     ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
 /// Options that only a cluster file system takes. Two are from nfs(5).
@@ -98,8 +97,8 @@ const TIMEOUT: &str = "timeout";
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "connections";
 const CONNECTIONS_MAX: u64 = 64;
-/// The option of nfs(5) for sources whose files other programs can lock: a directory of the host,
-/// and a cluster file system.
+/// The option of nfs(5) about file locks. Only sources whose files other programs can lock take it:
+/// a directory of the host, and a cluster file system.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
@@ -176,11 +175,11 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // More threads compete for the processors: eight threads on two processors serve two
-            // clients at half the speed or less.
+            // Rejected: more threads than processors. They compete for the processors: eight
+            // threads on two processors served two clients at half the speed or less.
             //
-            // One thread would save a fifth of the processor time for one client. But on a machine
-            // with other load, two busy clients would wait up to four times as long.
+            // Rejected: one thread. It saves a fifth of the processor time for a single client. But
+            // on a machine with other load, two busy clients waited up to four times as long.
             Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }

@@ -1,8 +1,8 @@
-//! The end of a cluster file system, with the progress of its last upload.
+//! Ends a cluster file system, and shows the progress of its last upload.
 //!
-//! Bytes that programs have written and not flushed are in memory when the mount ends, at most
-//! about 128 MiB. Their upload may take long, so the command shows it on a terminal. Otherwise it
-//! logs one line, before it begins.
+//! When the mount ends, memory still has the bytes that programs have written and that were not
+//! flushed, at most about 128 MiB. Their upload may take long, so the command shows its progress on
+//! a terminal. Without a terminal, it logs one line before the upload.
 
 use std::io::IsTerminal as _;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -17,7 +17,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 const INTERVAL: Duration = Duration::from_millis(100);
 const TEMPLATE: &str = "corewalk: writing {bytes} of {total_bytes} {bar:30} {elapsed}";
 
-/// Ends `cluster`. Shows how many bytes must be written for that, and how many were written.
+/// Ends `cluster`, which writes its unflushed bytes. Shows how many bytes that are, and how many
+/// were written so far.
 pub(super) fn close(cluster: &ClusterFs) -> Result<(), Errno> {
     let total = cluster.dirty_bytes();
     if total == 0 {

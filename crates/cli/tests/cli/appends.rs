@@ -64,9 +64,9 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Appends six bytes to a file on the host that a client has open with `O_APPEND`. Then sends a
-/// write of `ab` at offset 3, with the given `origin`, to the server. Returns the content of the
-/// file.
+/// Appends six bytes to a file on the host while a client has the file open with `O_APPEND`. Then
+/// sends the server a write of `ab` at offset 3, whose `origin` is given. Returns the content of
+/// the file.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
@@ -90,8 +90,8 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Counter-check: a writeback of cached pages and a pwrite(2) must write at the offset in their
-/// request, even if the file is open with `O_APPEND`.
+/// Counter-check: even if a file is open with `O_APPEND`, two kinds of writes must go to the offset
+/// in their request. They are writebacks of cached pages and pwrite(2).
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

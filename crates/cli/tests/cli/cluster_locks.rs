@@ -20,7 +20,7 @@ use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
 /// The bytes of a number in the file.
 const BYTES: u64 = 8;
 
-/// Three mounts of a file system, with a file `f` of some numbers.
+/// Three mounts of a file system, in which the file `f` contains several numbers.
 struct Site {
     paths: Vec<PathBuf>,
     servers: Vec<Server>,
@@ -70,8 +70,8 @@ fn lock_range(file: &File, at: u64, is_taken: bool) {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
 }
 
-/// Stands for the functions that take and drop a lock, and does neither. When the lock would be
-/// dropped, fsync(2) writes the cached pages back.
+/// A control passes this function in place of one that takes and drops locks. It does neither. When
+/// the lock would be dropped, fsync(2) writes the cached pages back.
 fn no_lock(file: &File, _: u64, is_taken: bool) {
     if !is_taken {
         file.sync_all().expect("the file is synced");
@@ -95,9 +95,9 @@ fn add(path: &Path, at: u64, count: u64, lock: Lock) {
     }
 }
 
-/// Makes `total` additions on three mounts, with two threads each. The threads use the numbers of
-/// the file in turn. Meanwhile a thread of each mount reads without a lock, so that the kernel has
-/// pages of the file. Returns the sum of the numbers.
+/// Adds 1 to a number of the file `total` times, from three mounts with two threads each. Each
+/// addition uses the next number. Meanwhile a thread of each mount reads without a lock, so that
+/// the kernel has pages of the file in its cache. Returns the sum of the numbers.
 fn race(site: &Site, total: u64, lock: Lock) -> u64 {
     let is_done = AtomicBool::new(false);
     let start = Instant::now();
@@ -142,7 +142,8 @@ fn no_addition_under_flock_is_lost() {
     assert_eq!(race(&site, additions(), flock_file), additions());
 }
 
-/// Threads of different mounts change different numbers of one page at the same time.
+/// Threads on different mounts add to different numbers of one page at the same time, each under a
+/// lock of its number. No addition may be lost.
 #[test]
 fn no_addition_under_locks_of_ranges_is_lost() {
     let Some(site) = Site::new(&[]) else { return };
@@ -161,8 +162,8 @@ fn control_additions_without_locks_are_lost() {
     assert!(race(&site, 300, no_lock) < 300);
 }
 
-/// A program waits for a lock of another mount, and the server of the waiting mount learns of the
-/// unlock when it asks again.
+/// A program waits for a lock that a program on another mount has. The server of the waiting mount
+/// asks again and again, and so learns of the unlock.
 #[test]
 fn waiting_program_gets_the_lock_of_another_mount_soon() {
     let Some(site) = Site::new(&[]) else { return };
@@ -185,12 +186,13 @@ fn waiting_program_gets_the_lock_of_another_mount_soon() {
     }
     waits.sort();
     eprintln!("waits: median {:.1?}, at most {:.1?}", waits[waits.len() / 2], waits.last());
-    // The waiting server asks again every 100 ms. A busy machine may take longer.
+    // The server of the waiting mount asks for the lock every 100 ms. A busy machine may take
+    // longer.
     assert!(waits[waits.len() / 2] < Duration::from_secs(1), "{waits:?}");
 }
 
-/// A program waits for a lock of a mount that is killed. It gets the lock when the session of that
-/// mount is over.
+/// A program waits for a lock, and the mount that has the lock is killed. The program must get the
+/// lock when the session of that mount is over.
 #[test]
 fn lock_of_a_killed_mount_ends() {
     let Some(site) = Site::new(&[]) else { return };
@@ -203,8 +205,9 @@ fn lock_of_a_killed_mount_ends() {
     assert!(waited < Duration::from_secs(15), "{waited:?}");
 }
 
-/// The server of a mount is stopped for longer than its lease time while a program has a lock.
-/// Checks that its descriptor fails, and that the file can be opened again meanwhile.
+/// A program locks a file, and the server of its mount is stopped for longer than its lease time.
+/// Meanwhile another mount gets the lock. Afterwards the old descriptor must fail with `EIO`, but
+/// the program must be able to open the file again.
 #[test]
 fn file_with_a_lost_lock_can_be_opened_again() {
     let Some(site) = Site::new(&[]) else { return };

@@ -1,9 +1,9 @@
 //! Checks that a mount of a cluster file system keeps its memory within `cache=`.
 //!
-//! Half of the names are in directories of 1,000, and half are in one directory. The test looks up
-//! the names in the small directories, and lists the large directory. `COREWALK_MEMORY_NAMES` sets
-//! the number of names, to which the test fits `cache=`. A run with 1,000,000 names has
-//! `cache=64m`.
+//! Half of the names are in directories of 1,000 names, and half are in one directory. The test
+//! looks up the names in the small directories, and lists the large directory.
+//! `COREWALK_MEMORY_NAMES` sets the number of names, and the test chooses `cache=` in proportion. A
+//! run with 1,000,000 names has `cache=64m`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,7 +19,8 @@ const CACHE_BYTES: u64 = 67;
 /// The memory that a server needs beside its caches: the buffers and stacks of its threads.
 const BESIDE_KIB: u64 = 16 << 10;
 
-/// Makes directories with `names` names, as many mounts would in some hours.
+/// Makes directories with `names` names by SQL statements, because calls through a mount would take
+/// hours.
 fn fill(postgres: &Postgres, names: u64) {
     let dirs = names / 2000;
     let node =

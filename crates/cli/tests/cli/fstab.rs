@@ -111,7 +111,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// mount(8) takes a source with `=` for a tag, such as `LABEL=`, unless it does not know the tag.
+/// A URL contains `=`. mount(8) takes a source with `=` for a tag such as `LABEL=` only if it knows
+/// the tag, so it must accept the URL.
 #[test]
 fn line_of_fstab_with_the_url_of_a_cluster_file_system_is_mounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {

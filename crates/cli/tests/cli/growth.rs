@@ -1,8 +1,8 @@
 //! Checks that a server does not grow with the number of requests that it has served.
 //!
 //! Two threads make random changes in a small tree, and remove the tree. They do this several
-//! times. Afterwards the server must have no more memory, descriptors and cache entries than after
-//! the first times. `COREWALK_GROWTH_REQUESTS` sets the number of requests.
+//! times. At the end the server must not have more memory, descriptors and cache entries than after
+//! the first rounds. `COREWALK_GROWTH_REQUESTS` sets the number of requests.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
@@ -17,8 +17,8 @@ use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 const REQUESTS: u64 = 60_000;
 /// The number of times that the tree is changed and removed.
 const ROUNDS: u64 = 10;
-/// The test compares the sizes after this number of rounds with those at the end. By then the
-/// server has touched its memory and has filled its caches.
+/// After this number of rounds, the test records the sizes with which it compares those at the end.
+/// By then the server has touched its memory and has filled its caches.
 const WARM_UP: u64 = 4;
 /// Calls between two looks at the number of requests.
 const CALLS: u32 = 500;
@@ -109,7 +109,8 @@ fn check(source: &str, total: u64) {
     let mut warm = None;
     for at in 1..=ROUNDS {
         round(&mount, Seed(seed.0.wrapping_add(at)), total * at / ROUNDS);
-        // The kernel tells the server a little later that it has forgotten an inode.
+        // Wait a little: the kernel tells the server only after a while that it has forgotten an
+        // inode.
         let begin = Instant::now();
         while counter(&mount, "lookups") > 0 {
             assert!(begin.elapsed() < LIMIT, "the kernel holds files of the removed tree");

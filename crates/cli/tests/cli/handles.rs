@@ -1,5 +1,5 @@
 //! Tests that file handles stay valid after unused inodes were dropped, by the kernel alone or by
-//! the kernel and the server. The results must be those of the kernel's own tmpfs (the oracle).
+//! the kernel and the server. Each result must be that of the kernel's own tmpfs (the oracle).
 //!
 //! Source: open_by_handle_at(2).
 
@@ -206,8 +206,8 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
 }
 
 /// A stale handle of a removed file must not reach a new file. The host reuses the inode number
-/// immediately, and the times of both files may be equal, because file clocks tick slowly. Trap
-/// P11.
+/// immediately, and the times of both files may be equal, because file clocks tick slowly. Trap P11
+/// in `traps.md`.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {

@@ -55,7 +55,7 @@ fn rows(shown: &str) -> Vec<String> {
 }
 
 /// After su(1) and setpriv(1) have changed the user of a program, it must still reach the
-/// namespace. Trap X4.
+/// namespace. Trap X4 in `traps.md`.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };

@@ -125,7 +125,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
         // umount(8) must succeed for the tmpfs inside `host` and for the server's own mount. It
-        // fails if the server has a descriptor open there.
+        // would fail if the server still had a descriptor open in one of them.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -190,8 +190,8 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// Checks that attributes are current if the shared directory is on another FUSE mount, where
-/// attributes change without a notice to the kernel.
+/// Checks that the server shows current attributes if the shared directory is itself on a FUSE
+/// mount. There attributes change without a notice to the kernel.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
@@ -199,10 +199,11 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     }
     let folder = Folder::new();
     // Two mounts: the lower one serves the directory `host`, and the upper one serves the mount
-    // point of the lower one. The test checks that the upper one shows current attributes.
+    // point of the lower one. The test changes attributes on the host, and checks that the upper
+    // mount shows them.
     //
-    // The long entry timeout of the lower mount prevents lookups in it, which would renew its
-    // attributes and hide an error of the upper mount.
+    // The long entry timeout of the lower mount prevents lookups in it. Lookups would renew its
+    // attributes, and so hide an error of the upper mount.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -215,8 +216,8 @@ fn directory_on_another_mount_shows_its_current_attributes() {
 }
 
 /// A client with many open files must not make other calls fail. The server may have 64
-/// descriptors. After open(2) has failed with `ENFILE`, calls on other files must succeed. Trap
-/// X10.
+/// descriptors. After open(2) has failed with `ENFILE`, calls on other files must succeed. Trap X10
+/// in `traps.md`.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
@@ -271,8 +272,8 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // So many directories that the server closes its descriptor of the client's working directory
-    // when a client lists them.
+    // Make so many directories that a listing of them makes the server close its descriptor of the
+    // client's working directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

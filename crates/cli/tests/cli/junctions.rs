@@ -124,7 +124,8 @@ fn junctions_are_mounted_with_the_mount_and_end_with_it() {
     let made = run(junction(&path.join("j"), &[&pair.urls[1]]));
     assert_eq!(made.status.code(), Some(0), "{}", String::from_utf8_lossy(&made.stderr));
     fs::write(path.join("j/f"), "text").expect("the file is written");
-    // A junction back to the first file system would make a loop of junctions.
+    // The command must fail for a junction that leads back to the first file system, because it
+    // would make an endless path.
     fs::create_dir(path.join("j/back")).expect("the directory is made");
     let looped = run(junction(&path.join("j/back"), &[&pair.urls[0]]));
     assert_eq!(looped.status.code(), Some(1));

@@ -26,7 +26,7 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
 }
 
 /// A write over the file size limit of the server must fail with `EFBIG` for the client, and the
-/// server must continue. Trap X10.
+/// server must continue. Trap X10 in `traps.md`.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -69,7 +69,7 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
 }
 
 /// `ipc exec` and `ipc serve` must report an error if the file of a new namespace would exceed the
-/// file size limit. The limit must not kill them by SIGXFSZ. Trap X10.
+/// file size limit. The limit must not kill them by SIGXFSZ. Trap X10 in `traps.md`.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -82,7 +82,7 @@ fn namespace_over_the_file_limit_is_reported() {
 }
 
 /// If a new segment would exceed the file size limit of the program that makes it, the call must
-/// fail. The limit must not kill the program by SIGXFSZ. Trap X10.
+/// fail. The limit must not kill the program by SIGXFSZ. Trap X10 in `traps.md`.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {
@@ -110,7 +110,7 @@ fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
 }
 
-/// The program must work with a stack limit of 64 KiB. Trap X10.
+/// The program must work with a stack limit of 64 KiB. Trap X10 in `traps.md`.
 #[test]
 fn small_stack_is_enough() {
     const STACK_LIMIT: &str = "ulimit -s 64";

@@ -1,4 +1,5 @@
-//! Tests of `local_lock=none`: locks in the mount of a directory and on the directory itself.
+//! Tests of the mount option `local_lock=none`, with which a program on the mount and a program in
+//! the mounted host directory see each other's file locks.
 
 use std::fs::{self, File};
 use std::path::Path;

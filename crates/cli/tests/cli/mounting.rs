@@ -145,8 +145,9 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Counter-check: a mount needs one descriptor per thread and 24 others. So 40 threads fit into
-    // a hard limit of 64 open files. If only the soft limit is 64, 150 threads fit, too.
+    // Counter-check: a mount needs one descriptor per thread and 24 others. So 40 threads must fit
+    // into a hard limit of 64 open files. If 64 is only the soft limit, the program raises it, so
+    // 150 threads must fit.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -407,8 +408,8 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// The reads use `O_DIRECT`, because the server does not learn of reads that the kernel answers
-/// from its page cache.
+/// The reads use `O_DIRECT`. Otherwise the kernel could answer them from its page cache, and the
+/// server would not learn of them.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;

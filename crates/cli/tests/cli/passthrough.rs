@@ -78,7 +78,8 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         thread::sleep(Duration::from_millis(20));
         here.write_all_at(b"x", 0).expect("the file is written");
         assert_ne!(here.metadata().expect("attributes").mtime_nsec(), before);
-        // An open file without a name stays usable. A new file with the same name is another file.
+        // A file without a name must stay usable while it is open. A new file with its old name
+        // must be another file.
         fs::remove_file(&inside).expect("the file is removed");
         fs::write(&inside, "new").expect("the file is written");
         let mut text = String::new();
@@ -127,8 +128,8 @@ fn passed_through_program_runs_and_keeps_its_mode() {
     });
 }
 
-/// The kernel asks for the capabilities of a file before each write, unless it may remember that
-/// the file has none.
+/// Before each write, the kernel asks the server for the capabilities of the file. It does not ask
+/// if it may remember that the file has none, so small writes must not reach the server.
 #[test]
 fn small_writes_to_a_directory_do_not_reach_the_server() {
     if !can_mount() || !has_root() {
@@ -147,8 +148,8 @@ fn small_writes_to_a_directory_do_not_reach_the_server() {
 }
 
 /// Writes to a file that the kernel passes through must clear the same bits and capabilities as
-/// writes to the file itself. There is one difference: the host clears the bits also if the writer
-/// has `CAP_FSETID`.
+/// writes to the file itself. There is one difference: a write through the mount clears the bits
+/// even if the writer has `CAP_FSETID`.
 #[test]
 fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     if !can_mount() || !has_root() {
@@ -188,14 +189,16 @@ fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
     });
 }
 
-/// Returns true if the change is a write that clears the bits even if the writer may keep them.
+/// Returns true if the change is a write by a caller with `CAP_FSETID`. Such a write clears the
+/// bits of a passed-through file, but not those of other files.
 fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
     let writes = ["write", "pwrite", "pwrite of a page", "open and write", "append"];
     caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
 }
 
-/// The kernel passes no file through to a file system that lies over another one. Then all writes
-/// come to the server, which clears the bits although other programs may change them too.
+/// The kernel passes no file through to a file system that lies over another one. Here the host
+/// directory is on such a file system. So all writes come to the server, which must clear the bits
+/// even though other programs may change them too.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
     if !can_mount() || !has_root() {
@@ -243,8 +246,9 @@ fn bits_that_another_program_has_just_set_are_cleared() {
     });
 }
 
-/// A file that gets set-user-ID while a client has it open must not show the bit beside content of
-/// that client, not even for the time that the kernel keeps attributes.
+/// A client has a file open, and the file then gets the set-user-ID bit. After a write of the
+/// client, no program may see the bit together with the new content. That also holds while the
+/// kernel caches attributes.
 #[test]
 fn written_file_never_shows_the_bit_that_the_write_has_cleared() {
     if !can_mount() || !has_root() {

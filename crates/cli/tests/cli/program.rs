@@ -57,7 +57,8 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // A set-user-ID program of the user who runs it gains no privilege.
+    // `exec` must accept a set-user-ID program of the user who runs it, because it gains no
+    // privilege.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));

@@ -54,7 +54,7 @@ impl Running {
         self.child.wait().expect("a child can be waited for");
     }
 
-    /// Waits for the end of the process. Returns its exit status and the rest of its output.
+    /// Waits for the end of the process. Returns its exit status and its remaining output.
     fn end(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);
         let mut printed = String::new();

@@ -61,7 +61,7 @@ const CHANGES: [(&str, Change); 10] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // For callers that do not own the file, chgrp and chmod fail with `EPERM`.
+    // If the caller does not own the file, chgrp and chmod fail with `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chown to nothing", |at| chown(at.join("f"), None, None)),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
@@ -154,7 +154,7 @@ fn assert_as_host(source: &str, options: &str) {
 }
 
 /// The set-group-ID bit must be cleared as on the host, depending on the caller's capabilities.
-/// Trap X9.
+/// Trap X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -163,7 +163,7 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
 }
 
 /// Even if the server checks permissions, the set-group-ID bit must be cleared as on the host,
-/// depending on the caller's capabilities. Trap X9.
+/// depending on the caller's capabilities. Trap X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

@@ -160,8 +160,8 @@ fn errors_of_a_user_name_the_missing_permission() {
         let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // The user `nobody` may not create the directory `new`, and may not search the directory
-    // `secret`.
+    // The mount must fail, because the user `nobody` may neither create the directory `new` nor
+    // search the directory `secret`.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
     fs::create_dir(&secret).expect("the directory is created");
@@ -173,8 +173,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // The message must be that fusermount3 is missing, for a `PATH` with a directory that does not
-    // exist, and for one with a directory that the user may not search.
+    // fusermount3 is searched for in `PATH`. The error must say that it is missing, both if the
+    // directory in `PATH` does not exist, and if the user may not search it.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

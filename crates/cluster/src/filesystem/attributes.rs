@@ -74,8 +74,8 @@ impl ClusterFs {
         values: &Values,
     ) -> Result<Inode, Errno> {
         let change = || {
-            // A file that was opened before locks were lost must not be used. truncate(2) and
-            // chmod(2) use no open file.
+            // A file that was opened before its locks were lost must not be used any more. Handle 0
+            // means that the call has no open file, as with truncate(2) and chmod(2).
             if handle != 0 {
                 self.meta.check_locks(ino, handle)?;
             }

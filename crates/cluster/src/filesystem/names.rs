@@ -13,7 +13,7 @@ const MAKE: &str = "SELECT * FROM cw_make($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 const LINK: &str = "SELECT * FROM cw_link($1, $2, $3, $4, $5, $6, $7)";
 const REMOVE: &str = "SELECT * FROM cw_remove($1, $2, $3, $4, $5, $6, $7)";
 const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
-/// How often a rename is tried again after another mount has replaced one of its inodes.
+/// How often a rename is repeated if another mount replaces one of its inodes meanwhile.
 const RENAME_TRIES: u32 = 100;
 
 impl ClusterFs {
@@ -74,8 +74,7 @@ impl ClusterFs {
             names: vec![(dir, bytes)],
             inos: vec![dir, ino],
         };
-        // A file without a name is not flushed when it is closed, so it is flushed before it gets
-        // one.
+        // A close does not flush a file without a name. So flush it here, before it gets a name.
         if self.is_nameless(ino) {
             self.data.flush(ino, None)?;
         }
@@ -123,7 +122,8 @@ impl ClusterFs {
         Err(Errno::STALE)
     }
 
-    /// Renames a name. `ESTALE` if another mount has put other inodes at the names meanwhile.
+    /// Renames a name. Fails with `ESTALE` if one of the names has got another inode meanwhile, by
+    /// a call on another mount.
     fn try_rename(
         &self,
         from: (u64, Name<'_>),
@@ -156,7 +156,8 @@ impl ClusterFs {
             RENAME,
             &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
-                // Names that are not returned stay unknown, so the next lookups ask the database.
+                // Tell the cache the new state of the names. It forgets the names that are not
+                // returned here, so their next lookups ask the database.
                 _ if is_same => Vec::new(),
                 (RenameMode::Exchange, _) => Vec::new(),
                 _ => vec![

@@ -20,7 +20,8 @@ fn closed_file_is_there_after_the_mount_is_gone_without_end() {
         .enumerate()
         .map(|(at, size)| write_new(&fs, ROOT, &format!("f{at}"), &pattern(at as u8, *size)).ino)
         .collect();
-    // The first mount ends as if it were killed: it writes nothing more, and its session is over.
+    // Leak the first mount, so that it ends as if it were killed: it writes nothing more. Then end
+    // its session.
     std::mem::forget(fs);
     site.sql("UPDATE corewalk.session SET until = now() - interval '1 second'");
     let fs = site.open();
@@ -44,7 +45,8 @@ fn random_changes_of_a_file_are_read_back() {
     let mut model: Vec<u8> = Vec::new();
     const MAX: u64 = 9 << 20;
     for round in 0..120_u8 {
-        // The first half of the rounds stays small, so that contents are inline at first.
+        // In the first half of the rounds, the file stays so small that its contents can be inline,
+        // which means in the database.
         let max = if round < 60 { 40 << 10 } else { MAX };
         let at = rng.below(max);
         let longest = if rng.below(4) == 0 { max } else { 20 << 10 };
@@ -173,7 +175,8 @@ fn file_ends_at_the_largest_size() {
     site.assert_clean();
 }
 
-/// Checks that a program that opens a file during a truncation reads the new contents afterwards.
+/// A program opens a file while a truncation of it is under way. When the truncation has ended, the
+/// program must read the new contents.
 #[test]
 fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
     let Some(site) = Site::new() else { return };
@@ -196,7 +199,8 @@ fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
             assert!(!cut.is_finished());
         }
         fs.open(file(made.ino), 0).unwrap();
-        // This read may see the contents from before or after the truncation.
+        // The truncation is still under way, so this read may return the contents from before or
+        // after it.
         fs.read(file(made.ino), 0, &mut [0; 10]).unwrap();
         assert_eq!(cut.join().unwrap().unwrap().size, 0);
     });

@@ -14,9 +14,9 @@ use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options,
 const WRITERS: u64 = 3;
 const KILLS: u64 = 3;
 
-/// Makes, renames and removes files until `stop`. Returns the names that must exist, each with its
-/// contents. A change that is applied twice fails: a second make finds the name, and a second
-/// rename or removal does not.
+/// Makes, renames and removes files until `stop` is set. Returns the names that must exist, each
+/// with its contents. A change that is applied twice would fail: a second make finds the name, and
+/// a second rename or removal does not find it.
 fn change(
     fs: &ClusterFs,
     parent: u64,
@@ -24,7 +24,8 @@ fn change(
     done: &AtomicU64,
 ) -> Vec<(String, Vec<u8>)> {
     let mut kept = Vec::new();
-    // ORDERING: Relaxed. The flag only ends the loop, and the count is only waited for.
+    // ORDERING: Relaxed. The flag only ends the loop, and other threads only wait for the count to
+    // grow.
     while !stop.load(Ordering::Relaxed) {
         let number = done.fetch_add(1, Ordering::Relaxed);
         let (first, last) = (format!("a{number}"), format!("b{number}"));
@@ -42,8 +43,8 @@ fn change(
 }
 
 /// Calls `kill` `kills` times while threads change files. `kill` takes the database away and brings
-/// it back. Then checks that all confirmed changes are there, and none was applied twice. Returns
-/// the longest time from a call of `kill` until the threads had made 30 more changes.
+/// it back. At the end, all confirmed changes must be there, and none may have been applied twice.
+/// Returns the longest time from a call of `kill` until the threads had made 30 more changes.
 pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Duration {
     let fs = site.open();
     let parents: Vec<u64> =

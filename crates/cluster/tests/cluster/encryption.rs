@@ -72,7 +72,8 @@ fn connection_is_encrypted_and_verified_as_the_url_says() {
         assert!(fsck(url, &[]).is_ok());
         Some(is_encrypted)
     };
-    // 127.0.0.1 is the same server, but its certificate does not name this address.
+    // The address 127.0.0.1 leads to the same server as `localhost`, but the server's certificate
+    // does not name it.
     let cases = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
@@ -101,8 +102,9 @@ fn server_without_encryption_is_refused_if_the_url_demands_it() {
     assert!(!refused("prefer"));
 }
 
-/// As in libpq, a weaker mode with the roots of the system is refused, and so is `verify-ca`
-/// without a file: any public authority would do.
+/// With the root certificates of the system, only `verify-full` is accepted, as in libpq. A weaker
+/// mode would accept a certificate of any public authority for any host. `verify-ca` without a file
+/// is refused for the same reason.
 #[test]
 fn roots_of_the_system_are_for_verify_full_only() {
     let parse = |rest: &str| Url::parse(&format!("pg://u@h/d?data=file:/x&{rest}")).is_ok();

@@ -23,7 +23,8 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Makes a file system in a new database of the shared server. Returns None without PostgreSQL.
+    /// Makes a file system in a new database of the shared server. Returns None if PostgreSQL is
+    /// not installed.
     pub(crate) fn new() -> Option<Site> {
         let postgres = Postgres::shared()?;
         let mut site = Site::on(&postgres);
@@ -75,16 +76,16 @@ impl Site {
     }
 }
 
-/// A primary and its synchronous standby. [`Pair::take_over`] does by hand what Patroni and other
-/// managers do when the primary has died.
+/// A primary PostgreSQL server and its synchronous standby. [`Pair::take_over`] does by hand what
+/// Patroni and other managers do when the primary has died.
 pub(crate) struct Pair {
     primary: Postgres,
     standby: Postgres,
 }
 
 impl Pair {
-    /// Starts both servers, and makes a file system whose URL has both hosts. Returns None without
-    /// PostgreSQL.
+    /// Starts both servers, and makes a file system whose URL has both hosts. Returns None if
+    /// PostgreSQL is not installed.
     pub(crate) fn new() -> Option<(Pair, Site)> {
         let primary = Postgres::start()?;
         let mut site = Site::on(&primary);
@@ -95,7 +96,7 @@ impl Pair {
         Some((Pair { primary, standby }, site))
     }
 
-    /// Kills the primary, promotes the standby, and makes the old primary the new standby.
+    /// Kills the primary server, promotes the standby, and makes the old primary the new standby.
     pub(crate) fn take_over(&mut self) {
         self.primary.kill();
         self.standby.promote();
@@ -194,7 +195,7 @@ pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
     counter(fs, "cluster_dirty_bytes")
 }
 
-/// Removes the objects that no file uses, as a mount does after a minute.
+/// Removes the objects that no file uses, as a mount does one minute after they became unused.
 pub(crate) fn collect(site: &Site, fs: &ClusterFs) {
     site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
     for _ in 0..30 {

@@ -1,4 +1,5 @@
-//! A TCP proxy in front of an S3 server, which can answer that the server is overloaded.
+//! A TCP proxy in front of an S3 server. If a test asks for it, the proxy answers that the server
+//! is overloaded.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -72,8 +73,8 @@ impl Front {
         self.state.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the most connections that were open at the same time. The server ends each
-    /// connection after one request.
+    /// Returns the maximum number of connections that were open at the same time. Each request has
+    /// a connection of its own.
     pub(crate) fn most_open(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
         self.state.most_open.load(Ordering::Relaxed)
@@ -81,7 +82,7 @@ impl Front {
 
     /// Starts or stops refusing requests.
     pub(crate) fn fail(&self, is_failing: bool) {
-        // ORDERING: Relaxed. The instant at which a thread sees the flag does not matter.
+        // ORDERING: Relaxed. It does not matter how soon a thread sees the flag.
         self.state.is_failing.store(is_failing, Ordering::Relaxed);
     }
 }
@@ -94,7 +95,8 @@ impl Drop for Front {
     }
 }
 
-/// Forwards bytes until the connection ends. If `state` says so, refuses the request instead.
+/// Forwards bytes until the connection ends. If `state` says that the proxy fails, answers the
+/// request with a refusal instead.
 fn forward(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {

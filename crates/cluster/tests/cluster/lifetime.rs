@@ -1,4 +1,5 @@
-//! Objects from their record to their removal, and dirty bytes whose session has ended.
+//! Tests of the life of objects, from their record in the database to their removal. Also of
+//! written bytes that are not flushed when their session ends.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::fixtures::{
     ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
-/// Ends the open sessions, as other mounts do with sessions that are not renewed in time.
+/// Ends the live sessions, as other mounts do with sessions that are not renewed in time.
 fn end_sessions(site: &Site) {
     site.sql("UPDATE corewalk.session SET dead = true, until = now() - interval '1 second'");
 }
@@ -47,8 +48,8 @@ fn record_of_objects_is_made_once() {
     drop(fs);
 }
 
-/// Checks a flush whose objects are marked as dead before its change of the file, as if its session
-/// had ended.
+/// A flush writes objects, and then changes the file. In between, a trigger marks the objects as
+/// dead, as if the session had ended. The flush must write them again.
 #[test]
 fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     let Some(site) = Site::new() else { return };
@@ -78,8 +79,9 @@ fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     assert_eq!((report.findings, report.unused_objects), (Vec::new(), 0));
 }
 
-/// Checks two objects that no file uses: one that the database has recorded, and one that arrived
-/// after its record was removed.
+/// Two objects belong to no file: one is recorded in the database, and the other one arrived after
+/// its record was removed. `fsck` must report only the second one as a stray, and a mount must
+/// remove it.
 #[test]
 fn object_that_the_database_does_not_know_is_found_and_removed() {
     let Some(site) = Site::new() else { return };
@@ -95,7 +97,8 @@ fn object_that_the_database_does_not_know_is_found_and_removed() {
     let mut report = fsck(&site.parsed(), &[]).unwrap();
     assert_eq!((&report.findings, report.unused_objects), (&Vec::new(), 2));
     assert_eq!(report.strays, ["abc/0/2"]);
-    // A standby that lags behind may take a used object for a stray.
+    // A check that reads an outdated standby may report a used object as a stray. Such an object
+    // must not be removed.
     report.strays.push(site.sql("SELECT object FROM slice"));
     record_strays(&site.parsed(), &report).unwrap();
     let report = fsck(&site.parsed(), &[]).unwrap();

@@ -1,4 +1,5 @@
-//! Locks of fcntl(2) and flock(2): comparison with the kernel, several mounts, lost locks.
+//! Tests of locks of fcntl(2) and flock(2): a comparison with the kernel, locks of several mounts,
+//! and locks that are lost.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,10 +16,11 @@ use rustix::fs::{FlockOperation, flock};
 use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
 use crate::outage::{break_store, mend_store};
 
-/// The random locks begin at one of the first bytes. Some end at the largest position.
+/// Random locks begin at one of this many bytes at the start of the file. Some of them end at the
+/// largest possible position.
 const POSITIONS: u64 = 12;
 
-/// The number of random calls in a run. Each call needs two statements.
+/// The number of random calls in a run. Each call needs two SQL statements.
 const STEPS: usize = 1000;
 
 /// Opens a file, which stays open.
@@ -39,7 +41,7 @@ fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
     }
 }
 
-/// An owner of locks in the kernel: an open file of the host.
+/// An owner of locks in the kernel of this host: an open file. Its locks are the expected results.
 struct Oracle(File);
 
 impl Oracle {
@@ -91,7 +93,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     }
     let start = rng.below(POSITIONS);
     let end = match (kind, rng.below(6)) {
-        // Without unlocks of all bytes, some owner would soon keep a lock of all bytes.
+        // Choose unlocks of all bytes often. Without them, one owner would soon keep a lock of all
+        // bytes for ever.
         (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
         (_, 5) => FileLock::END_MAX,
         _ => start + rng.below(3),
@@ -99,8 +102,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     FileLock::new(owner, kind).with_range(start, end)
 }
 
-/// Checks that random locks of six owners on two mounts are granted and refused as by the kernel of
-/// this host.
+/// Six owners on two mounts take and drop random locks. Each call must succeed or fail as in the
+/// kernel of this host.
 #[test]
 fn locks_are_given_as_by_the_kernel() {
     let Some(site) = Site::new() else { return };
@@ -118,7 +121,8 @@ fn locks_are_given_as_by_the_kernel() {
         let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
         let lock = random_lock(&mut rng, owner as u64);
         if step % 100 == 99 {
-            // The owner closes the file in the mount. On the host it drops its locks instead.
+            // The owner closes the file in the mount, which drops its locks. On the host, an unlock
+            // of all bytes does the same.
             fs.unlock_owner(node, owner as u64, false).unwrap();
             oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
         }
@@ -135,7 +139,8 @@ fn locks_are_given_as_by_the_kernel() {
     }
     // Unlocks are never refused.
     assert_eq!(counts.len(), 10, "{counts:?}");
-    // No two ranges of an owner overlap, or touch with the same kind.
+    // In the table of locks, no two ranges of an owner may overlap. Adjacent ranges of the same
+    // kind must be merged.
     let split = site.sql(
         "SELECT count(*) FROM corewalk.flock a JOIN corewalk.flock b USING (ino, session, owner, \
          is_flock) WHERE a.first < b.first AND (a.last >= b.first OR a.last = b.first - 1 AND \
@@ -146,7 +151,8 @@ fn locks_are_given_as_by_the_kernel() {
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
 }
 
-/// Adds one to the number in a file, `count` times. Other threads may run between read and write.
+/// Adds one to the number in a file, `count` times. Between the read and the write, other threads
+/// can run, so an addition without a lock may be lost.
 fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     let node = opened(fs, ino);
     for _ in 0..count {
@@ -166,7 +172,7 @@ fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     fs.release(node);
 }
 
-/// Runs additions on three mounts with two threads each. Returns the final number in the file.
+/// Two threads on each of three mounts add to the number in a file. Returns the final number.
 fn race(has_locks: bool, count: usize) -> Option<u64> {
     let site = Site::new()?;
     let mounts = [site.open(), site.open(), site.open()];
@@ -192,7 +198,8 @@ fn control_additions_without_locks_are_lost() {
     assert!(sum < 300, "{sum}");
 }
 
-/// Checks that two mounts can write different parts of a file, under locks of these parts.
+/// Two mounts write different parts of a file, each under a lock of its part. The file must then
+/// have both parts.
 #[test]
 fn parts_of_a_file_are_merged() {
     for len in [24, 40_000] {
@@ -212,16 +219,17 @@ fn parts_of_a_file_are_merged() {
             fs.set_lock(node, &lock(at, LockKind::Unlock)).unwrap();
             times.push(a.getattr(node).unwrap().mtime);
         }
-        // The second flush sets a newer time, so that the kernels drop their cached pages.
+        // The second flush must set a newer time of the file, so that the kernels drop their cached
+        // pages.
         assert!(times[0] < times[1]);
         let bytes = read(&b, ino);
         assert_eq!((&bytes[..17], bytes.len()), (&b"0000000000000008-"[..], len));
     }
 }
 
-/// Checks that a mount whose kernel has the new attributes of an open file reads the new contents
-/// too. Otherwise the kernel would keep old pages under the new time, and show them under a later
-/// lock.
+/// A mount has a file open, and another mount changes the file. As soon as the first mount has
+/// reported the new attributes, it must read the new contents too. Otherwise its kernel would keep
+/// old pages under the new time, and show them under a later lock.
 #[test]
 fn contents_are_not_older_than_attributes() {
     let Some(site) = Site::new() else { return };
@@ -235,9 +243,9 @@ fn contents_are_not_older_than_attributes() {
     assert_eq!((a.read(node, 0, &mut text), &text), (Ok(3), b"new"));
 }
 
-/// The session of a mount dies while it has a lock and dirty bytes. Another mount gets the lock.
-/// Checks that the dirty bytes are never written, and that the program gets an error (guarantee K.8
-/// in `lib.rs`).
+/// The session of a mount dies while it has a lock and bytes that are not flushed. Then another
+/// mount gets the lock. These bytes must never be written, and the program must get an error
+/// (guarantee K.8 in `lib.rs`).
 #[test]
 fn change_under_a_lost_lock_is_not_made() {
     let Some(site) = Site::new() else { return };
@@ -265,7 +273,8 @@ fn change_under_a_lost_lock_is_not_made() {
     // Other files can still be changed.
     overwrite(&a, other, 0, b"new").unwrap();
     a.maintain();
-    // The unlock reports the loss, and so does the next close. Then the file can be used again.
+    // The unlock must report the loss of the lock, and so must the next close. After both, the file
+    // must be usable again.
     assert_eq!(a.set_lock(here, &unlock), Err(Errno::IO));
     assert_eq!(a.flush(here), Err(Errno::IO));
     a.set_lock(here, &lock).unwrap();
@@ -277,7 +286,8 @@ fn change_under_a_lost_lock_is_not_made() {
     site.assert_clean();
 }
 
-/// Checks a mount that learns of the death of its session only when it unlocks.
+/// A mount has a lock and bytes that are not flushed. It learns that its session is dead only when
+/// it unlocks. The unlock must fail, and the bytes must not be written.
 #[test]
 fn unlock_after_the_death_of_the_session_writes_nothing() {
     let Some(site) = Site::new() else { return };
@@ -304,7 +314,8 @@ fn lose_locks(site: &Site) {
     );
 }
 
-/// The lock of a program that can only read must not cost a writer its bytes.
+/// A program that can only read the file loses its lock. A program that writes the file without a
+/// lock must not lose bytes by that.
 #[test]
 fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     let Some(site) = Site::new() else { return };
@@ -355,7 +366,8 @@ fn file_with_lost_locks_can_be_opened_again() {
         assert_eq!(a.fallocate(old, 0, 9, Fallocate::empty()), Err(Errno::IO));
         assert_eq!(a.set_lock(old, &lock(2)), Err(Errno::IO));
     }
-    // The old owner gets no lock before it has dropped its lost locks. Another owner does.
+    // The owner that has lost locks must get no new lock before it has dropped them. Another owner
+    // must get one.
     assert_eq!(a.set_lock(new, &lock(1)), Err(Errno::IO));
     a.set_lock(new, &lock(3)).unwrap();
     a.write(new, 0, b"eee").unwrap();
@@ -370,8 +382,8 @@ fn file_with_lost_locks_can_be_opened_again() {
     assert_eq!(read(&b, ino), b"fff");
 }
 
-/// Checks that an owner keeps a lock while the bytes that it protects cannot be written, and that
-/// an owner whose lock protects no bytes drops its lock.
+/// The object store fails, so written bytes cannot be flushed. An owner whose lock protects these
+/// bytes must keep the lock. An owner whose lock protects no bytes must be able to drop it.
 #[test]
 fn unlock_whose_flush_fails_gives_up_no_bytes() {
     let Some(site) = Site::new() else { return };
@@ -422,15 +434,16 @@ fn unlock_that_failed_is_sent_again() {
     a.set_lock(here, &lock(1)).unwrap();
     fails_to_unlock(1);
     a.set_lock(here, &lock(2)).unwrap();
-    // A new owner may have the number of an owner whose unlock has failed. The new owner keeps its
-    // lock.
+    // The unlock of an owner has failed and will be sent again. Meanwhile a new owner with the same
+    // number takes a lock. The repeated unlock must not drop it.
     fails_to_unlock(2);
     a.set_lock(here, &lock(2)).unwrap();
     a.maintain();
     assert_eq!(b.set_lock(there, &lock(1)), Err(Errno::AGAIN));
 }
 
-/// Checks that late copies of answered requests take no lock and drop none.
+/// A late copy of a lock request arrives after the request was answered. It must take no lock, and
+/// drop none.
 #[test]
 fn late_copy_of_a_request_changes_no_lock() {
     let Some(site) = Site::new() else { return };
@@ -452,7 +465,8 @@ fn late_copy_of_a_request_changes_no_lock() {
     drop((a, b));
 }
 
-/// Checks that a waiting flock(2) makes the database write its log only if the call drops a lock.
+/// flock(2) drops the old lock before it waits for the new one. So a refused call must write the
+/// database's log only if it has dropped a lock.
 #[test]
 fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {
     let Some(site) = Site::new() else { return };

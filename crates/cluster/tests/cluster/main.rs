@@ -1,4 +1,4 @@
-//! Tests of the back end against a PostgreSQL server of the test.
+//! Tests of the cluster back end. The tests start a PostgreSQL server of their own.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Objects that cannot be written: a store that fails, is away, or is full.
+//! Tests with objects that cannot be written, because the store fails, cannot be reached, or is
+//! full.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ const FILE_DIRTY_MAX: u64 = 16 << 20;
 /// The length of one write, in bytes.
 const STEP: usize = 128 << 10;
 
-/// Appends to a file `count` times. Returns the bytes that were accepted, and the errors.
+/// Appends to a file `count` times. Returns the accepted bytes, and the errors of the refused
+/// calls.
 fn append(fs: &ClusterFs, ino: u64, count: u8) -> (Vec<u8>, Vec<Errno>) {
     let (mut accepted, mut errors) = (Vec::new(), Vec::new());
     for step in 0..count {
@@ -66,7 +68,8 @@ fn write_that_failed_is_not_in_the_file_and_what_was_accepted_is_there_once() {
     assert_eq!(errors, []);
     assert_eq!(fs.fsync(file(made.ino), false), Ok(()));
     assert_eq!(dirty_bytes(&fs), 0);
-    // The later flush has deleted the records of the objects that could not be written.
+    // The successful flush must also have deleted the database's records of the objects that could
+    // not be written before.
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.pending_object"), "0");
     drop(fs);
     let fs = site.open();
@@ -222,7 +225,8 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
         }
     }
     assert_eq!(front.connections(), 10);
-    // A reader at random offsets gets only the bytes that it asks for, with one request per read.
+    // If a program reads at random offsets, the mount must fetch only the bytes that it asks for,
+    // with one request per read.
     let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
     fs.open(file(made.ino), 0).unwrap();
     for at in [30 << 20, 10 << 20, 35 << 20, 20 << 20] {

@@ -1,4 +1,5 @@
-//! Connections that hang, sessions that die, and database settings that would end statements.
+//! Tests with connections that hang, with sessions that die, and with database settings that would
+//! end statements.
 
 use std::time::{Duration, Instant};
 
@@ -166,8 +167,9 @@ fn role_with_few_privileges_can_mount() {
     site.assert_clean();
 }
 
-/// Checks that the slot of a change that the database has undone needs no statement to be used
-/// again. Otherwise a full disk of the database would make reads fail, too.
+/// The database's disk is full, so a change fails and is undone. The mount must be able to use the
+/// request slot of this change again without a statement. Otherwise the next read, which writes
+/// nothing, would fail too.
 #[test]
 fn directory_can_be_read_while_the_disk_of_the_database_is_full() {
     let Some(site) = Site::new() else { return };

@@ -19,8 +19,8 @@ pub(crate) const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
         AND pg_backend_pid() = ANY (pg_blocking_pids(pid)));
     PERFORM pg_sleep(0.01); END LOOP;";
 
-/// Runs PL/pgSQL in a transaction: `before`, then the lock of a directory, then `after`. Calls
-/// `call` as soon as the transaction has the lock.
+/// Runs PL/pgSQL in a transaction: first `before`, then a statement that locks the directory `ino`,
+/// and then `after`. Calls `call` as soon as the transaction has the lock.
 pub(crate) fn beside<T: Send>(
     site: &Site,
     ino: u64,
@@ -85,7 +85,8 @@ fn failed_change_fails_again_when_a_late_copy_of_it_arrives() {
     site.assert_clean();
 }
 
-/// Stops the server processes whose last statement contains `text` (SIGSTOP). Returns their ids.
+/// Stops the PostgreSQL processes whose last statement contains `text` (SIGSTOP). Returns their
+/// pids.
 pub(crate) fn stop_processes(site: &Site, text: &str) -> Vec<Pid> {
     let pids = site.sql(&format!(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()
@@ -124,7 +125,7 @@ fn change_that_a_soft_mount_gave_up_undoes_no_later_change() {
     chmod(made[0], 0o600).unwrap();
     let stopped = stop_processes(&site, "cw_setattr");
     assert_eq!(stopped.len(), 1);
-    // Two changes wait in the one connection, each with a request slot of its own.
+    // Two changes wait in the only connection of the mount. Each has a request slot of its own.
     let given_up = thread::scope(|scope| {
         let calls = made.map(|ino| scope.spawn(move || chmod(ino, 0o700)));
         calls.map(|call| call.join().unwrap())
@@ -231,7 +232,8 @@ fn file_over_2_gib_is_cut() {
     let made = write_new(&fs, ROOT, "f", &[1; 1000]).ino;
     fs.setattr(file(made), &SetAttr::default().with_size(5 << 30)).unwrap();
     let session = site.session();
-    // A custom plan sees the values of the parameters, as may happen in a connection of a mount.
+    // Force a custom plan, which sees the values of the parameters. PostgreSQL may also choose such
+    // a plan in a connection of a mount.
     let code = site.sql(&format!(
         "SET plan_cache_mode = force_custom_plan;
         SELECT code FROM cw_setattr({session}, {SLOT}, 1, {made}, NULL, NULL, NULL, {}, NULL, NULL,
@@ -250,13 +252,13 @@ fn object_that_is_replaced_during_a_check_is_no_error() {
     let made = write_new(&fs, ROOT, "f", &[1; 20_000]).ino;
     drop(fs);
     std::fs::remove_dir_all(site.objects.path()).unwrap();
-    // `fsck` has its snapshot by the time it waits for the locked table.
+    // When `fsck` waits for the locked table, it already has its snapshot. Then delete the slice.
     let delete = format!("{UNTIL_ONE_WAITS} DELETE FROM slice WHERE ino = {made};");
     beside(&site, 77_777, "LOCK TABLE usage;", &delete, || site.assert_clean());
 }
 
-/// The answer of a flush is lost. Another mount writes the file before the flush is repeated.
-/// Checks that the next flush keeps the bytes of the other mount.
+/// The answer of a flush is lost. Before the mount repeats the flush, another mount writes to the
+/// file. The next flush of the first mount must keep the bytes of the other one.
 #[test]
 fn repeated_flush_replaces_no_bytes_that_came_between() {
     let Some(site) = Site::new() else { return };
@@ -291,8 +293,8 @@ fn repeated_flush_replaces_no_bytes_that_came_between() {
     assert_eq!(read(&b, ino), b"AACCBB");
 }
 
-/// A change is under way while the session dies that has a lock on the file. Checks that another
-/// mount gets the lock only after the change.
+/// A session has a lock on a file and dies while a change of it is under way. Another mount must
+/// get the lock only after this change has ended.
 #[test]
 fn lock_waits_for_a_change_of_the_session_before() {
     let changes = [
@@ -322,12 +324,13 @@ fn lock_waits_for_a_change_of_the_session_before() {
     }
 }
 
-/// A renewal of a dead session is answered just after another thread has replaced the session.
-/// Checks that the new session is not replaced again.
+/// Two threads find the session of a mount dead: one by a call, and one by the late answer of a
+/// renewal. The first one replaces the session. The second one must not replace it again.
 #[test]
 fn session_that_two_threads_find_dead_is_replaced_once() {
     let Some(site) = Site::new() else { return };
-    // The renewal waits behind the call that opens the new session, in the same connection.
+    // Change two functions of the database, so that they sleep. The call that opens the new session
+    // and the renewal use one connection, so the renewal waits behind the call.
     site.sql(
         "ALTER FUNCTION cw_renew RENAME TO renew;
         CREATE FUNCTION cw_renew(p_id bigint, p_boot text) RETURNS TABLE

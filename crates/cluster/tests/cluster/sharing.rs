@@ -1,4 +1,5 @@
-//! Contents of files that several mounts, or several programs of a mount, change.
+//! Tests of files whose contents are changed by several mounts, or by several programs of one
+//! mount.
 
 use std::time::Duration;
 
@@ -56,7 +57,8 @@ fn open_beside_dirty_bytes_sees_what_another_mount_has_closed() {
     site.assert_clean();
 }
 
-/// Checks a file that was made longer, and written to, while another mount replaced its object.
+/// A mount makes a file longer and writes to it, and flushes neither. Meanwhile another mount
+/// replaces the file's object. The unflushed changes must stay.
 #[test]
 fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
     let Some(site) = Site::new() else { return };
@@ -83,7 +85,8 @@ fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
     site.assert_clean();
 }
 
-/// Fills the memory for dirty bytes with eight files that cannot be flushed, and one that can.
+/// Nine files fill the memory for unflushed bytes. Eight of them cannot be flushed. A further write
+/// must find room, because the ninth file can be flushed.
 #[test]
 fn write_makes_room_although_other_files_cannot_be_flushed() {
     let Some(site) = Site::new() else { return };
@@ -113,7 +116,8 @@ fn write_makes_room_although_other_files_cannot_be_flushed() {
     site.assert_clean();
 }
 
-/// Reads a file with dirty bytes while the session dies, and another mount writes the file.
+/// A mount has unflushed bytes of a file and reads it while its session dies. Another mount then
+/// writes the file. The old bytes must not be written over the newer ones.
 #[test]
 fn dirty_bytes_of_a_dead_session_are_not_written_over_newer_ones() {
     const LEASE: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! The sequential model of a small namespace, and the calls that the racing threads make.
+//! A small namespace as a sequential model, and the calls that racing threads make on it.
 //!
 //! There are four names in two directories. Each new inode gets an owner (user ID) that no other
 //! inode has. The model identifies the inode by its owner: a call chooses the owner, but learns the
@@ -19,20 +19,21 @@ const TEXTS: [&str; NAMES] = ["a", "a", "b", "b"];
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Space {
     names: [Option<u32>; NAMES],
-    /// The mode and the link count of each inode, by its owner.
+    /// The mode and the number of links of each inode. The key is the inode's owner.
     inodes: BTreeMap<u32, (u32, u32)>,
 }
 
-/// A call. Names are numbers, and an inode is identified by its owner.
+/// A call. A name is given by its number, and an inode by its owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Create(usize, u32),
     Lookup(usize),
     Remove(usize, u32),
-    /// As `Remove`, but removes the name whatever inode it has. Used only for mounts in the kernel.
+    /// Like `Remove`, but removes the name whichever inode it has. Used only for mounts in the
+    /// kernel.
     Unlink(usize),
-    /// As `Rename`, but fails if the second name exists. All failures look like `ENOENT`. Used only
-    /// for mounts in the kernel.
+    /// Like `Rename`, but fails if the second name exists. All failures look like `ENOENT`. Used
+    /// only for mounts in the kernel.
     Move(usize, usize),
     Rename(usize, usize),
     Exchange(usize, usize),
@@ -51,8 +52,8 @@ pub(crate) enum Ret {
 }
 
 impl Space {
-    /// Returns a namespace without names, but with inodes of the owners `owners`, each of which has
-    /// a name elsewhere.
+    /// Returns a namespace in which all names are absent. It has inodes of the owners `owners`,
+    /// each with a name outside of the model.
     pub(crate) fn with_inodes(owners: impl Iterator<Item = u32>) -> Space {
         let inodes = owners.map(|owner| (owner, (0o600, 1))).collect();
         Space { inodes, ..Space::default() }
@@ -138,7 +139,7 @@ impl Spec for Space {
     }
 }
 
-/// The directories of a round, and the inodes that were made there.
+/// The two directories in which the calls of a round are made, and the inodes that were made there.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dirs: [u64; 2],

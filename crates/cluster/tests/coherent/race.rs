@@ -1,4 +1,4 @@
-//! Racing calls of several mounts. Checks that each history is linearizable, with and without
+//! Races of calls on several mounts. Each history of calls must be linearizable, with and without
 //! disturbances.
 //!
 //! A run consists of rounds. In a round, threads of all mounts make random calls in two new
@@ -6,8 +6,8 @@
 //! share of changes differs between rounds, because caches are used only while changes are rare.
 //! `COREWALK_COHERENT_CALLS` sets the number of calls of a run.
 //!
-//! For each protection against a disturbance there is a control. It turns the protection off, and
-//! the checker must find a violation.
+//! Several protections keep a disturbance from causing wrong answers. For each there is a control,
+//! which turns it off, and in which the checker must find a violation.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use corewalk_testkit::proxy::Proxy;
 const THREADS: usize = 2;
 /// The number of calls of a thread in a round.
 const CALLS: usize = 50;
-/// The lease time of the mounts, short because some tests wait until it is over.
+/// The lease time of the mounts. It is short, because some tests wait until it is over.
 const LEASE: Duration = Duration::from_secs(2);
 
 /// The parameters of a run.
@@ -46,8 +46,8 @@ impl Run {
         Run { rounds, pace, reader: None, rng: Rng::new(seed) }
     }
 
-    /// Runs the rounds. Calls `disturb` in each round while the threads run. Returns a report of
-    /// the first history that is not linearizable.
+    /// Runs the rounds. Calls `disturb` in each round while the threads run. Returns the number of
+    /// calls, or a report of the first history that is not linearizable.
     fn race(
         &self,
         mounts: &[ClusterFs],
@@ -103,7 +103,7 @@ impl Run {
 /// Chooses a call. Of a hundred calls, `changes` are changes.
 fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op {
     let known: Vec<u32> = place.known.lock().iter().map(|(owner, _)| *owner).collect();
-    // Only the newest inodes are used, because most old ones have no name.
+    // Use only the newest inodes, because most of the older ones have no name any more.
     let known = &known[known.len().saturating_sub(4)..];
     let at = rng.index(NAMES);
     let other = (at + 1 + rng.index(NAMES - 1)) % NAMES;
@@ -126,8 +126,8 @@ fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op 
     }
 }
 
-/// Returns the number of rounds for about `calls` calls, or for as many as the environment variable
-/// says.
+/// Returns the number of rounds that make about `calls` calls. The environment variable
+/// `COREWALK_COHERENT_CALLS` overrides `calls`.
 fn rounds(mounts: usize, calls: usize) -> usize {
     let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
         Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),
@@ -170,8 +170,9 @@ fn mount_that_hears_nothing_is_late_but_not_wrong() {
     run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// In each round, the connections of one mount stop for longer than its lease time. This mount
-/// makes no changes, so that it answers from its cache and does not wait for its connections.
+/// Two mounts race. In each round, the connections of the second one stop for longer than its lease
+/// time. This mount makes no changes, because a change would wait for the connections. So it goes
+/// on answering from its cache.
 fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let site = Site::new()?;
     let seed = ReportSeed::new(Seed::choose());
@@ -220,14 +221,14 @@ fn control_mount_that_caches_late_answers_is_caught() {
     assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
 }
 
-/// Runs a race with a flaw, until the flaw is caught. On a busy machine that may need more than one
-/// race. Without PostgreSQL, does nothing and returns true.
+/// Runs a race with a planted flaw, at most four times, until the checker finds the flaw. On a busy
+/// machine one race may not show it. Returns true also if PostgreSQL is not installed.
 fn is_caught(race: impl Fn() -> Option<Result<usize, String>>) -> bool {
     (0..4).any(|_| race().is_none_or(|done| done.is_err()))
 }
 
-/// Runs two mounts, one of them with `flaws`, while `kill` takes the database away and brings it
-/// back in each round.
+/// Two mounts race, and the second one has `flaws`. In each round, `kill` takes the database away
+/// and brings it back.
 fn race_with_kills(
     site: &Site,
     flaws: Flaws,
@@ -243,7 +244,7 @@ fn race_with_kills(
     })
 }
 
-/// Runs while the database is killed and started again in each round.
+/// Two mounts race. In each round, the database is killed and started again.
 fn race_with_crashes(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let mut postgres = Postgres::start()?;
     let site = Site::on(&postgres);
@@ -265,7 +266,8 @@ fn control_mount_that_keeps_its_cache_over_a_crash_is_caught() {
     assert!(is_caught(|| race_with_crashes(flaws, 30)));
 }
 
-/// Runs while the standby takes over from a killed primary in each round.
+/// Two mounts race. In each round, the primary database server is killed, and the standby takes
+/// over.
 fn race_with_takeovers(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let (mut pair, site) = Pair::new()?;
     Some(race_with_kills(&site, flaws, rounds, || pair.take_over()))

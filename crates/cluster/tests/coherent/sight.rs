@@ -1,4 +1,4 @@
-//! Checks that the other mounts see a change of one mount as soon as its call has returned.
+//! Tests that all other mounts see a change as soon as its call has returned.
 
 use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr, XattrMode};
 use corewalk_cluster::ClusterFs;
@@ -66,7 +66,7 @@ fn renamed_directory_takes_its_children_along() {
     assert_eq!(b.getattr(dir(from)).unwrap().nlink, 2);
 }
 
-/// Three mounts change a file in turn. Checks that all mounts see each change.
+/// Three mounts take turns at changing a file. After each change, all three must see it.
 #[test]
 fn three_mounts_take_turns() {
     let Some(site) = Site::new() else { return };
@@ -81,8 +81,8 @@ fn three_mounts_take_turns() {
     }
 }
 
-/// The kernel takes owner and mode for chmod(2), and in sticky directories, from the last lookup of
-/// a name. It does not ask for them again.
+/// A lookup must return the owner and the mode that another mount has set. The kernel uses them for
+/// chmod(2) and in sticky directories, and does not ask for the attributes again.
 #[test]
 fn lookup_brings_the_owner_that_another_mount_has_set() {
     let Some(site) = Site::new() else { return };
@@ -91,7 +91,8 @@ fn lookup_brings_the_owner_that_another_mount_has_set() {
     let child = mkdir(a, parent, "d").ino;
     let linked = create(a, ROOT, "f").ino;
     a.link(file(linked), dir(parent), name("l")).unwrap();
-    // The second mount knows the attributes from this listing only, without leases of their homes.
+    // The second mount knows the inodes' attributes only from this listing. It has no leases on
+    // their home directories.
     assert_eq!(names(b, parent), ["d", "l"]);
     for uid in [7, 8] {
         for (node, text) in [(dir(child), "d"), (file(linked), "l")] {

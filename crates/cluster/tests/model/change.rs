@@ -1,4 +1,5 @@
-//! A change, from the program's call to the confirmation, and late copies of it.
+//! A change, from the call of a program to the confirmation. Also the late copies of changes, which
+//! wait in broken connections.
 
 use super::database::{self, Change, Leases, Verdict};
 use super::reader::see_boot;
@@ -37,8 +38,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Expires the entries of the kernel, and makes the directory busy. The kernel cannot invalidate an
-/// inode that it does not know, so it keeps a reply that brings the inode.
+/// Expires the kernel's entries, and marks the directory as busy. An expiry cannot reach an inode
+/// that the kernel does not know. So a reply that is bringing the kernel this inode stays valid.
 pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     let scenario = steps.scenario;
     let reaches_inode = !scenario.is_attribute || mount.kernel_knows;
@@ -46,14 +47,16 @@ pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     mount.stage = Stage::Busy;
 }
 
-/// Returns true if an expiry must wait for a reply that brings the kernel a new inode.
+/// Returns true if an expiry of the kernel's entries must wait, because a reply is bringing the
+/// kernel a new inode.
 pub(crate) fn waits_for_inode(steps: &Steps, m: usize) -> bool {
     let mount = &steps.from.mounts[m];
     let is_under_way = matches!(mount.reader, Reader::Reply { .. }) && !mount.kernel_knows;
     steps.scenario.waits_for_inode && is_under_way
 }
 
-/// Marks the directory busy. Returns true if the caller must expire the kernel's entries.
+/// Marks the directory as busy, so that the kernel gets timeouts of 0 for it. Returns true if the
+/// caller must then expire the kernel's entries.
 pub(crate) fn make_busy(steps: &Steps, mount: &mut Mount) -> bool {
     if !steps.scenario.has_kernel {
         return false;
@@ -68,8 +71,8 @@ pub(crate) fn make_busy(steps: &Steps, mount: &mut Mount) -> bool {
     }
 }
 
-/// Begins a change. In one critical section, the server marks the directory and drops its cached
-/// answer.
+/// Begins a change. In one critical section, the server marks the directory as busy and drops its
+/// cached answer.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].done >= steps.scenario.changes[m] || from.mounts[m].is_dead {
@@ -96,8 +99,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // The kernel drops its own entry, under the lock of the directory that it holds until
-            // the answer.
+            // With this protection off, the kernel drops its own entry under its lock of the
+            // directory. It holds that lock until the change is answered.
             mount.expire_kernel(true);
             false
         };
@@ -107,7 +110,8 @@ fn begin(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns true if the change is made under a file lock that is lost with the session.
+/// Returns true if the mount makes its change under a file lock, and the change fails after the
+/// loss of the lock.
 fn loses_lock(steps: &Steps, state: &State) -> bool {
     state.db.file_lock != FileLock::None && steps.scenario.rules.locked_changes_fail
 }
@@ -119,27 +123,28 @@ fn fail(mount: &mut Mount) {
     mount.has_failed = true;
 }
 
-/// The server keeps the directory cached without the item until the change has ended.
+/// Drops the item from the server's cache, but keeps the directory cached. The item is missing
+/// there until the change has ended.
 fn forget_item(mount: &mut Mount) {
     for item in &mut mount.cache {
         *item = (*item).min(HELD);
     }
 }
 
-/// Returns the change of mount `m` that is under way, with the directories `dirs`.
+/// Returns the current change of mount `m`, as a request that concerns the directories `dirs`.
 fn current(mount: &Mount, m: usize, dirs: u8) -> Change {
     let Writer { session, moves, .. } = mount.writer;
     let number = mount.change_number();
     Change { mount: m, number, session, moves, dirs, is_past_slot: false }
 }
 
-/// Returns the session under which the change of `mount` is sent now.
+/// Returns the session under which `mount` would send its change now.
 fn session_of_change(steps: &Steps, mount: &Mount) -> u8 {
     let is_first = mount.writer.session == NONE || !steps.scenario.rules.asks_old_session;
     if is_first { mount.session } else { mount.writer.session }
 }
 
-/// The database receives the change. In most models it ends the transaction in the same step.
+/// The database receives a change. In most models, the same step runs the whole transaction.
 fn send(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     if from.mounts[m].is_dead {
@@ -182,13 +187,15 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // The leases were checked before the lock was taken, so none is checked now.
+        // With this protection off, the database has checked the leases before it took the lock. So
+        // it checks no leases now.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }
 }
 
-/// Takes the next lock of a change of both directories. With the last lock, runs the change.
+/// For a change of both directories, takes the next one of the two locks. With the second lock,
+/// runs the change.
 fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     let taken = next.mounts[m].writer.seen;
     let descends = m == 1 && !steps.scenario.rules.locks_ascend;
@@ -218,8 +225,8 @@ fn finish(steps: &mut Steps, mut next: State, change: Change) {
     answer(steps, next, change.mount, verdict);
 }
 
-/// Answers the mount. Of the answers to a change, only the one that the change was made is a state
-/// of its own.
+/// Answers the mount that has sent a change. Only the answer "the change was made" is under way for
+/// a while, as a state of its own. Any other answer arrives in the same step.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];
@@ -262,8 +269,9 @@ fn confirm(steps: &mut Steps, m: usize) {
     if !rules.drops_own_cache {
         forget_item(mount);
     }
-    // A mount that has held the directory since it sent the change may cache the result. With
-    // moves, the item may be in a directory that the mount does not hold.
+    // A mount may cache the result of its change if the directory was in its cache since it sent
+    // the change. If items can move, the item may be in the other directory, so the result is not
+    // cached.
     let is_held = mount.cache[0] == HELD || !rules.installs_only_if_held;
     if !steps.scenario.has_moves && is_held {
         mount.cache[0] = CACHED + writer.version;
@@ -276,7 +284,8 @@ fn confirm(steps: &mut Steps, m: usize) {
     steps.add_checked(Event::ChangeConfirmed, m, next, broken);
 }
 
-/// The connection breaks. A change that was not run yet may stay in a buffer, and be run later.
+/// The connection of a mount breaks. A change that the database has not run yet may stay in a
+/// buffer, so that the database runs it later.
 fn lose(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.faults.losses == 0 || from.mounts[m].is_dead {
@@ -297,13 +306,14 @@ fn lose(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns the late copy that a sent change of `mount` leaves behind.
+/// Returns the late copy of its change that `mount` leaves behind in a broken connection.
 pub(crate) fn late(mount: &Mount) -> LateChange {
     let Writer { session, moves, .. } = mount.writer;
     LateChange { number: mount.change_number(), session, moves, is_started: false }
 }
 
-/// The database runs a late copy of a change. No mount receives the answer.
+/// The database runs the late copy of a change from a broken connection. No mount receives the
+/// answer.
 fn late_copy(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let LateChange { number, session, moves, is_started } = from.mounts[m].late_change;

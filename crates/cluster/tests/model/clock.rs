@@ -74,8 +74,8 @@ fn pass_on(mount: &mut Mount) {
     }
 }
 
-/// The database crashes and starts again: rows of UNLOGGED tables and late copies are gone. The
-/// answers that were sent before may still arrive.
+/// The database crashes and starts again. The rows of UNLOGGED tables and the late copies of
+/// requests are gone. Answers that were sent before the crash may still arrive.
 fn crash(steps: &mut Steps) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     if from.faults.crashes == 0 {
@@ -101,7 +101,8 @@ fn crash(steps: &mut Steps) {
         break_connections(mount);
     }
     add_crash(steps, Event::Crash, next, broken);
-    // Renewals need not be on disk, so the crash may bring back older deadlines.
+    // A renewal is confirmed before it is on disk. So after a crash the sessions may have older
+    // deadlines.
     next.db.until = [0; 3];
     add_crash(steps, Event::CrashWithOldRows, next, broken);
 }
@@ -110,7 +111,8 @@ fn add_crash(steps: &mut Steps, event: Event, state: State, broken: Option<&'sta
     steps.found.push(Step { event, mount: MOUNTS, state, is_helpful: false, broken });
 }
 
-/// Undoes the last change, which was not on disk. Returns the property that this breaks.
+/// Undoes the last change, which was not on disk when the database crashed. If the change was
+/// confirmed, returns the property that this breaks.
 fn lose_last_commit(next: &mut State) -> Option<&'static str> {
     let m = usize::from(next.db.last);
     let db = &mut next.db;
@@ -141,7 +143,7 @@ fn break_connections(mount: &mut Mount) {
     mount.late_ack = LateAck::default();
 }
 
-/// Adds two steps of a mount: a busy directory becomes calm, and the mount is killed.
+/// Adds two possible steps of a mount: its busy directory becomes calm, or its server is killed.
 pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     let from = *steps.from;
     let mount = &from.mounts[m];
@@ -161,8 +163,8 @@ pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Kills the server. The kernel keeps its entries until their timeouts. The database still runs the
-/// requests that were sent.
+/// Kills the server of a mount. The kernel keeps its entries until their timeouts, and the database
+/// still runs the requests that the server has sent.
 fn kill(mount: &mut Mount) {
     let is_sent = matches!(mount.writer.step, WriteStep::Ready | WriteStep::Started);
     if mount.writer.session == NONE {

@@ -1,5 +1,5 @@
-//! Controls: each one turns one protection off, and its search must fail. The shortest trace is
-//! printed.
+//! Controls: each one turns off one protection of the protocol. Its search must then find a
+//! failure, and prints the shortest trace to it.
 
 use super::rules::{Ack, Rules, Scenario};
 use super::scenarios::{
@@ -26,7 +26,8 @@ struct Control {
     is_for_deletion: bool,
 }
 
-/// Declares a control: the guarantee, the field of `Rules`, the scenario, the expected failure.
+/// Declares a control. Its arguments are the guarantee, the field of `Rules` that is turned off,
+/// the scenario, and the expected failure.
 macro_rules! control {
     ($rule:literal, $field:ident, $scenario:expr, $fails:expr) => {
         Control {
@@ -89,8 +90,9 @@ fn control_holders() {
         control!("K.4", intent_marks_fills, NAMES, OLD),
         control!("K.4", drops_before_ack, LOSSES, OLD),
         control!("K.5", ack_names_intent, LOSSES, OLD),
-        // Without a new intent, the holder is never told, or its acknowledgement counts for a
-        // directory that it has not dropped. So any failure is accepted.
+        // In this control, a change keeps its old intent after its inode has moved. Either the
+        // holder of the lease is never told. Or its acknowledgement counts for a directory that it
+        // has not dropped. So any failure is accepted.
         Control { fails: "", ..control!("K.5", replaces_intent, HOMES, STUCK) },
         control!("K.12", renewal_tells, NAMES, STUCK),
     ]);

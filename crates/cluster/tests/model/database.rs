@@ -3,10 +3,12 @@
 use super::rules::{Ack, Scenario};
 use super::state::{FileLock, State};
 
-/// The most intents of a run. If dead sessions are not refused, they write intents for ever.
+/// Maximum number of intents in a run. It bounds the controls in which dead sessions are not
+/// refused: there, dead sessions write intents for ever.
 const MOST_INTENTS: u8 = 7;
 
-/// A copy of a change: the one that the mount waits for, or a late one.
+/// One copy of a change: the one whose answer the mount waits for, or a late one from a broken
+/// connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Change {
     pub(crate) mount: usize,
@@ -16,7 +18,8 @@ pub(crate) struct Change {
     pub(crate) moves: bool,
     /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// The copy has read its slot already. This is only possible with a protection off.
+    /// True if the copy has already looked for a stored result of its change (the slot). This is
+    /// possible only in a control that looks before it takes the lock.
     pub(crate) is_past_slot: bool,
 }
 
@@ -36,14 +39,15 @@ pub(crate) enum Verdict {
 pub(crate) enum Leases {
     Free,
     Held,
-    /// A session may be over, but its renewal is not committed yet.
+    /// The lease time of a holder is over, but the holder cannot be marked as dead yet. For
+    /// example, it has a renewal that is not committed.
     Unknown,
 }
 
-/// Returns true if the session of mount `m` is found dead. A transaction that marks a session dead
-/// waits for a renewal that is not committed yet, and then checks again. After a crash the deadline
-/// in the row may be an old one. So a session that has not renewed since the crash is not found
-/// dead before the grace period is over.
+/// Returns true if the database may mark the session of mount `m` as dead. First it waits for a
+/// renewal that is not committed yet, and then checks the deadline again. After a crash of the
+/// database, the row of the session may have an old deadline. So in the grace period, a session
+/// that has not renewed since the crash is not marked as dead.
 pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     let (db, rules) = (&state.db, scenario.rules);
     let is_renewed = rules.locks_session_row && state.mounts[m].renewal.is_evaluated;
@@ -52,7 +56,8 @@ pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     db.until[m] == 0 && !is_renewed && !is_protected
 }
 
-/// Returns whether leases of other live sessions on `dirs` block a change of mount `m`.
+/// Returns whether leases of other live sessions on the directories `dirs` block a change of mount
+/// `m`.
 pub(crate) fn foreign_leases(scenario: &Scenario, state: &State, m: usize, dirs: u8) -> Leases {
     let db = &state.db;
     let intent = db.intents[m];
@@ -76,7 +81,8 @@ pub(crate) fn foreign_leases(scenario: &Scenario, state: &State, m: usize, dirs:
     if is_free { Leases::Free } else { Leases::Held }
 }
 
-/// Returns true if the slot of the session holds the result of this change.
+/// Returns true if the session's slot has the result of this change, so that the change was already
+/// made.
 pub(crate) fn is_in_slot(scenario: &Scenario, state: &State, change: Change) -> bool {
     let slots = state.db.slot[change.mount];
     scenario.rules.has_slots
@@ -141,7 +147,7 @@ pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     db.applied[m] += 1;
     db.slot[m][usize::from(change.session)] = change.number;
     db.result[m] = db.version;
-    // The acknowledgements are deleted with the intent, if they name the intent.
+    // If acknowledgements name their intent, they are deleted with it.
     db.intents[m].id = 0;
     db.intents[m].dirs = 0;
     if scenario.rules.ack_names_intent {
@@ -150,7 +156,8 @@ pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     db.last = u8::from(m == 1) + 2 * u8::from(m == 2);
 }
 
-/// Returns the broken property, if a change of mount `m` was applied that must not be applied.
+/// If the last step has applied a change of mount `m` that must not be applied, returns the broken
+/// property.
 pub(crate) fn wrongly_applied(before: &State, state: &State, m: usize) -> Option<&'static str> {
     let mount = &state.mounts[m];
     let made = mount.done + u8::from(mount.is_killed || mount.is_writing());
@@ -183,7 +190,7 @@ pub(crate) fn acknowledge(scenario: &Scenario, state: &mut State, m: usize, owne
     }
 }
 
-/// Returns the ids of the intents, by owner, that wait for mount `m`.
+/// Returns an id for each mount: that of its intent if the intent waits for mount `m`, or else 0.
 pub(crate) fn waiting_for(scenario: &Scenario, state: &State, m: usize) -> [u8; 3] {
     let mut ids = [0; 3];
     for owner in (0..scenario.mounts).filter(|&owner| owner != m) {

@@ -1,4 +1,5 @@
-//! The holder of a lease: intents, renewals, the end of its session.
+//! A mount as the holder of a lease: it acknowledges changes of other mounts, renews its session,
+//! and replaces a session that has ended.
 
 use super::change::{expire, make_busy, waits_for_inode};
 use super::database;
@@ -23,8 +24,9 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     take_file_lock(steps, m);
 }
 
-/// The holder learns of an intent, and drops the server's cache. A notification may be lost, so
-/// progress depends on the renewal alone, which tells of the same intents.
+/// The holder learns that a change of another mount waits (an intent), and drops the server's
+/// cache. It may learn this from a notification or from a renewal. A notification can be lost, so
+/// progress may depend on the renewal alone.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].is_dead {
@@ -53,8 +55,8 @@ fn begin(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Marks the fills under way and drops the server's cached answers. Returns true if the kernel's
-/// entries are to be expired.
+/// Drops the server's cached answers, and marks running fills so that their answers are not cached.
+/// Returns true if the caller must then expire the kernel's entries.
 fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
     if steps.scenario.rules.intent_marks_fills {
         mount.mark_fill();
@@ -65,7 +67,8 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // A local change holds the kernel's lock of the directory until it has its answer.
+    // With this protection off, an expiry needs the kernel's lock of the directory. A change on
+    // this mount holds that lock until it is answered.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;
@@ -117,9 +120,8 @@ fn late_ack(steps: &mut Steps, m: usize) {
     steps.add(Event::LateAckRun, m, next);
 }
 
-/// Renews the session. The database evaluates a renewal as soon as it is sent, and commits it
-/// later. An answer that arrives late gives the session less time than one that arrives
-/// immediately.
+/// Renews the session. The database computes the new deadline as soon as the renewal is sent, and
+/// commits it later. The mount counts from the sending, so a late answer gives it less lease time.
 fn renew(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mount = &from.mounts[m];
@@ -173,7 +175,7 @@ fn renewed(steps: &mut Steps, m: usize, mut next: State) {
     }
 }
 
-/// A mount whose session is over drops everything and opens another one.
+/// A mount whose session is over drops its caches and opens a new session.
 fn open_session(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if !from.mounts[m].is_dead {
@@ -198,7 +200,8 @@ fn open_session(steps: &mut Steps, m: usize) {
     steps.add(Event::SessionOpened, m, next);
 }
 
-/// Adds the row of a new session, and removes the leases and the intent of the mount's old session.
+/// Adds the row of a new session of the mount. Removes the leases and the intent of its old
+/// session.
 fn register(steps: &Steps, next: &mut State, m: usize) {
     let db = &mut next.db;
     db.session[m] += 1;
@@ -213,7 +216,7 @@ fn register(steps: &Steps, next: &mut State, m: usize) {
     }
 }
 
-/// A program on another mount takes over the file lock of a session that is found dead.
+/// The session of the first mount is dead, so a program on another mount takes over its file lock.
 fn take_file_lock(steps: &mut Steps, m: usize) {
     let mut next = *steps.from;
     let is_over = next.db.session[0] > 0 || database::is_over(steps.scenario, &next, 0);

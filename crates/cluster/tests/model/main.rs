@@ -1,21 +1,23 @@
 //! An exhaustive model of the protocol that keeps the caches of several mounts coherent.
 //!
 //! The model has two or three mounts and one database. A mount consists of a server and a kernel,
-//! each with a cache, and of local programs that read and change. It also has a holder that answers
-//! intents, and a clock. The search visits every order of their steps. Messages are late, lost or
-//! repeated, mounts are killed, clocks are slow, sessions end, and the database crashes. A stopped
-//! process needs no step of its own: its next step just comes later.
+//! each with a cache, and of local programs that read and change. It also has a clock and a
+//! *holder*, which gives up the mount's leases when other mounts make changes. The search visits
+//! every order of their steps. Messages are late, lost or repeated, mounts are killed, clocks are
+//! slow, sessions end, and the database crashes. A stopped process needs no step of its own: its
+//! next step just comes later.
 //!
-//! The programs read and change one item: a name, or an attribute. Its value, the version, is the
-//! number of its changes. Three properties are checked.
+//! The programs read and change one item: a name, or an attribute. The item's value, the version,
+//! is the number of its changes. The search checks three properties:
 //!
-//! 1. No read returns an older version than `State::floor`: the highest version that any operation
-//!    returned or made that had ended when the read began.
+//! 1. No read returns an old version. When an operation ends, it has returned or made a version. A
+//!    read that begins later must return this version or a higher one (`State::floor`).
 //! 2. A confirmed change was applied, and stays so. No change is applied twice, or after it failed.
 //! 3. From every state, steps without faults lead to a state in which all changes have ended and
 //!    every reader has cached its answer again. Sessions of running mounts do not end on the way.
 //!
-//! Each protection is a flag of `Rules`. A control turns one flag off, and its search must fail.
+//! Each protection of the protocol is a flag of `Rules`. A control turns one flag off, and its
+//! search must then find a broken property.
 //!
 //! | file | contents |
 //! |---|---|

@@ -5,7 +5,7 @@ use super::state::{
     State, Writer,
 };
 
-/// A state, bit by bit. Equal states have equal keys and different states different ones.
+/// A state as a bit string. Equal states have equal keys, and different states have different keys.
 pub(crate) type Key = [u64; 7];
 
 struct Packer {
@@ -113,7 +113,7 @@ impl Packer {
     }
 }
 
-/// Returns the key of `state`, which uses only its first `mounts` mounts.
+/// Returns the key of `state`. Ignores all mounts of the state except the first `mounts`.
 pub(crate) fn pack(state: &State, mounts: usize) -> Key {
     let mut packer = Packer { key: [0; 7], position: 0 };
     packer.database(&state.db);

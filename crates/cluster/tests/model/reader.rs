@@ -1,8 +1,10 @@
-//! Reads: from the kernel's cache, from the server's cache, from the database by a fill.
+//! Reads of programs. The kernel answers from its cache, the server from its cache, or the database
+//! by a *fill*, whose answer the server then caches.
 //!
-//! A read begins and ends in the one step that fixes its value. A model with longer reads would
-//! find no further failure. A longer read begins earlier, when the floor (`State::floor`) is the
-//! same or lower, and ends later, when its version raises the floor for fewer reads.
+//! In the model, a read begins and ends in the one step in which it gets its value. Real reads take
+//! longer, but longer reads would show no further failure. An earlier begin only lowers the version
+//! that the read must return (`State::floor`). After a later end, the floor rises later, which
+//! affects fewer other reads.
 
 use super::database;
 use super::rules::Ack;
@@ -32,7 +34,7 @@ fn read(state: &mut State, version: u8) -> Option<&'static str> {
     is_old.then_some(OLD)
 }
 
-/// The kernel answers from its own cache. This step is possible even if the server was killed.
+/// The kernel answers a read from its own cache, even if the server was killed.
 fn kernel_read(steps: &mut Steps, m: usize) {
     let mount = &steps.from.mounts[m];
     if mount.kernel > 0 {
@@ -62,7 +64,8 @@ fn cached_read(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The server answers from its cache, and may let the kernel keep the answer.
+/// The server answers a read from its cache. With a timeout in its reply, it lets the kernel keep
+/// the answer.
 fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     let (scenario, rules) = (*steps.scenario, steps.scenario.rules);
     let broken = read(&mut next, version);
@@ -79,7 +82,7 @@ fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     steps.add_checked(Event::CachedRead, m, next, broken);
 }
 
-/// The kernel takes a reply that the server has written, even if the server was killed since.
+/// The kernel takes a reply that the server has written, even if the server was killed meanwhile.
 fn take_reply(steps: &mut Steps, m: usize) {
     if let Reader::Reply { version, left } = steps.from.mounts[m].reader {
         let mut next = *steps.from;
@@ -93,8 +96,8 @@ fn take_reply(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A program reads a directory that is not cached. The database inserts the lease, reads the item
-/// and the pending intents of other mounts, and answers.
+/// A program reads a directory that is not cached, which starts a fill. The database inserts a
+/// lease, reads the item and the pending intents of other mounts, and answers.
 fn fill(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     let mount = &from.mounts[m];
@@ -131,8 +134,8 @@ fn fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns true if another mount has an intent on the directory. Deletes the intents of sessions
-/// that are found dead.
+/// Returns true if a change of another mount waits for leases on the directory (an intent). Deletes
+/// the intents of dead sessions.
 fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     let (scenario, rules) = (steps.scenario, steps.scenario.rules);
     let mut is_told = false;
@@ -150,7 +153,8 @@ fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     is_told
 }
 
-/// Inserts the lease, and ends the read. `is_calm` says that no intent waits.
+/// Inserts the lease of a fill, and ends the program's read. `is_calm` says that no intent waits
+/// for leases on the directory.
 fn grant(steps: &mut Steps, m: usize, mut next: State, dir: u8, is_calm: bool) {
     let is_current = next.db.session[m] == next.mounts[m].session;
     if is_current && (is_calm || steps.scenario.ack == Ack::KeepsLease) {
@@ -186,8 +190,9 @@ fn end_fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// An answer has another boot id, so the database has lost its leases in a crash. The mount drops
-/// all caches. That answer is not cached either, which costs one more fill.
+/// A mount sees a new boot id in an answer. So the database has crashed and has lost its leases,
+/// and the mount drops all caches. The mount does not cache this answer either, which costs one
+/// more fill.
 pub(crate) fn see_boot(steps: &mut Steps, mut next: State, m: usize, boot: u8) {
     next.drop_everything(m, steps.scenario.rules.drop_marks_fills);
     next.mounts[m].boot = boot;

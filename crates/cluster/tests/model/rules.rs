@@ -1,4 +1,5 @@
-//! The protections of the protocol, and the scenarios. For each protection, a control turns it off.
+//! The protections of the protocol that keeps caches coherent, and the scenarios of the models. For
+//! each protection, a control turns it off.
 
 use super::state::{CACHED, Faults, FileLock, MOUNTS, NONE, State, WriteStep, Writer};
 
@@ -16,122 +17,144 @@ macro_rules! rules {
 }
 
 rules! {
-    /// For guarantee K.1 of `lib.rs`: a session trusts its lease for less time than the database
-    /// does.
+    /// For guarantee K.1 of `lib.rs`: a mount stops trusting its lease some time before the
+    /// database ends the lease.
     margin,
-    /// For guarantee K.1 of `lib.rs`: the lease time counts from the moment when the renewal is
-    /// sent.
+    /// For guarantee K.1 of `lib.rs`: a mount counts its lease time from the moment when it sends
+    /// the renewal, not from the answer.
     counts_from_send,
-    /// For guarantee K.1 of `lib.rs`: the clock is read before each cached answer.
+    /// For guarantee K.1 of `lib.rs`: a mount reads the clock before each answer from its cache, to
+    /// check that its lease still holds.
     checks_clock,
-    /// For guarantee K.1 of `lib.rs`: the clock is read after the request has arrived.
+    /// For guarantee K.1 of `lib.rs`: a mount reads the clock only after the request of a program
+    /// has arrived.
     clock_after_arrival,
-    /// For guarantee K.8 of `lib.rs`: a renewal does not revive a session whose time is over.
+    /// For guarantee K.8 of `lib.rs`: a renewal does not revive a session (the registration of a
+    /// mount) whose lease time is over.
     revives_no_session,
-    /// For guarantee K.8 of `lib.rs`: a session is marked dead under the lock of its row.
+    /// For guarantee K.8 of `lib.rs`: the database marks a session as dead only under the lock of
+    /// its row. So it waits for a renewal that is not committed yet.
     locks_session_row,
-    /// For guarantee K.2 of `lib.rs`: a fill reads after it has taken the directory's lock.
+    /// For guarantee K.2 of `lib.rs`: a fill (a read from the database for a mount's cache) reads
+    /// only after it has taken the directory's lock.
     fill_locks_first,
-    /// For guarantee K.2 of `lib.rs`: a fill caches no attributes of an inode with another home.
+    /// For guarantee K.2 of `lib.rs`: a fill caches the attributes of an inode only with the
+    /// inode's home directory, whose lease covers them.
     caches_only_at_home,
-    /// For guarantee K.2 of `lib.rs`: the answer of a fill reports pending intents, and is then not
-    /// cached.
+    /// For guarantee K.2 of `lib.rs`: if a change waits for leases on a directory, a fill of the
+    /// directory reports that. Then the mount does not cache the answer.
     fill_tells_intents,
-    /// For guarantee K.2 of `lib.rs`: a fill ignores intents of dead sessions.
+    /// For guarantee K.2 of `lib.rs`: a fill ignores intents (changes that wait for leases) whose
+    /// session is dead.
     ignores_dead_intents,
-    /// For guarantee K.2 of `lib.rs`: a fill deletes the intents that it ignores.
+    /// For guarantee K.2 of `lib.rs`: a fill deletes the intents of dead sessions. Otherwise a late
+    /// acknowledgement of such an intent could delete the fill's new lease.
     deletes_dead_intents,
-    /// For guarantee K.3 of `lib.rs`: a change looks for leases after it has taken the directory's
-    /// lock.
+    /// For guarantee K.3 of `lib.rs`: a change looks for leases of other mounts only after it has
+    /// taken the directory's lock.
     change_locks_first,
     /// For guarantee K.3 of `lib.rs`: locks are taken in ascending order.
     locks_ascend,
-    /// For guarantee K.3 of `lib.rs`: a change reads the home of the inode again under the lock.
+    /// For guarantee K.3 of `lib.rs`: under the lock, a change reads the home directory of its
+    /// inode again, because the inode may have moved.
     reads_home_again,
-    /// For guarantee K.5 of `lib.rs`: a change whose directories are others than before gets a new
-    /// intent.
+    /// For guarantee K.5 of `lib.rs`: an intent names the directories of a change that waits. If
+    /// the directories are others at the next attempt, the change gets a new intent.
     replaces_intent,
-    /// For guarantee K.4 of `lib.rs`: fills that are under way when an intent arrives are not
-    /// cached.
+    /// For guarantee K.4 of `lib.rs`: if an intent (a waiting change of another mount) arrives
+    /// during a fill, the fill's answer is not cached.
     intent_marks_fills,
-    /// For guarantee K.4 of `lib.rs`: the acknowledgement is sent after the caches are dropped.
+    /// For guarantee K.4 of `lib.rs`: a mount drops its caches before it acknowledges a change of
+    /// another mount.
     drops_before_ack,
-    /// For guarantee K.5 of `lib.rs`: an acknowledgement counts for one intent only.
+    /// For guarantee K.5 of `lib.rs`: an acknowledgement names one intent (a waiting change), and
+    /// counts for no other intent.
     ack_names_intent,
-    /// For guarantee K.6 of `lib.rs`: a change drops the mount's own cached answers before it is
-    /// sent.
+    /// For guarantee K.6 of `lib.rs`: before a mount sends a change, it drops the cached answers
+    /// that the change makes outdated.
     drops_own_cache,
-    /// For guarantee K.6 of `lib.rs`: fills that are under way when a change begins are not cached.
+    /// For guarantee K.6 of `lib.rs`: if a mount begins a change during a fill (a read for its
+    /// cache), the fill's answer is not cached.
     change_marks_fills,
-    /// For guarantee K.6 of `lib.rs`: fills that begin during a change are not cached.
+    /// For guarantee K.6 of `lib.rs`: if a mount begins a fill (a read for its cache) during its
+    /// own change, the fill's answer is not cached.
     fills_see_change,
-    /// For guarantee K.6 of `lib.rs`: the result of a change is cached only if the directory was
-    /// held all the time.
+    /// For guarantee K.6 of `lib.rs`: a mount caches the result of its own change only if it has
+    /// had the directory in its cache since it sent the change.
     installs_only_if_held,
-    /// For guarantee K.7 of `lib.rs`: a kernel timeout is at most what is left of the lease.
+    /// For guarantee K.7 of `lib.rs`: the timeouts that the server gives the kernel are at most as
+    /// long as the rest of its lease.
     timeout_is_left,
-    /// For guarantee K.7 of `lib.rs`: the kernel takes a reply before a tick of the clock has
-    /// passed.
+    /// For guarantee K.7 of `lib.rs`: the kernel takes a reply of the server before the clock has
+    /// advanced by one tick.
     reply_in_time,
-    /// For guarantee K.7 of `lib.rs`: the timeouts of the kernel run while the machine is
+    /// For guarantee K.7 of `lib.rs`: the timeouts of the kernel go on while the machine is
     /// suspended.
     kernel_counts_suspension,
     /// For guarantee K.7 of `lib.rs`: a change expires the kernel's entries.
     change_expires_kernel,
     /// For guarantee K.7 of `lib.rs`: an intent expires the kernel's entries.
     intent_expires_kernel,
-    /// For guarantee K.7 of `lib.rs`: timeouts are 0 before the kernel's entries are expired, not
-    /// only after.
+    /// For guarantee K.7 of `lib.rs`: the server sets timeouts to 0 before it expires the kernel's
+    /// entries. Otherwise a reply in between could bring a new entry.
     marks_before_expiring,
-    /// For guarantee K.7 of `lib.rs`: an expiry of the kernel's entries also invalidates the
-    /// replies that are under way (`FUSE_NOTIFY_INC_EPOCH`).
+    /// For guarantee K.7 of `lib.rs`: an expiry of the kernel's entries also covers the replies
+    /// that are on their way to the kernel (`FUSE_NOTIFY_INC_EPOCH`).
     expiry_reaches_replies,
-    /// For guarantee K.7 of `lib.rs`: a thread does not skip the expiry that another thread has
-    /// begun but not ended.
+    /// For guarantee K.7 of `lib.rs`: a thread relies on an expiry of the kernel's entries by
+    /// another thread only if that expiry has ended.
     waits_for_expiry,
-    /// For guarantee K.7 of `lib.rs`: timeouts are 0 in a busy directory.
+    /// For guarantee K.7 of `lib.rs`: the server gives the kernel timeouts of 0 for a directory
+    /// that has changed lately.
     no_timeout_if_busy,
-    /// For guarantee K.7 of `lib.rs`: a reply that brings the kernel a new inode has an attribute
-    /// timeout of 0.
+    /// For guarantee K.7 of `lib.rs`: a reply with an inode that is new to the kernel has an
+    /// attribute timeout of 0. An expiry could not reach the attributes of such an inode.
     no_timeout_if_new,
-    /// For guarantee K.7 of `lib.rs`: an expiry needs no lock that a local change holds.
+    /// For guarantee K.7 of `lib.rs`: to expire the kernel's entries, the server needs no lock that
+    /// a change on its own mount holds.
     expiry_takes_no_lock,
-    /// For guarantee K.8 of `lib.rs`: a change of a dead session is refused.
+    /// For guarantee K.8 of `lib.rs`: the database refuses a change that a dead session sends.
     fences,
-    /// For guarantee K.8 of `lib.rs`: the slot is read before the session is checked.
+    /// For guarantee K.8 of `lib.rs`: the database looks for the stored result of a repeated change
+    /// (its slot) before it checks that the session is alive.
     slot_before_fence,
-    /// For guarantee K.8 of `lib.rs`: a change of unknown result is first repeated under its own
-    /// session.
+    /// For guarantee K.8 of `lib.rs`: if the result of a change is unknown, the mount first repeats
+    /// the change under the session that has sent it.
     asks_old_session,
-    /// For guarantee K.8 of `lib.rs`: a session that is dead drops its caches.
+    /// For guarantee K.8 of `lib.rs`: a mount whose session is dead drops its caches before it
+    /// opens a new session.
     death_drops_cache,
-    /// For guarantees K.8 and K.10 of `lib.rs`: dropping the caches also invalidates the fills
-    /// under way.
+    /// For guarantees K.8 and K.10 of `lib.rs`: if a mount drops its caches during a fill (a read
+    /// for its cache), the fill's answer is not cached.
     drop_marks_fills,
-    /// For guarantee K.8 of `lib.rs`: a change under a file lock that the old session has lost is
-    /// not made by the new session.
+    /// For guarantee K.8 of `lib.rs`: a change under a file lock fails if the session that had the
+    /// lock is dead. A new session does not make this change.
     locked_changes_fail,
     /// For guarantee K.9 of `lib.rs`: changes have request slots.
     has_slots,
-    /// For guarantee K.9 of `lib.rs`: the slot is read and written under one lock.
+    /// For guarantee K.9 of `lib.rs`: the database reads and writes the stored result of a change
+    /// (its slot) under one lock.
     slot_under_lock,
     /// For guarantee K.10 of `lib.rs`: changes wait after a crash.
     waits_after_crash,
-    /// For guarantee K.10 of `lib.rs`: a session counts as registered after it has dropped its
-    /// caches.
+    /// For guarantee K.10 of `lib.rs`: after a crash of the database, a session counts as
+    /// registered again only after its mount has dropped its caches.
     registers_after_drop,
-    /// For guarantee K.10 of `lib.rs`: a session that sees a new boot id drops its caches.
+    /// For guarantee K.10 of `lib.rs`: a mount drops its caches when it sees a new boot id, which
+    /// shows that the database has crashed.
     boot_drops_cache,
-    /// For guarantee K.10 of `lib.rs`: intent ids do not start again after a crash.
+    /// For guarantee K.10 of `lib.rs`: after a crash of the database, new intents get new ids. So
+    /// an old acknowledgement fits no new intent.
     ids_survive,
-    /// For guarantee K.10 of `lib.rs`: no session that has not renewed since the crash is found
-    /// dead in the grace period.
+    /// For guarantee K.10 of `lib.rs`: a session that has not renewed since a crash of the database
+    /// is not marked as dead in the grace period.
     grace_protects,
-    /// For guarantee K.10 of `lib.rs`: changes are on disk before they are confirmed.
+    /// For guarantee K.10 of `lib.rs`: a change is on the database's disk before it is confirmed.
     syncs_commits,
     /// For guarantee K.11 of `lib.rs`: a lost change is sent again.
     retries,
-    /// For guarantee K.12 of `lib.rs`: a renewal tells of the intents that wait for the session.
+    /// For guarantee K.12 of `lib.rs`: the answer to a renewal tells the session which changes wait
+    /// for its leases.
     renewal_tells,
 }
 
@@ -140,7 +163,7 @@ rules! {
 pub(crate) enum Ack {
     /// The acknowledgement deletes the lease.
     DeletesLease,
-    /// The acknowledgement is a row of its own, and the lease stays.
+    /// The acknowledgement adds a row to the database, and the lease of the mount stays.
     KeepsLease,
 }
 
@@ -156,20 +179,21 @@ pub(crate) struct Scenario {
     pub(crate) changes: [u8; MOUNTS],
     /// For each mount, whether its programs read.
     pub(crate) readers: [bool; MOUNTS],
-    /// The ticks of a lease on the database's clock, or 0 if no time passes.
+    /// The length of a lease in ticks of the database's clock, or 0 in a model without time.
     pub(crate) lease: u8,
     /// True if the kernel has a cache.
     pub(crate) has_kernel: bool,
-    /// True if the item is an attribute. The kernel keeps it in an inode that it may not know yet.
+    /// True if the item, which the programs read and change, is an attribute. The kernel keeps an
+    /// attribute in its inode, and may not know this inode yet.
     pub(crate) is_attribute: bool,
-    /// True if an expiry waits for replies that bring the kernel a new inode. Otherwise these
-    /// replies have a timeout of 0.
+    /// True if an expiry of the kernel's entries waits for replies that bring the kernel a new
+    /// inode. Otherwise these replies have a timeout of 0.
     pub(crate) waits_for_inode: bool,
-    /// True if a program on the first mount makes its change under a file lock.
+    /// True if a program on the first mount changes the item under a file lock.
     pub(crate) has_file_lock: bool,
     /// True if changes may move the item to the other directory.
     pub(crate) has_moves: bool,
-    /// True if changes concern both directories, and take their locks in two steps.
+    /// True if each change concerns both directories, and takes their two locks in two steps.
     pub(crate) locks_one_by_one: bool,
     pub(crate) faults: Faults,
 }
@@ -198,8 +222,8 @@ impl Scenario {
         self.lease > 0
     }
 
-    /// Returns the ticks for which a session trusts a new lease. Without time, any number but 0
-    /// would do.
+    /// Returns the number of ticks for which a session trusts a new lease. In a model without time,
+    /// any number but 0 would do.
     pub(crate) fn own_lease(&self) -> u8 {
         self.lease_in_database() - u8::from(self.rules.margin && self.has_time())
     }
@@ -208,7 +232,8 @@ impl Scenario {
         self.lease.max(1)
     }
 
-    /// Returns the first state: every mount has a session, and nothing is cached.
+    /// Returns the first state of the search: every mount has a session, and no mount caches
+    /// anything.
     pub(crate) fn start(&self) -> State {
         let mut state = State { faults: self.faults, ..State::default() };
         if self.has_file_lock {
@@ -222,8 +247,8 @@ impl Scenario {
         state
     }
 
-    /// Returns true if all changes that were begun have ended, and every reader has its answer
-    /// cached.
+    /// Returns true if all begun changes have ended, and each mount whose programs read has the
+    /// item in its cache.
     pub(crate) fn is_goal(&self, state: &State) -> bool {
         (0..self.mounts).all(|m| {
             let mount = &state.mounts[m];
@@ -232,8 +257,8 @@ impl Scenario {
         })
     }
 
-    /// Returns a bit mask of the directories that a change concerns. `home` is the directory of the
-    /// item.
+    /// Returns a bit mask of the directories that a change concerns. `home` is the directory that
+    /// has the item.
     pub(crate) fn concerned(&self, moves: bool, home: u8) -> u8 {
         if moves || self.locks_one_by_one { 0b11 } else { 1 << home }
     }

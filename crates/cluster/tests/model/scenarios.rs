@@ -11,7 +11,7 @@ const NONE: Faults = Scenario::SMALL.faults;
 pub(crate) const NAMES: Scenario =
     Scenario { name: "names", changes: [1, 2, 0], ..Scenario::SMALL };
 
-/// As `NAMES`, but connections break, so messages are lost or run late.
+/// Like the scenario `NAMES`, but connections break, so that messages are lost or run late.
 pub(crate) const LOSSES: Scenario =
     Scenario { name: "losses", faults: Faults { losses: 2, ..NONE }, ..NAMES };
 
@@ -27,14 +27,15 @@ pub(crate) const THREE: Scenario = Scenario {
 /// The kernels of two mounts cache a name.
 pub(crate) const KERNEL: Scenario = Scenario { name: "kernel", has_kernel: true, ..NAMES };
 
-/// The kernels of two mounts cache an attribute, in an inode that they may not know yet.
+/// The kernels of two mounts cache an attribute. Its inode may be new to a kernel, so that an
+/// expiry does not reach it.
 pub(crate) const INODES: Scenario = Scenario { name: "inodes", is_attribute: true, ..KERNEL };
 
 /// Two directories: an inode gets another home, and its attributes change.
 pub(crate) const HOMES: Scenario =
     Scenario { name: "homes", dirs: 2, has_moves: true, ..Scenario::SMALL };
 
-/// Two directories: each change concerns both, and takes one lock after the other.
+/// Two directories: each change concerns both, and takes their locks one after the other.
 pub(crate) const LOCKS: Scenario =
     Scenario { name: "locks", dirs: 2, locks_one_by_one: true, ..Scenario::SMALL };
 
@@ -46,7 +47,8 @@ pub(crate) const TIME: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// As `TIME`, but with a kernel that caches, and longer leases. One mount changes, the other reads.
+/// Like the scenario `TIME`, but the kernels cache, and leases are longer. One mount makes changes,
+/// and the other one reads.
 pub(crate) const TIMEOUTS: Scenario = Scenario {
     name: "timeouts",
     lease: 3,
@@ -93,7 +95,7 @@ fn both(scenario: Scenario, reached: &[Event]) -> Outcome {
     holds(&Scenario { ack: Ack::DeletesLease, ..scenario }, reached)
 }
 
-/// The steps of a change that waits until another mount has given up its lease.
+/// The steps that occur if a change waits until another mount has given up its lease.
 const CONTENTION: [Event; 6] = [
     Event::CachedRead,
     Event::FillCached,

@@ -1,4 +1,5 @@
-//! An exhaustive search, breadth first, so that the first trace found is a shortest one.
+//! An exhaustive breadth-first search of the states of a model. The first failure that it finds has
+//! a shortest possible trace.
 
 use std::fmt;
 
@@ -7,8 +8,8 @@ use super::rules::Scenario;
 use super::steps::{Event, Step, successors};
 use super::trace;
 
-/// The most states of a model. The search of a model without good bounds stops here, before memory
-/// is full.
+/// Maximum number of states of a model. The search of a model without good bounds stops here,
+/// before it fills the memory.
 const MOST_STATES: usize = 6_000_000;
 
 /// The states found so far. `table` holds indices into `keys`, plus one.
@@ -110,7 +111,8 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut steps = Vec::new();
     let mut outcome =
         Outcome { states: 0, transitions: 0, events: [0; Event::COUNT], failure: None };
-    // The helpful steps (without faults), backwards, and the states in which all work is done.
+    // The edges of helpful steps (steps without faults), from their target to their source. And the
+    // goals: the states in which all work is done.
     let (mut edges, mut goals) = (Vec::new(), Vec::new());
     while !level.is_empty() && outcome.failure.is_none() {
         let mut next = Vec::new();
@@ -153,7 +155,8 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     outcome
 }
 
-/// Returns the first state from which no goal can be reached by helpful steps.
+/// Returns the first state from which helpful steps (without faults) reach no goal, a state in
+/// which all work is done.
 fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u32> {
     edges.sort_unstable();
     let mut reaches = vec![false; states];
@@ -186,7 +189,8 @@ fn retrace(scenario: &Scenario, path: &[Key], last: Option<&Step>) -> Vec<String
     lines
 }
 
-/// Asserts that no step breaks a property, and that every event of `reached` occurs.
+/// Asserts that no step of the model breaks a property, and that every event of `reached` occurs in
+/// some step.
 pub(crate) fn holds(scenario: &Scenario, reached: &[Event]) -> Outcome {
     let outcome = explore(scenario);
     println!(

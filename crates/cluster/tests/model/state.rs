@@ -1,12 +1,13 @@
-//! The state of the model: one database and up to three mounts, with the answers under way.
+//! The state of the model: one database, up to three mounts, and the answers that are under way
+//! between them.
 //!
-//! Time is relative: each deadline is the number of ticks that are left. So runs have no time
-//! limit, and the number of states is finite all the same.
+//! A deadline is a number of ticks that are left, and not a point in time. So a run may last for
+//! ever, and the number of states is finite all the same.
 //!
-//! Steps are merged if no other part can tell them apart. A request that is run late behaves like
-//! one that is sent late, so a sent request has no state of its own. A second copy of a request has
-//! a state (`LateChange`, `LateAck`). An answer that only tells the mount to try again has no
-//! state. An answer that shows a value or ends a change has one.
+//! The model does not distinguish what no part of it can tell apart. A request that is run late has
+//! the same effect as a request that is sent late. So a sent request has no state of its own. But a
+//! second copy of a request has a state (`LateChange`, `LateAck`). An answer has a state only if it
+//! shows a value or ends a change.
 
 /// The most mounts that a scenario may have.
 pub(crate) const MOUNTS: usize = 3;
@@ -22,8 +23,8 @@ pub(crate) const CACHED: u8 = 2;
 /// No value, where a version or a session is expected.
 pub(crate) const NONE: u8 = 255;
 
-/// An intent: a change that waits for the holders of leases. Its owner is its index in
-/// `Database::intents`.
+/// An intent: the record of a change that waits until other mounts give up leases. Its owner, the
+/// mount that makes the change, is its index in `Database::intents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intent {
     /// 0 if there is none.
@@ -34,12 +35,12 @@ pub(crate) struct Intent {
     pub(crate) acked: u8,
 }
 
-/// The database. A session is identified by its mount and a number, `session`.
+/// The database. A session is identified by its mount and by a number, `session`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// The directory that has the item, which is a name, or the attribute of an inode at home
-    /// there.
+    /// The directory that has the item. A name is in a directory, and an attribute belongs to an
+    /// inode that is at home in a directory.
     pub(crate) home: u8,
     /// The mounts with a lease on each directory.
     pub(crate) leases: [u8; DIRS],
@@ -62,9 +63,11 @@ pub(crate) struct Database {
     pub(crate) grace: u8,
     /// The mounts that have renewed since the crash.
     pub(crate) registered: u8,
-    /// A file lock of a program on the first mount, which dies with its session.
+    /// The file lock of a program on the first mount. It is lost when the session of this mount
+    /// dies.
     pub(crate) file_lock: FileLock,
-    /// The owner of each directory's lock, plus one. Used only with `Scenario::locks_one_by_one`.
+    /// For each directory, the number of the mount that has its lock, plus one, or 0. Used only
+    /// with `Scenario::locks_one_by_one`.
     pub(crate) locks: [u8; DIRS],
 }
 
@@ -72,7 +75,7 @@ pub(crate) struct Database {
 pub(crate) enum FileLock {
     #[default]
     None,
-    /// The first session of the first mount has the lock, and makes its change under it.
+    /// The first session of the first mount has the file lock, and makes its change under it.
     Held,
     /// Another mount has taken the lock, because that session was over.
     TakenOver,
@@ -83,9 +86,10 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has read the clock. Models reach this state only with a protection off.
+    /// The server has read the clock before a request arrived. Only models with a protection off
+    /// reach this state.
     Checked,
-    /// The reply is on its way to the kernel, with a timeout of `left` ticks.
+    /// A reply is on its way to the kernel, which may keep it for `left` ticks.
     Reply { version: u8, left: u8 },
 }
 
@@ -93,8 +97,8 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The database has read before it took the lock. Models reach this state only with a
-    /// protection off.
+    /// The database has read the item before it took the directory's lock. Only models with a
+    /// protection off reach this state.
     Snapped,
     /// An answer that may be cached is under way.
     Answered,
@@ -105,7 +109,7 @@ pub(crate) struct Fill {
     pub(crate) step: FillStep,
     pub(crate) dir: u8,
     pub(crate) boot: u8,
-    /// The version of the item, or `NONE` if it is not in this directory.
+    /// The version of the item in the answer, or `NONE` if the item is not in this directory.
     pub(crate) value: u8,
 }
 
@@ -117,24 +121,27 @@ pub(crate) enum WriteStep {
     Marked,
     /// The change may be sent, or sent again.
     Ready,
-    /// The transaction has read before its lock, or has taken some of its locks.
+    /// The transaction of the change has read the home of the item or the leases before it took a
+    /// lock, or has taken only the first of its locks.
     Started,
     /// The answer that the change was made is under way.
     Made,
-    /// The change was lost and is not sent again. Models reach this state only with a protection
-    /// off.
+    /// The change was lost, and the mount does not send it again. Only models with a protection off
+    /// reach this state.
     Lost,
 }
 
-/// A change gives the item a new version, and may also move it.
+/// A change of the item by a program: it gives the item a new version, and may also move it to the
+/// other directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) step: WriteStep,
     pub(crate) moves: bool,
-    /// The session to which the change belongs, or `NONE` if that session is over.
+    /// The session to which the change belongs. `NONE` if that session is over, so that the next
+    /// session sends the change.
     pub(crate) session: u8,
-    /// The home of the item that the database read before it took the lock, or the number of locks
-    /// that it has taken.
+    /// The number of locks that the change has taken. If the item can move, instead the home of the
+    /// item that the database has read before it took the lock.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -161,7 +168,7 @@ pub(crate) struct Holder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) is_evaluated: bool,
-    /// The session knew the boot id of the database when it sent the renewal.
+    /// True if the session knew the current boot id of the database when it sent the renewal.
     pub(crate) knew_boot: bool,
     /// The deadline on the session's clock, counted from the sending.
     pub(crate) candidate: u8,
@@ -169,14 +176,15 @@ pub(crate) struct Renewal {
     pub(crate) pending: u8,
 }
 
-/// A late copy of a change, in the buffer of a connection that the mount has given up.
+/// A late copy of a change. It is in the buffer of a connection that the mount has given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LateChange {
     /// 0 if there is none.
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// The copy has read its slot. This is only possible with a protection off.
+    /// True if the copy has already looked for a stored result of its change (the slot). This is
+    /// possible only in a control that looks before it takes the lock.
     pub(crate) is_started: bool,
 }
 
@@ -187,12 +195,14 @@ pub(crate) struct LateAck {
     pub(crate) session: u8,
 }
 
-/// Whether the directory has changed lately. While it is not calm, kernel timeouts are 0.
+/// Tells whether the directory has changed lately. Unless it is calm, the server gives the kernel
+/// timeouts of 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     #[default]
     Calm,
-    /// Timeouts are 0 from now on, but the kernel still has older entries.
+    /// From now on the server gives the kernel timeouts of 0, but the kernel still has older
+    /// entries.
     Expiring,
     Busy,
 }
@@ -203,12 +213,12 @@ pub(crate) struct Mount {
     pub(crate) is_killed: bool,
     pub(crate) session: u8,
     pub(crate) boot: u8,
-    /// The ticks for which the server trusts its cache, on its own clock.
+    /// The number of ticks for which the server still trusts its cache, by its own clock.
     pub(crate) own: u8,
     /// True if the database has said that this session is over.
     pub(crate) is_dead: bool,
     pub(crate) cache: [u8; DIRS],
-    /// The version that the kernel has cached, plus one; 0 for none.
+    /// The version of the item in the kernel's cache, plus one, or 0 if the kernel has cached none.
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
     /// True if the kernel knows the inode. Otherwise an invalidation of the inode has no effect.
@@ -217,7 +227,7 @@ pub(crate) struct Mount {
     pub(crate) reader: Reader,
     pub(crate) fill: Fill,
     pub(crate) writer: Writer,
-    /// How many changes were confirmed to the programs of this mount, or have failed.
+    /// How many changes of this mount's programs have ended, either confirmed or failed.
     pub(crate) done: u8,
     pub(crate) has_failed: bool,
     pub(crate) holder: Holder,
@@ -233,7 +243,7 @@ pub(crate) struct Faults {
     pub(crate) losses: u8,
     pub(crate) crashes: u8,
     pub(crate) kills: u8,
-    /// Sessions of running mounts that end because no renewal came in time.
+    /// Ends of sessions of running mounts, because a renewal did not come in time.
     pub(crate) expiries: u8,
     /// Ticks that the clock of one machine misses.
     pub(crate) slow_ticks: u8,
@@ -249,13 +259,14 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns true if the committed row says that this session of mount `m` is not over.
+    /// Returns true if, by its committed row, `session` is the newest session of mount `m`, and its
+    /// lease time is not over.
     pub(crate) fn is_session_live(&self, m: usize, session: u8) -> bool {
         self.db.session[m] == session && self.db.until[m] > 0
     }
 
-    /// Drops all that the server and the kernel of mount `m` have cached, and the replies under
-    /// way to the kernel.
+    /// Drops all answers that the server and the kernel of mount `m` have cached, and the replies
+    /// on their way to the kernel.
     pub(crate) fn drop_everything(&mut self, m: usize, marks_fills: bool) {
         let mount = &mut self.mounts[m];
         mount.cache = [ABSENT; DIRS];
@@ -271,7 +282,8 @@ impl Mount {
         self.writer.step != WriteStep::Idle
     }
 
-    /// Returns the number of the change that is under way or comes next.
+    /// Returns the number of the mount's current change, or of its next change if it makes none
+    /// now.
     pub(crate) fn change_number(&self) -> u8 {
         self.done + 1
     }
@@ -281,12 +293,14 @@ impl Mount {
         !self.is_killed && !self.is_dead
     }
 
-    /// Marks the fill under way as one that will not be cached, so it needs no state any more.
+    /// Marks the running fill, so that its answer will not be cached. Then the model needs no state
+    /// for it.
     pub(crate) fn mark_fill(&mut self) {
         self.fill = Fill::default();
     }
 
-    /// Drops the entries of the kernel. If `reaches_replies`, also drops the reply under way.
+    /// Drops the entries in the kernel's cache. If `reaches_replies`, also drops the reply that is
+    /// on its way to the kernel.
     pub(crate) fn expire_kernel(&mut self, reaches_replies: bool) {
         self.kernel = 0;
         self.kernel_left = 0;

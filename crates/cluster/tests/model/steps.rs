@@ -4,7 +4,7 @@ use super::rules::Scenario;
 use super::state::State;
 use super::{change, clock, holder, reader};
 
-/// Declares the kinds of steps, each with its text for a trace.
+/// Declares the kinds of steps. Each has a text, which a trace prints for it.
 macro_rules! events {
     ($($name:ident: $text:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub(crate) struct Step {
     pub(crate) event: Event,
     pub(crate) mount: usize,
     pub(crate) state: State,
-    /// True if the step counts for progress. Faults and the end of a running session do not count.
+    /// True if the step counts as progress. Faults and the end of a running mount's session do not.
     pub(crate) is_helpful: bool,
     pub(crate) broken: Option<&'static str>,
 }

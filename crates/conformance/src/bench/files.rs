@@ -54,7 +54,8 @@ impl OpenFile<'_> {
 
     /// Returns the bytes of one read.
     pub(crate) fn read(&self, at: u64, len: usize) -> Checked<Vec<u8>> {
-        // A byte other than zero shows bytes that the back end counts as read but does not write.
+        // Fill the buffer with a byte other than zero. If the back end counts bytes as read but
+        // does not write them, the check notices this byte.
         let mut buf = vec![0xee; len];
         let call = || format!("read of {len} bytes at {at}");
         let count = self.bench.vfs.read(&self.inode, self.handle, at, &mut buf).must(&call())?;
@@ -73,7 +74,7 @@ impl OpenFile<'_> {
             }
             content.extend_from_slice(&page);
             // During these reads, a check extends the file to at most twice its size. If the reads
-            // return more bytes, the back end does not report the end of the file.
+            // return more bytes than that, the back end does not report the end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

@@ -76,8 +76,8 @@ pub(super) fn pages(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// The number of files that the check `changes` never changes, and also the number of those that it
-/// removes or renames.
+/// The number of files that the check `changes` never changes. It is also the number of files that
+/// the check removes or renames.
 const STAY: usize = 60;
 
 pub(super) fn changes(bench: &Bench) -> Checked {

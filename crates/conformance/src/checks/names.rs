@@ -48,8 +48,8 @@ pub(super) fn kinds(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Returns true if a back end may answer `error` to a mknod(2) for a type of file that it does not
-/// support.
+/// Returns true if `error` is one with which a back end may refuse mknod(2) for a type of file that
+/// it does not support.
 fn is_refused(error: Errno) -> bool {
     is_unsupported(error) || [Errno::PERM, Errno::INVAL].contains(&error)
 }

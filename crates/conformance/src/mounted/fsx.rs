@@ -83,7 +83,8 @@ fn run_one(task: &Task, name: &str, config: &str) -> Checked {
     let ended = run(&mut command, &log, task.limit)?;
     let is_complete = ended.output.contains("All operations completed");
     ensure(ended.status.success() && is_complete, || {
-        // The first lines name the error, and a list of all operations follows.
+        // The output of fsx begins with lines that name the error. A list of all operations
+        // follows.
         let first: Vec<&str> = ended.output.lines().take(6).collect();
         format!("{name}: {}\n    {}", ended.status, first.join("\n    "))
     })

@@ -19,8 +19,9 @@ use crate::answer::{Answer, Checked, Stop, ensure};
 
 pub(super) const PROGRAM: Program = Program { name: "pjdfstest", version: "0.2.2" };
 
-/// Maximum length of the path of the directory, in bytes. The path of a socket may have 107 bytes.
-/// pjdfstest adds two temporary directories, and names of 32 and 4 bytes.
+/// Maximum length of the path of the tested directory, in bytes. The path of a socket may have 107
+/// bytes. Below the directory, pjdfstest makes two nested temporary directories, and in them names
+/// of 32 and 4 bytes.
 const PATH_BYTES_MAX: usize = 107 - (11 + 11 + 33 + 5);
 /// The number of failed tests that a report names.
 const FAILED_MAX: usize = 40;
@@ -108,7 +109,8 @@ fn tests_of(task: &Task, command: &mut Command, log: &str) -> Checked<Tests> {
     }
 }
 
-/// Returns the note of a run that passed. Otherwise fails the check and names the failed tests.
+/// If no test has failed, returns a note for the report. Otherwise fails the check and names the
+/// failed tests.
 fn judge(
     task: &Task,
     tests: &Tests,

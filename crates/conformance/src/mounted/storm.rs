@@ -143,7 +143,8 @@ impl Tree for MountedTree {
         Ok(names)
     }
 
-    // Only the server can drop what the kernel has cached: see `invalidate_until`.
+    // This does nothing: only the server can drop what the kernel has cached. See
+    // `invalidate_until`.
     fn cool(&self) {}
 
     fn check_dirs(&self) -> Checked {

@@ -10,16 +10,17 @@ use super::{FIXED, ROLES, Storm, Tree, TreeFile, fixed};
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, ensure_names};
 use crate::checks::tree::pattern;
 
-/// The files that must exist at the end of the storm, with their contents.
+/// The files of one thread that must exist at the end of the storm, with their contents.
 pub(super) type Kept = BTreeMap<String, Vec<u8>>;
 
-/// Limits in bytes: of the bytes after the version number in a publisher's file, and of the offsets
-/// of a writer.
+/// Two limits in bytes. The first one is for the bytes after the version number in a publisher's
+/// file. The second one is for the offsets at which a writer writes.
 const VERSION_BYTES: u64 = 9_000;
 const WRITER_BYTES: usize = 100_000;
 /// Of this many files of a maker, one is kept.
 const MADE_PER_KEPT: u64 = 8;
-/// Maximum number of files that a maker keeps, so that a long storm does not fill the directory.
+/// Maximum number of files that a maker (a thread that makes files) keeps, so that a long storm
+/// does not fill the directory.
 const KEPT_MAX: u64 = 64;
 
 /// The work of a thread.
@@ -141,8 +142,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         let (new, current) = (format!("new{number}"), format!("current{number}"));
         drop(self.new_file(&new, &content)?);
         self.rename(&new, &current, RenameMode::Replace)?;
-        // ORDERING: Relaxed. A reader expects the loaded version or a later one in the file. With
-        // an outdated number, it may miss a bug, but reports none in vain.
+        // ORDERING: Relaxed. A reader expects the loaded version or a later one in the file. If it
+        // loads an outdated number, it may miss a bug, but it never reports a false one.
         storm.published[number].store(version, Ordering::Relaxed);
         self.kept.insert(current, content);
         Ok(())
@@ -168,8 +169,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
     }
 
-    /// Renames or links a new file to the name that it keeps, and removes the file that was kept
-    /// [`KEPT_MAX`] files before.
+    /// Gives a new file the name under which it stays, by a rename or a link. Then removes an old
+    /// file, so that at most [`KEPT_MAX`] files are kept.
     fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
         let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
         let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));

@@ -1,7 +1,8 @@
-//! Racing calls on several mounts in the kernel: each history is linearizable, with and without
-//! disturbances. `COREWALK_COHERENT_CALLS` sets the number of calls of the first run.
+//! Races of calls on several mounts in the kernel. Each history must be linearizable, with and
+//! without disturbances. `COREWALK_COHERENT_CALLS` sets the number of calls of the first test.
 //!
-//! Each protection of the kernel's entries has a control, which leaves it out and must be caught.
+//! A mount has several protections against outdated entries in the kernel's cache. For each there
+//! is a control, a run without this protection, in which the check must find an error.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub(crate) fn mount<const N: usize>(site: &Site, flaws: [&str; N]) -> [Mounted; 
     flaws.map(|flaw| Mounted::new(&site.url, LEASE, flaw))
 }
 
-/// Waits until no mount thinks any more that it is the only one.
+/// Waits until each mount knows that it is not the only one.
 pub(crate) fn wait_for_company() {
     thread::sleep(LEASE);
 }
@@ -58,8 +59,8 @@ fn is_caught(flaw: &str) -> bool {
     (0..4).any(|_| race(["none", flaw], 300).is_none_or(|done| done.is_err()))
 }
 
-/// Returns how many rounds of three mounts make about `calls` calls, or as many as the environment
-/// says.
+/// Returns the number of rounds in which three mounts make about `calls` calls. The environment
+/// variable `COREWALK_COHERENT_CALLS` overrides `calls`.
 fn rounds(calls: usize) -> usize {
     let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
         Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),

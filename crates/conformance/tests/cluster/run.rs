@@ -21,7 +21,7 @@ pub(crate) struct Run {
     pub(crate) rounds: usize,
     /// The longest pause between two calls.
     pub(crate) pace: Duration,
-    /// The numbers of changes in a hundred calls. Each round has the next number.
+    /// Three numbers, which the rounds use in turn: how many of a hundred calls are changes.
     pub(crate) changes: [u64; 3],
     /// A mount that makes no changes.
     pub(crate) reader: Option<usize>,
@@ -33,8 +33,8 @@ impl Run {
         Run { rounds, pace, changes: [3, 15, 60], reader: None, rng: Rng::new(seed) }
     }
 
-    /// Runs the rounds, with `disturb` beside each, and `repair` after it. Returns the number of
-    /// calls, or a report of the first history that is not linearizable.
+    /// Runs the rounds. Calls `disturb` during each round, and `repair` after it. Returns the
+    /// number of calls, or a report of the first history that is not linearizable.
     pub(crate) fn race(
         &self,
         mounts: &mut [Mounted],
@@ -85,8 +85,8 @@ impl Run {
                         let op = choose(&mut rng, changes, owners);
                         let invoked = clock.tick();
                         let Some(ret) = place.call(op) else {
-                            // The call may have had its effect, although it has no answer. The
-                            // thread makes no more calls.
+                            // The call has no answer, but it may have taken effect. So record it as
+                            // pending, and end the thread.
                             calls.push(Call::pending(number, invoked, op));
                             break;
                         };
@@ -116,8 +116,9 @@ fn choose(rng: &mut Rng, changes: u64, owners: &AtomicU64) -> Op {
         0 => Op::Create(at, owners.fetch_add(1, Ordering::Relaxed) as u32),
         1 => Op::Link(owner, at),
         2 | 3 => Op::Unlink(at),
-        // The kernel looks up both names of a rename one after the other, and does nothing if they
-        // lead to one inode. That is not atomic, so no rename may find a second name.
+        // A rename by the kernel is not atomic if its target exists: the kernel looks up both names
+        // one after the other, and does nothing if they lead to one inode. So use only renames that
+        // fail if the target exists.
         4 | 5 => Op::Move(at, other),
         _ => Op::SetMode(owner, rng.below(0o1000) as u32),
     }

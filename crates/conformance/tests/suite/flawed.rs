@@ -24,7 +24,8 @@ pub(crate) enum Flaw {
     /// Planted bug: the cookie of an entry is its position in the directory, so it changes if an
     /// earlier entry is removed.
     MovingCookie,
-    /// Planted bug: `readdir` calls the sink again after the sink has ended the page.
+    /// Planted bug: `readdir` reports a further entry after the sink has said that the page is
+    /// full.
     DeafToBreak,
     /// Planted bug: a file that is truncated and then extended has its old bytes again.
     OldBytes,

@@ -1,5 +1,5 @@
-//! Runs the suite for mounted file systems on mounts of back ends by number, by path and
-//! asynchronous ones.
+//! Runs the suite for mounted file systems on mounts of three kinds of back ends: by inode number,
+//! by path, and asynchronous ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +32,8 @@ fn storm(site: &Site, threads: usize, calls: u64) {
     report.assert();
 }
 
-/// Runs a storm over an asynchronous back end. Its calls wait for `call`, and its renames for
-/// `rename`.
+/// Runs a storm over an asynchronous back end. Each call waits for the time `call`, and a rename
+/// for the time `rename`.
 fn async_storm([call, rename]: [Duration; 2], threads: usize, calls: [u64; 2]) {
     for (options, calls) in [Options::exclusive(), Options::shared()].into_iter().zip(calls) {
         let delay = move |name, _: &[u8]| match name {

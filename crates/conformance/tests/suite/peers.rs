@@ -1,9 +1,10 @@
-//! Scripts of issues of JuiceFS (github.com/juicedata/juicefs), on two mounts of a cluster file
-//! system. They are orders of calls in which a mount of JuiceFS used a cached name or size that
-//! another mount had changed. The calls go through the kernel, which has caches of its own.
+//! Scripts from issues of JuiceFS (github.com/juicedata/juicefs), on two mounts of a cluster file
+//! system. In each script, a mount of JuiceFS used a cached name or size after another mount had
+//! changed it. The calls go through the kernel, which has caches of its own.
 //!
-//! The first mount is alone for a while, so that its kernel keeps answers. Each script returns what
-//! went wrong. A control runs the scripts on a mount that keeps its cache.
+//! The second mount starts later, so that the kernel of the first one has cached answers. Each
+//! script returns what went wrong. A control runs the scripts on a mount that does not give up its
+//! cache.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -24,8 +25,8 @@ use crate::site::Site;
 /// How often a script runs.
 const ROUNDS: u64 = 20;
 
-/// The second mount waits that long for its first change, since the kernel of the first one keeps
-/// answers.
+/// The lease time of the mounts. Before its first change, the second mount waits so long, because
+/// until then the kernel of the first mount may keep its answers.
 const LEASE: Duration = Duration::from_secs(3);
 
 /// A script gets both mounts, and the number of the round.
@@ -45,7 +46,8 @@ fn run(database: &str, flaws: Flaws, scripts: &[Script]) -> Option<Vec<Result<()
         Some((Site::new(fs.clone(), Options::shared())?, fs))
     };
     let (first, _) = mount(Flaws::default())?;
-    // Lookups of a name that is absent, and the attributes of the root.
+    // Let the kernel of the first mount cache that a name is absent, and the attributes of the
+    // root.
     assert!(!first.path().join("file2").exists() && first.path().join(".").exists());
     let (second, _) = mount(flaws)?;
     let rounds = |script: &Script| {
@@ -75,8 +77,8 @@ fn create(path: &Path) -> io::Result<File> {
     File::options().write(true).create(true).truncate(false).open(path)
 }
 
-/// JuiceFS 6593: a client could not create a file that another one had deleted, because the kernel
-/// used the cached name and asked the server to open the deleted file.
+/// JuiceFS 6593: one client deleted a file, and another client could not create it again. The
+/// kernel of the other client used the cached name, and asked the server to open the deleted file.
 fn recreates_a_deleted_file(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let (here, there) = (a.join("file2"), b.join("file2"));
     done("open of A", create(&here))?;
@@ -89,8 +91,8 @@ fn recreates_a_deleted_file(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     ensure(!here.exists(), "A finds the removed file")
 }
 
-/// JuiceFS 6597: a file was created in a directory that another client had just renamed, by its old
-/// path, and was lost in the trash.
+/// JuiceFS 6597: a client renamed a directory. Another client created a file in it by its old path,
+/// and the file was lost in the trash.
 fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let (active, backup) = (a.join("active"), b.join("backup"));
     done("mkdir of A", fs::create_dir(&active))?;
@@ -99,8 +101,8 @@ fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), S
     done("rename of B", fs::rename(b.join("active"), &backup))?;
     let opened = create(&active.join("file0")).map(drop).map_err(|error| error.kind());
     ensure(opened == Err(ErrorKind::NotFound), &format!("open of A: {opened:?}"))?;
-    // Once more, with the rename and the creation at the same time. The file may be made before the
-    // rename, and is then moved.
+    // Do it again, but rename and create at the same time. If the file is made before the rename,
+    // it moves with the directory.
     done("rename of A", fs::rename(a.join("backup"), &active))?;
     done("mkdir of B", fs::create_dir(&backup))?;
     let opened = thread::scope(|scope| {
@@ -116,9 +118,9 @@ fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), S
     done("removal by A", fs::remove_dir_all(a.join("backup")))
 }
 
-/// JuiceFS 6323: after a client had appended to a file and closed it, another one read only as many
-/// bytes as its kernel had known before. 6345 and 6309 add a script, in which a file of random size
-/// is written anew and appended to, and both mounts compare its size and its end.
+/// JuiceFS 6323: a client appended to a file and closed it. Another client then read only as many
+/// bytes as its kernel had known before. A script from 6345 and 6309 rewrites a file with a random
+/// size and appends to it. Both mounts must see the same size and end of the file.
 fn reads_appended_bytes(a: &Path, b: &Path, round: u64) -> Result<(), String> {
     let mut rng = Rng::new(Seed(round));
     let (here, there) = (a.join("shared"), b.join("shared"));
@@ -145,8 +147,8 @@ fn reads_appended_bytes(a: &Path, b: &Path, round: u64) -> Result<(), String> {
     ensure(end == expected[from..], "B read a wrong end")
 }
 
-/// JuiceFS 2774: a client made a file in a directory that another one had removed, because it found
-/// the directory in its cache of names, and the attributes of the directory were still there.
+/// JuiceFS 2774: a client removed a directory. Another client could still make a file in it,
+/// because its caches still had the name and the attributes of the directory.
 fn makes_nothing_in_a_removed_directory(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let there = b.join("test");
     done("mkdir of A", fs::create_dir(a.join("test")))?;

@@ -6,8 +6,8 @@ use corewalk::Errno;
 use super::AsyncNode;
 use crate::wire::Body;
 
-/// The longest body of an answer that is built here, in bytes. The longest one is the answer to a
-/// creation.
+/// The longest body, in bytes, of an answer that is built in this buffer. It is the body of the
+/// answer to a create request.
 const BODY_BYTES: usize = 256;
 
 /// The answer to a request, with the inodes and the open file that it gives to the kernel.

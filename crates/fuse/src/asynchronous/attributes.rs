@@ -36,7 +36,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.attr_out(&node, &attr, is_current)
     }
 
-    /// Returns the attributes of a node, and true if they are current.
+    /// Returns the attributes of a node. The `bool` is true if the kernel may cache them, because
+    /// no change of the inode has ended since the back end was asked.
     pub(super) async fn attributes(&self, node: &AsyncNode) -> Result<(Attr, bool), Errno> {
         let mut flight = self.flights.lock(Key::Attributes(node.number())).await;
         let cached = if self.is_exclusive() { node.cached() } else { None };
@@ -148,10 +149,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Returns attributes of the back end, if the kernel can use them for a file of the kind `kind`.
+/// Checks attributes that the back end has returned for a file of the kind `kind`, and returns
+/// them.
 ///
 /// # Errors
-/// `EIO` for another kind of file, or for a size above 2^63 - 1.
+/// `EIO` if the attributes are those of another kind of file, or if the size exceeds 2^63 - 1.
 pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
     if attr.kind() == kind && i64::try_from(attr.size).is_ok() {
         return Ok(attr);
@@ -163,7 +165,8 @@ pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
 /// Returns the name of an extended attribute.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for an ACL, because the kernel would not use it.
+/// `EOPNOTSUPP` if `name` is the extended attribute of an ACL: the kernel would store it, but would
+/// not enforce it.
 fn not_acl(name: &[u8]) -> Result<&[u8], Errno> {
     if name.starts_with(b"system.posix_acl_") { Err(Errno::OPNOTSUPP) } else { Ok(name) }
 }

@@ -57,8 +57,8 @@ pub struct OwnedDirEntry {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The position after this entry. It is unique within the directory, never 0, and at most
-    /// 2^63 - 3.
+    /// The number of the position after this entry. A listing that continues there passes it to
+    /// `readdir`. It is unique within the directory, never 0, and at most 2^63 - 3.
     pub cookie: u64,
     /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
     /// attributes calls no `lookup`.
@@ -81,8 +81,9 @@ impl OwnedDirEntry {
 
 /// A file system whose calls are futures. An [`AsyncServer`](crate::AsyncServer) serves it.
 ///
-/// Five methods are required. The changes fail with `EROFS` by default. An implementation writes
-/// each method as an `async fn`. Its futures run on the runtime of the program ([`Spawn`]).
+/// Five methods are required. The other methods that change something fail with `EROFS` by default.
+/// An implementation writes each method as an `async fn`. Its futures run on the runtime of the
+/// program ([`Spawn`]).
 ///
 /// # What a back end may rely on
 /// - Calls that change one name never overlap, and no `lookup` of the name runs during such a call.
@@ -222,8 +223,9 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. The kernel has excluded loops. `ENOENT`
-    /// if there is no name to rename; `ENOTEMPTY` for a target directory that is not empty.
+    /// Renames `from` to `to` in the way that `mode` names. The kernel has already refused to move
+    /// a directory into itself. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a
+    /// target directory that is not empty.
     fn rename(
         &self,
         from: (&AsyncNode, Name<'_>),

@@ -11,7 +11,8 @@ use crate::dispatch::{FSYNC_DATA, Range, offset};
 use crate::mount::Pages;
 use crate::wire::{Message, Opcode, OwnedMessage};
 
-/// The longest copy of one request, in bytes. The kernel asks for the rest with another request.
+/// Maximum number of bytes that one request copies. The kernel asks for the rest with another
+/// request.
 const COPY_BYTES_MAX: u64 = 128 << 20;
 
 /// The flags of open(2) that the back end does not get, because the kernel handles them. The kernel
@@ -28,8 +29,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // After `begin`, a kill of the client does not drop the future. So the server closes each
-        // file that the back end opens.
+        // From `begin` on, the future runs to its end, even if the client is killed. So each file
+        // that the back end opens is closed again.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,
@@ -48,8 +49,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        // The kernel passes the error of a release to no program. So call `release` even if the
-        // locks could not be ended.
+        // The kernel passes the error of a release to no program. So close the file even if the
+        // back end could not drop its locks.
         let unlocked = self.end_locks(message, &node).await;
         if self.fs.has_open_state() {
             self.fs.release(&node).await;
@@ -67,7 +68,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         request.begin(&node, Pages::Keep)?;
         let unlocked = self.end_locks(message, &node).await;
         match self.fs.flush(&node).await {
-            // After `ENOSYS` the kernel would send no more flushes, but each flush must end locks.
+            // After an answer `ENOSYS` the kernel would send no more flushes. But each flush must
+            // drop the locks of the process that closes the file.
             Err(Errno::NOSYS) if self.fs.has_locks() => {}
             flushed => flushed?,
         }
@@ -80,7 +82,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let handle = args.u64()?;
-        // The handle of an open directory belongs to the server, and the back end does not know it.
+        // The server has assigned the handle of an open directory, so do not pass that handle to
+        // the back end.
         let handle = if message.header.opcode == Opcode::FSYNC { handle } else { 0 };
         let node = self.file(message)?.with_handle(handle);
         self.fs.fsync(&node, args.u32()? & FSYNC_DATA != 0).await?;

@@ -2,10 +2,10 @@
 //!
 //! [`Flights::lock`] locks a key, such as a name in a directory. Requests that need the same answer
 //! of the back end lock the same key:
-//! - The request that has the lock calls [`Flight::ask`], asks the back end, and passes the result
-//!   to [`Flight::complete`].
-//! - A request that has waited for the lock gets that result from [`Flight::shared`], if the back
-//!   end was asked after the request had begun to wait.
+//! - The request that gets the lock first calls [`Flight::ask`], asks the back end, and passes the
+//!   result to [`Flight::complete`].
+//! - A request that has waited for the lock gets that result from [`Flight::shared`]. The back end
+//!   must have been asked after the request had begun to wait.
 //!
 //! However many requests wait for one key, they need at most two calls of the back end.
 //!
@@ -33,7 +33,7 @@ use futures_util::lock::{Mutex as AsyncMutex, OwnedMutexGuard};
 /// The number of shards, each with its own mutex.
 const SHARDS: usize = 16;
 
-/// The last result of a key, with the number of the call to the back end.
+/// The last result for a key, with the number of the back-end call that has returned it.
 type Last<V> = Option<(u64, V)>;
 
 /// The locked keys.
@@ -60,8 +60,8 @@ struct User<'f, K: Hash + Eq, V> {
 
 /// A locked key. Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
-    /// Declared before `user`, so that it is dropped first: an entry whose lock is held stays in
-    /// the map (invariant G.4).
+    /// The lock of the key. This field is declared before `user`, so the lock is released first:
+    /// the map must keep an entry while its lock is held (invariant G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
     /// The number of calls to the back end that had begun when the request called `lock`.
@@ -89,8 +89,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped during the `await`, the destructor of `user` takes back the
-        // increment of `Entry::users`.
+        // If this future is dropped while it waits for the lock, the destructor of `user`
+        // decrements `Entry::users` again.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }
@@ -144,8 +144,8 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         self.guard.as_ref().filter(|(call, _)| *call > oldest).map(|(_, result)| result)
     }
 
-    /// Notes that a call to the back end begins. Requests that already wait cannot share its
-    /// result.
+    /// Gives the call to the back end that begins now its number. Requests that already wait for
+    /// the lock may share the result. Requests that call `lock` later may not.
     pub(super) fn ask(&mut self) {
         self.call = self.entry(|entry| {
             entry.calls += 1;

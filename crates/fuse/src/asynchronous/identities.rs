@@ -1,8 +1,8 @@
 //! The index of inodes by the back end's numbers.
 //!
-//! The table of the cache numbers its inodes itself. With this index the server recognises a file
-//! that the back end returns for a second name (a hard link), or for a directory that another
-//! machine has moved.
+//! The cache's table assigns its own inode numbers. With this index the server recognises a file
+//! that it already knows. The back end may return the file for a second name (a hard link), or for
+//! a directory that another machine has moved.
 //!
 //! The index also counts the inodes of each file. There may be several, because the table may drop
 //! an inode while a lookup enters the same file again.
@@ -13,7 +13,8 @@
 //! - J.2: `forget` of the back end is called when the last of these inodes is dropped. The mutex of
 //!   the shard is held during that call. So a new inode of the file is added before or after it.
 //!
-//! A file without a number (0) is not in the index. Its only name identifies it.
+//! A file for which the back end reports the number 0 is not in the index. Its only name identifies
+//! it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -88,9 +89,9 @@ impl Identities {
         entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
     }
 
-    /// Adds an inode that has just entered the table. If the index has another inode of the same
-    /// file, returns that inode, which the table may be dropping. Otherwise new names of the file
-    /// get `inode`.
+    /// Adds an inode that has just entered the table. If another inode of the same file still
+    /// exists, returns that inode, which the table may be dropping. Otherwise a lookup of a further
+    /// name of the file gets `inode`.
     pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         if ino == 0 {
@@ -111,8 +112,8 @@ impl Identities {
         earlier
     }
 
-    /// Makes new names of a file refer to `inode`, if they refer to `earlier`. Otherwise returns
-    /// the inode to which they refer.
+    /// Makes lookups of further names of a file get `inode` instead of `earlier`. If they already
+    /// get a third inode, changes nothing and returns the third inode.
     pub(super) fn replace(&self, inode: &Arc<Inode>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         let mut shard = self.shard(ino).lock();
@@ -128,8 +129,8 @@ impl Identities {
         }
     }
 
-    /// Drops an inode that has entered the table. Calls `forget` if it was the last one with its
-    /// identity.
+    /// Removes an inode that has entered the table from the index. Calls `forget` if it was the
+    /// last inode with its identity.
     pub(super) fn remove(&self, identity: Identity, forget: impl FnOnce()) {
         let mut shard = self.shard(identity.0).lock();
         let Some(entries) = shard.get_mut(&identity.0) else { return };

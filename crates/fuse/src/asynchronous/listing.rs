@@ -12,7 +12,7 @@
 //! be old when its last entries are read:
 //! - A name is entered only if no name of the directory has changed since the page was requested
 //!   ([`AsyncNode::enter_listed`]).
-//! - An entry has the attributes of the page only if they are current.
+//! - An entry is reported with the attributes in the page only if they are still current.
 //!
 //! An entry without current attributes is listed without attributes. The kernel looks its name up
 //! when a program uses it.
@@ -60,10 +60,11 @@ struct Listing {
 struct Page {
     /// The cookie after which the page starts.
     start: u64,
-    /// The time of the server's clock at which the page was requested.
+    /// The value of the server's clock, which counts the ends of changes, when the page was
+    /// requested.
     asked: u64,
-    /// The time at which the back end was asked. If other programs change the files, the kernel may
-    /// use the entries only until their timeouts after that time.
+    /// The instant at which the back end was asked for the page. If other programs change the
+    /// files, the timeouts of the entries begin at this instant.
     since: Instant,
     entries: Vec<OwnedDirEntry>,
 }

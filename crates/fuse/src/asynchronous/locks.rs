@@ -1,7 +1,7 @@
 //! Requests about locks of files, for back ends that other machines use too.
 //!
-//! A request that waits for a lock is cancelled by any signal, as fcntl(2) and flock(2) demand. If
-//! its future gets the lock at the same time, the request succeeds all the same.
+//! Any signal cancels a request that waits for a lock, as fcntl(2) and flock(2) demand. If its
+//! future gets the lock at the same time, the request succeeds in spite of the signal.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`).
 

@@ -24,12 +24,13 @@ use crate::mount::Pages;
 use crate::server::ROOT_NODE;
 use crate::wire::{Body, Message, Opcode};
 
-/// Maximum number of calls of the back end for one lookup. The lookup repeats the call if the name
-/// was invalidated during it.
+/// Maximum number of back-end calls for one lookup. The lookup repeats the call if a notification
+/// has invalidated the name during it.
 const TRIES: u32 = 4;
 
 /// A change of a name under way. If it is dropped before [`NameChange::end`], it is not known
-/// whether the back end has made the change. Then the table and the kernel drop the name.
+/// whether the back end has made the change. Then the destructor makes the table and the kernel
+/// drop the name.
 struct NameChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
     request: &'s Request,
@@ -168,8 +169,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(found(node?, attr, asked));
             }
         }
-        // The name was invalidated during each call. Answer the request, but keep the name neither
-        // in the table nor in the kernel.
+        // A notification has invalidated the name during each of the calls. Answer the request, but
+        // keep the name neither in the table nor in the kernel.
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
@@ -249,8 +250,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         flight.ask();
         let attr = match self.fs.make(&dir, name, &what).await {
             Ok(attr) => checked(attr, kind)?,
-            // The kernel did not know that the file exists. Without a call of `end`, the destructor
-            // of `change` makes the table and the kernel drop the name.
+            // The file exists, and the kernel did not know that. Return without a call of `end`:
+            // the destructor of `change` then makes the table and the kernel drop the cached name.
             Err(Errno::EXIST) => return Err(Errno::EXIST),
             Err(error) => {
                 change.end();
@@ -282,8 +283,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             .with_open(has_open_state.then_some(open));
         let open = OFlags::from_bits_retain(open);
         let found = match self.make(message, request, name, what).await {
-            // Another machine has made the file. After `ESTALE` the kernel looks the name up,
-            // checks the permission to open the file, and truncates it if necessary.
+            // Another machine has made the file. Answer `ESTALE`: the kernel then looks the name
+            // up, checks the permission to open the file, and truncates it if necessary.
             Err(Errno::EXIST) if !open.contains(OFlags::EXCL) => return Err(Errno::STALE),
             made => made?,
         };
@@ -327,8 +328,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             }
         };
         let linked = self.table.linked(&node.table_node().get(), &dir.table_node().get(), name);
-        // Without a call of `end`, the destructor of `change` drops the name. That is right if the
-        // table could not enter the name, or if another machine has changed it during the call.
+        // Call `end` only if the name in the table is current. It is not if the table could not
+        // enter it, or if another machine has changed it during the call. Then the destructor of
+        // `change` drops the name.
         let is_entry_current = linked.is_ok() && flight.is_valid();
         if is_entry_current {
             change.end();
@@ -399,11 +401,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
         let (from, to) = (from.table_node().get(), to.table_node().get());
-        // Unless `end` is called, the destructor of `changes` drops both names. That is right in
-        // three cases:
-        // - the table cannot rename;
-        // - the back end does not have the names that the kernel knows;
-        // - another machine has changed a name during the call.
+        // Unless `end` is called, the destructor of `changes` drops both names. They must be
+        // dropped in three cases:
+        // - The table cannot rename.
+        // - The back end does not have the names that the kernel knows.
+        // - Another machine has changed a name during the call.
         let is_told = match (renamed, mode) {
             (Ok(()), RenameMode::Exchange) => {
                 self.table.exchanged((&from, old), (&to, new)).is_ok()

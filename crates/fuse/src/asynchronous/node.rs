@@ -57,13 +57,15 @@ struct State {
     asked: u64,
     /// The number of changes of the inode under way.
     changing: u32,
-    /// The time of the clock at which the last change of the inode ended.
+    /// The value of the server's clock, which counts ended changes, when the last change of the
+    /// inode ended.
     changed: u64,
     /// For a directory: the number of changes of its names under way.
     names_changing: u32,
-    /// For a directory: the time at which the last change of its names ended.
+    /// For a directory: the value of the server's clock when the last change of its names ended.
     names_changed: u64,
-    /// For a directory: the time at which the last notification invalidated one of its names.
+    /// For a directory: the value of the server's clock when a notification last invalidated one of
+    /// its names.
     names_invalidated: u64,
 }
 
@@ -72,13 +74,13 @@ pub(super) struct Shared {
     fs: Arc<dyn Forget>,
     /// Counts the ends of changes.
     clock: AtomicU64,
-    /// The time at which the last change of a dropped inode ended. New inodes of the same file
-    /// start with this time (invariant H.3).
+    /// The value of the server's clock when the last change of any dropped inode ended. New inodes
+    /// of the same file start with this value (invariant H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
 
-/// The method of a back end that the destructor of an inode calls.
+/// The interface by which the destructor of an inode calls `forget` of the back end.
 trait Forget: Send + Sync {
     fn forget(&self, ino: u64, generation: u64);
 }
@@ -117,7 +119,8 @@ impl Shared {
         Arc::new(Shared { fs, clock, evicted, identities: Identities::new() })
     }
 
-    /// Returns the time of the clock. A request reads the clock before it calls the back end.
+    /// Returns the value of the server's clock, which counts ended changes. A request reads the
+    /// clock before it calls the back end.
     pub(super) fn now(&self) -> u64 {
         // ORDERING: SeqCst. If the time that a request reads is at or after the end of a change,
         // the request calls the back end after the end of the change.
@@ -131,8 +134,8 @@ impl Shared {
 }
 
 impl Inode {
-    /// Returns an inode for a file that the back end has returned. `known` tells why no earlier
-    /// inode of the same file can be used.
+    /// Returns an inode for a file that the back end has returned. `known` tells whether an earlier
+    /// inode of the same file exists, which the table may be dropping.
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
             // ORDERING: SeqCst. As for the clock.
@@ -162,8 +165,9 @@ impl Inode {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // An inode of the same file may have changed the file and left the index before `add`.
-        // `evicted` is at least the end of that change (invariant H.3).
+        // Before this inode was added, another inode of the same file may have changed the file and
+        // left the index. `evicted` is at least the time at which that change ended (invariant
+        // H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. As for the clock.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
@@ -265,8 +269,8 @@ impl AsyncNode {
     }
 
     /// Returns a path of this inode from the root: `/` for the root, `/a/b` below it. All names on
-    /// the path existed at one instant during this call. A rename may change the path later, so a
-    /// back end whose files are renamed finds them by [`AsyncNode::ino`].
+    /// the path existed at one instant during this call. A rename may change the path later. So a
+    /// back end that allows renames should find files by [`AsyncNode::ino`].
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more.

@@ -68,9 +68,9 @@ pub fn serve_async<F: AsyncFileSystem>(
 /// - With [`Options::exclusive`], the server answers lookups and requests for attributes from its
 ///   cache.
 /// - With [`Options::shared`], it calls the back end whenever the kernel asks.
-/// - Requests for one name that wait at the same time share an answer, which is never older than
-///   the request.
-/// - Of the other options, the server uses the timeouts, `readdirplus`, the limits, and
+/// - Requests for one name that wait at the same time share one answer of the back end. No request
+///   gets an answer that is older than itself.
+/// - From the other options, the server uses the timeouts, `readdirplus`, the limits, and
 ///   `requests_max`.
 pub struct AsyncServer<F> {
     pub(super) fs: Arc<F>,
@@ -116,7 +116,8 @@ pub(super) struct Found {
 pub(super) enum Entering {
     /// A lookup has found the name.
     Found,
-    /// The request has just made the file. An older file with this name is a different one.
+    /// The request has just made the file. If the table has an inode under this name, that inode
+    /// belongs to another file.
     Made,
 }
 
@@ -211,8 +212,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         if is_current { timeouts } else { timeouts.without_attributes() }
     }
 
-    /// Returns the child `name` of `dir` with its attributes from the cache. Returns `None` if
-    /// either is not cached, or if other programs may change files.
+    /// Returns the child `name` of `dir` with its attributes from the cache. Returns `None` if one
+    /// of them is not cached. Also returns `None` if other programs may change files, because the
+    /// cached answer may then be old.
     pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
         if !self.is_exclusive() {
             return None;
@@ -222,8 +224,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Some(Found { node, attr, is_current: true, is_entry_current: true })
     }
 
-    /// Enters an answer of the back end for `name` in `dir` into the table. The caller excludes
-    /// changes of the name.
+    /// Enters an answer of the back end for `name` in `dir` into the table. The caller holds the
+    /// lock of the name, so the name does not change meanwhile.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered_if`] and [`InodeTable::linked`].
@@ -390,8 +392,9 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
-        // First drop the calls under way, so that their answers no longer enter the table. Then
-        // drop the names, and with them an answer that has entered the table just before.
+        // First invalidate the calls under way, so that their answers cannot enter the table any
+        // more. Then drop the names. This also drops an answer that has entered the table just
+        // before.
         self.flights.invalidate_all();
         self.table.cache().invalidate_all(&mut |number, kind| {
             if let Ok(node) = self.node(number) {

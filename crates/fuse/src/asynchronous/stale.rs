@@ -2,8 +2,8 @@
 //! result.
 //!
 //! A killed client gets `EINTR`, but its change goes on. A future that panics may have made its
-//! change. After both, the kernel may still have the old names, attributes and pages in its cache.
-//! So a thread tells the kernel to drop them.
+//! change. In both cases, the kernel may still have the old names, attributes and pages in its
+//! cache. So a thread tells the kernel to drop them.
 //!
 //! To send a notification, a thread may have to wait for a lock of the kernel that the client of
 //! another request holds. So threads of the runtime and threads that read requests must not send
@@ -38,8 +38,8 @@ pub(super) struct Stale {
 /// Notifications that a thread sends.
 #[derive(Debug)]
 struct Queue<T> {
-    /// The notifications, and true if a thread sends them. Protected by its own mutex. A thread
-    /// that holds it takes no other lock.
+    /// The notifications. The `bool` is true while a thread sends them. Protected by its own mutex.
+    /// A thread that holds it takes no other lock.
     waiting: Mutex<(Vec<T>, bool)>,
 }
 

@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const ROOT: u64 = crate::server::ROOT_NODE;
 /// A pid that no process has, since all pids are below 2^22. A request of it counts as killed.
 const KILLED: u32 = u32::MAX;
-/// The first byte of a lock that the back end grants, but whose answer is lost.
+/// The first byte of the locked range of a special request: the back end grants this lock, but its
+/// answer is lost.
 const LOST_LOCK: u64 = 99;
 /// The size of a buffer for entries, in bytes.
 const LISTING_BYTES: u32 = 4096;
@@ -50,7 +51,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Waits until the gate is open. This blocks one of the threads of the runtime.
+    /// Waits until the test opens the gate. This blocks one of the threads of the runtime.
     fn pass(&self) {
         let mut is_closed = self.is_closed.lock();
         while *is_closed {
@@ -438,7 +439,9 @@ fn lock_that_is_granted_beside_a_signal_is_a_success() {
     assert_eq!(rig.taken_calls(), ["Write 3 to 9"]);
 }
 
-/// The kernel sends no flush for the owner of a lock of an open file description.
+/// Checks that a lock ends with the release of its open file. The back end grants the lock, but its
+/// answer is lost. For a lock of an open file description, the kernel sends no flush that would end
+/// it.
 #[test]
 fn lock_whose_answer_was_lost_ends_with_its_file() {
     let rig = Rig::new(Options::exclusive());
@@ -458,8 +461,8 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
-    // At most one request may run at a time, and now the lookup runs. A request that waits for a
-    // lock does not count.
+    // The server may run one request at a time, and the lookup is running. A request that waits for
+    // a lock must start nevertheless, because the limit does not count it.
     rig.taken_calls();
     let lock = rig.send(&message(Opcode::SETLKW, node, 44, 1, &args(&[0, 77, 3, 9, 1, 0])));
     rig.wait_for("the lock is requested", |rig| {
@@ -494,8 +497,8 @@ fn end_of_the_connection_ends_queued_requests() {
     assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
 }
 
-/// A removal of one name of a file changes the attributes that are cached for its other name. This
-/// holds even if the table no longer has the removed name. Trap T25.
+/// If one name of a file is removed, the attributes that are cached for its other name must change
+/// too. This must hold even if the table no longer has the removed name. Trap T25.
 #[test]
 fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     let rig = Rig::new(Options::exclusive());

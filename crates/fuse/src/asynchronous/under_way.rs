@@ -5,10 +5,11 @@
 //!
 //! # The end of a request
 //! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
-//! same time gets exactly one answer. The end of a future drops its [`Running`], whose destructor:
-//! - answers if the future has not answered, with `EINTR` after a cancellation and with `EIO` after
-//!   a panic;
-//! - starts the next request of the queue.
+//! same time gets exactly one answer. When a future ends, it drops its [`Running`], whose
+//! destructor has two tasks:
+//! - If the future has not answered, it answers: with `EINTR` after a cancellation, and with `EIO`
+//!   after a panic.
+//! - It starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
 //! - Until then, a cancelled request is dropped.
@@ -43,9 +44,9 @@ pub(super) struct UnderWay {
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// The number of calls of `start_waiting` that the starting thread has not handled yet. The
-    /// thread whose call makes the number 1 becomes the starting thread. It also starts requests
-    /// for the other calls.
+    /// The number of calls of `start_waiting` that are not handled yet. The thread that raises it
+    /// from 0 to 1 starts the queued requests, and it does so for the calls of all other threads
+    /// too.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
@@ -114,8 +115,8 @@ impl UnderWay {
         &self.stale
     }
 
-    /// Runs the future that `serve` returns for a request, or queues it. The future takes the
-    /// reply, and answers by it alone.
+    /// Runs the future that `serve` returns for a request, or queues it. The request owns `reply`.
+    /// The future answers by taking the reply from the request.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
         header: Header,
@@ -160,8 +161,9 @@ impl UnderWay {
     }
 
     fn start_waiting(&self) {
-        // ORDERING: SeqCst. The call that finds 0 becomes the starting thread. Any other call adds
-        // to `starts` before the starting thread subtracts, so that thread checks the queue again.
+        // ORDERING: SeqCst. The thread that finds 0 starts the queued requests. Any other thread
+        // adds to `starts` before the starting thread subtracts, so the starting thread checks the
+        // queue again.
         if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
             return;
         }
@@ -243,8 +245,8 @@ impl Request {
         self.state.lock().reply.take()
     }
 
-    /// Begins a change of `node`, and of the file's content unless the pages are kept. From now on,
-    /// a kill of the client does not drop the future.
+    /// Begins a change of `node`. If `pages` is not `Pages::Keep`, the content of the file changes
+    /// too. From now on, a kill of the client does not drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.

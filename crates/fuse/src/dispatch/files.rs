@@ -37,8 +37,8 @@ impl Requests {
         self.open_out((header.node, flags), opened, body)
     }
 
-    /// Adds the answer to a request that has opened a file, given by its node and the flags of
-    /// open(2).
+    /// Writes the answer to an open of `node` with the open(2) flags `open_flags`. With
+    /// passthrough, the answer names the file of the host that the kernel uses.
     pub(super) fn open_out(
         &self,
         (node, open_flags): (u64, u32),
@@ -51,7 +51,7 @@ impl Requests {
             None => None,
         };
         match id {
-            // For a passed-through file, the kernel refuses all flags that are not in
+            // With passthrough, the kernel refuses an answer that contains any flag outside
             // `FOPEN_BESIDE`.
             Some(id) => {
                 body.passed_out(opened.handle, flags & FOPEN_BESIDE | FOPEN_PASSTHROUGH, id)
@@ -208,8 +208,8 @@ impl Range {
     /// Returns the range of a file.
     ///
     /// # Errors
-    /// `EINVAL` if [`offset`] refuses the offset. Do not call this method for a request for a
-    /// listing: its offset is a cookie, which may have any value.
+    /// `EINVAL` if [`offset`] refuses the offset. Do not call this method for a listing: the offset
+    /// in its request is a cookie, which may have any value.
     pub(crate) fn checked(self) -> Result<Range, Errno> {
         offset(self.offset).map(|_| self)
     }
@@ -224,8 +224,8 @@ pub(crate) fn offset(bytes: u64) -> Result<u64, Errno> {
     if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
-/// Returns the result of a listing. A listing that fails after it has added entries to the answer
-/// succeeds with these entries.
+/// Returns the result of a listing. If the listing has failed but the answer already contains
+/// entries, the result is a success with these entries.
 fn unless_entries_were_taken(listed: Result<(), Errno>, body: &Body<'_>) -> Result<(), Errno> {
     if body.len() > 0 { Ok(()) } else { listed }
 }

@@ -1,7 +1,8 @@
 //! A fuzz test of FUSE requests. A request may contain any bytes, as if the kernel had sent them.
 //!
 //! The test checks that the dispatcher never panics. It also checks that every request gets an
-//! answer, unless guarantee D.1 exempts it, and that the answer fits the buffer of the transport.
+//! answer, except those that the kernel expects none for, such as a forget. The answer must fit the
+//! buffer of the transport.
 
 use std::sync::mpsc::channel;
 
@@ -43,7 +44,7 @@ fn small() -> Arc<Dispatcher> {
     dispatcher
 }
 
-/// Serves a message. A request without an answer counts as a success.
+/// Serves a message. If the kernel expects no answer to the request, the result is a success.
 fn serve(
     dispatcher: &Arc<Dispatcher>,
     message: Message<'_>,

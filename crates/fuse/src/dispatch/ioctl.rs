@@ -18,8 +18,8 @@ impl Requests {
         let (file, out_bytes) = ((header.node, handle), out_bytes as usize);
         let reply = self.server.ioctl(header.caller, file, command, input, out_bytes)?;
         body.u32(reply.result as u32)?;
-        // The rest of `struct fuse_ioctl_out`: no flags, and no lists of further memory ranges,
-        // which only CUSE supports.
+        // The other fields of `struct fuse_ioctl_out` are 0: no flags, and no lists of further
+        // memory ranges, which only CUSE supports.
         [0; 3].iter().try_for_each(|word| body.u32(*word))?;
         body.bytes(&reply.output)
     }

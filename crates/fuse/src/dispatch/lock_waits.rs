@@ -33,18 +33,20 @@ use crate::wire::{Body, OwnedMessage};
 /// The first and the longest pause between two calls of the back end for one waiting request.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
-/// The requests that wait for locks. A drop ends their thread, and answers them with `EINTR`.
+/// The requests that wait for locks. The destructor ends the thread that retries them, and answers
+/// them with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The thread, which the first request that waits starts. Protected by its own mutex. A thread
-    /// that holds it takes no other lock.
+    /// The thread that retries the requests. The first request that waits starts it. Protected by
+    /// its own mutex. A thread that holds it takes no other lock.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 struct Shared {
     /// Protected by its own mutex.
     queue: Mutex<Queue>,
-    /// Notified after a change of the queue. The thread waits on it, with the mutex of `queue`.
+    /// Notified after a change of the queue. The retrying thread waits on it, with the mutex of
+    /// `queue`.
     changed: Condvar,
     interrupts: Arc<Interrupts>,
 }
@@ -54,8 +56,8 @@ struct Shared {
 struct Queue {
     /// The requests, the oldest first.
     waits: Vec<Wait>,
-    /// The file about whose lock the thread is asking the back end, and true if a lock of the file
-    /// was dropped since the call began.
+    /// The file for which the retrying thread is calling the back end. The `bool` is true if a lock
+    /// of the file was dropped since that call began.
     asked: Option<(u64, bool)>,
     is_closed: bool,
 }
@@ -176,8 +178,8 @@ impl Shared {
             wait.due = Instant::now() + wait.pause;
             wait.pause = (wait.pause * 2).min(PAUSES[1]);
         }
-        // Other threads only add requests at the end of the queue, so `at` is still the place of
-        // this request.
+        // The queue was unlocked during the call of the back end. But other threads only add
+        // requests at its end, so the request goes back to the index `at`.
         queue.waits.insert(at, wait);
     }
 
@@ -229,8 +231,9 @@ impl Interruptible for Signal {
     fn cancel(&self) {
         // ORDERING: Relaxed. See `has_come`.
         self.has_come.store(true, Ordering::Relaxed);
-        // After this lock and unlock of the queue, the thread that serves the queue either sleeps
-        // already, or has not yet checked the flag. So it does not miss the notification.
+        // The thread that serves the queue checks the flag under this lock. So after the lock was
+        // taken once, that thread either sleeps already or will see the flag, and the notification
+        // is not lost.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }

@@ -97,8 +97,8 @@ impl Requests {
 
     /// Returns the flags of an answer that opens a file.
     pub(super) fn open_flags(&self, opened: Opened) -> u32 {
-        // Writes to a passed-through file do not update the pages that the kernel has cached
-        // before.
+        // The kernel must not keep its cached pages if the file may be passed through: writes to
+        // the file of the host do not update them.
         let keeps = self.opens_are_free || self.keeps_cache && self.passthrough.is_none();
         let keep = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
         (opened.flags | keep).bits()

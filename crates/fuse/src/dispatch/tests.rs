@@ -154,8 +154,8 @@ fn fsync_that_waits_delays_no_other_request() {
     assert_eq!(answer(), Ok(Vec::new()));
 }
 
-/// Dropping the dispatcher must wait for a running fsync. The last transport thread may drop the
-/// dispatcher while an offload thread runs an fsync.
+/// The last transport thread may drop the dispatcher while an offload thread runs an fsync. The
+/// drop must wait for the end of that fsync.
 #[test]
 fn drop_waits_for_requests_that_run_later() {
     let (wake, woken) = channel::<()>();

@@ -4,8 +4,8 @@
 //! expired the name of this directory, or of one above, the kernel detaches the file system. So the
 //! notification is sent only while no such file system exists.
 //!
-//! Between the check and the notification, a user may mount a file system, which then is detached.
-//! The module sees the mounts of the mount namespace in which it was started, and of no other.
+//! Between the check and the notification, a user may mount a file system, which the kernel then
+//! detaches. The module sees only the mounts of the mount namespace in which it was started.
 //!
 //! Source: Linux `fuse_dentry_revalidate`, `d_invalidate` and `mounts_poll`; proc_pid_mountinfo(5).
 
@@ -30,7 +30,7 @@ impl MountsBelow {
     /// Watches the mount whose device has the major and minor number `device`.
     pub(super) fn watch(device: (u32, u32)) -> MountsBelow {
         let table = File::open(table::MOUNT_TABLE).ok();
-        // The table is read after it was opened. So no later change is missed.
+        // Read the table after it was opened: poll(2) on the open file reports each later change.
         MountsBelow { table, device, is_any: Mutex::new(table::has_mounts_below(device)) }
     }
 
@@ -41,7 +41,7 @@ impl MountsBelow {
         let mut is_any = self.is_any.lock();
         let mut polled = [PollFd::new(table, PollFlags::PRI)];
         // poll(2) reports each change of the table only once. So the lock is held until the table
-        // was read.
+        // was read, and no other thread uses the old result meanwhile.
         let has_changed = poll(&mut polled, Some(&Timespec::default())) != Ok(0);
         if has_changed || is_any.is_none() {
             *is_any = table::has_mounts_below(self.device);

@@ -78,7 +78,6 @@ impl AsFd for Device {
     }
 }
 
-/// Tells whether a notification also drops the cached pages of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
     Keep,
@@ -254,8 +253,9 @@ fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
-/// Mounts on the directory `given`, which is `path` without symbolic links. Root mounts on `given`
-/// itself: `/proc/self/fd/N` is an open directory, also if its path leads to another one meanwhile.
+/// Mounts on the directory `given`. `path` is the same directory without symbolic links, for
+/// fusermount3(1). Root mounts on `given` itself. If it is `/proc/self/fd/N`, it stays the same
+/// open directory, even if `path` leads to another one meanwhile.
 pub(super) fn mount(
     given: &Path,
     path: &Path,
@@ -373,8 +373,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting fusermount3(1) does not show that the program is missing. If this user may
-/// not search one of the directories in `PATH`, the error is `EACCES`.
+/// The error of starting fusermount3(1) does not show reliably that the program is missing. It is
+/// `EACCES` instead of `ENOENT` if this user may not search one of the directories in `PATH`.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())

@@ -30,7 +30,7 @@ pub enum MountError {
     NoUring,
     /// This user needs fusermount3(1), which is not installed.
     NoFusermount,
-    /// fusermount3(1) failed. The text is the first line of the message that it has printed.
+    /// fusermount3(1) has failed. The text is the first line that it has printed to stderr.
     Fusermount(Box<str>),
     /// A system call failed. The text names the step that failed.
     System(&'static str, Errno),

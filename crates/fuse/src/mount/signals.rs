@@ -106,8 +106,8 @@ impl<S: Send + Sync + 'static> Mount<S> {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // Ignore an error: if the receiver is gone, a signal has ended the mount, and the
-            // process ends soon.
+            // Ignore an error: the receiver is gone only after a signal has ended the mount, and
+            // then the process ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {

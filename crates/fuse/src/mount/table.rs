@@ -7,9 +7,9 @@
 //! (`mount --bind`) have the same device number, and the kernel reuses mount numbers. The path can
 //! change: the mount may be moved, or a directory above it may be renamed.
 //!
-//! mount(2) does not return the number of the new mount, so this module reads it from the table
-//! afterwards. So that no other process mounts on the directory in between, each process that
-//! mounts with this crate holds a [`MountpointLock`] on it.
+//! mount(2) does not return the number of the new mount, so this module reads it from the mount
+//! table afterwards. In between, another process could mount on the same directory. So each process
+//! that mounts with this crate holds a [`MountpointLock`] on the directory.
 //!
 //! Source: proc_pid_mountinfo(5).
 
@@ -27,8 +27,8 @@ use super::error::MountError;
 
 pub(super) const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// Maximum number of attempts to take the lock on a mountpoint, and the pause between two attempts.
-/// Another process that mounts holds the lock for a few milliseconds.
+/// Maximum number of attempts to take the lock on a mountpoint. Another process that mounts with
+/// this crate holds the lock for a few milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -51,7 +51,7 @@ pub(super) struct MountEntry {
     pub(super) is_fuse: bool,
 }
 
-/// A lock on the directory of a new mount, released when the value is dropped. The field is `None`
+/// A lock on the directory of a new mount, released when the value is dropped. It contains `None`
 /// if the directory cannot be locked.
 #[must_use = "other processes may mount once it is dropped"]
 pub(super) struct MountpointLock(

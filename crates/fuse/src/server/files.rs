@@ -1,4 +1,5 @@
-//! Requests that open, read, write and close files, or that read symbolic links. Also statfs.
+//! Requests that open, read, write and close files, that read symbolic links, or that ask for the
+//! state of the file system (statfs).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,11 +28,11 @@ pub enum WriteOrigin {
     /// A process has called write(2) and waits for the answer.
     Call,
     /// A process has called write(2) for a file that is open with `O_APPEND`. The offset in the
-    /// request is the end of the file in the kernel's cache. The true end may be higher.
+    /// request is the end of the file as the kernel has cached it. The true end may be higher.
     ///
-    /// A write of pwritev2(2) with `RWF_NOAPPEND` looks like an append: the request contains only
-    /// the flags of the open file. The offset does not help. The offset of an append may be before
-    /// the end of the file, too, because another program may have extended the file.
+    /// A write of pwritev2(2) with `RWF_NOAPPEND` cannot be distinguished from an append: the
+    /// request contains only the flags of the open file. The offset does not help, because another
+    /// program may have extended the file. So the offset of an append may also lie before the end.
     Append,
     /// The kernel writes back dirty pages. The write request does not name the user that has
     /// written the data, so the server cannot check that user's permission.
@@ -67,9 +68,10 @@ impl Server {
     }
 
     pub(crate) fn passes_through(&self) -> bool {
-        // - Only root may register files.
-        // - The kernel does not allow passthrough together with a write-back cache.
-        // - If the server checks permissions, the kernel does not know which users may read.
+        // Passthrough needs three conditions:
+        // - This process is root, because only root may register files.
+        // - There is no write-back cache, with which the kernel does not allow passthrough.
+        // - The kernel checks permissions. Otherwise it would not know which users may read.
         rustix::process::geteuid().is_root()
             && self.has_backing_files
             && self.has_open_state
@@ -78,8 +80,8 @@ impl Server {
             && self.options.permissions == Permissions::Kernel
     }
 
-    /// Returns the file of the host that has the content of an open file. `None` if a write must
-    /// come to the server, because the server clears the set-group-ID bit.
+    /// Returns the file of the host that has the content of an open file. Returns `None` if the
+    /// server must see each write, because it has to clear the set-group-ID bit.
     pub(crate) fn backing_file(&self, node: u64, handle: u64) -> Option<Arc<OwnedFd>> {
         let inode = self.counted(node).ok()?;
         match self.vfs.mode(&inode) {
@@ -132,7 +134,8 @@ impl Server {
         }
         self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
-        // After `ENOSYS` the kernel would send no more flushes, but later flushes must end locks.
+        // After an answer `ENOSYS` the kernel would send no more flushes. But later flushes must
+        // end locks too, so do not return `ENOSYS`.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
@@ -361,7 +364,8 @@ impl Server {
     /// those of fallocate(2).
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for flags that are unknown or not supported. `EINVAL`, `EFBIG`, `ENOSPC`.
+    /// `EOPNOTSUPP` for flags that are unknown or not supported; `EINVAL`, `EFBIG` and `ENOSPC` as
+    /// in fallocate(2).
     pub fn fallocate(
         &self,
         caller: Caller,

@@ -1,11 +1,12 @@
 //! Requests of ioctl(2) and poll(2).
 //!
-//! Inode flags have two pairs of commands. One pair has the flags of ioctl_iflags(2). The other
-//! pair has a `struct fsxattr` (ioctl_xfs_fsgetxattr(2)), with other numbers for some of the flags.
-//! When a client sets flags by the first pair, the kernel reads the old ones by the second pair.
+//! ioctl(2) has two pairs of commands that read and set the flags of an inode. One pair passes the
+//! flags of ioctl_iflags(2). The other pair passes a `struct fsxattr` (ioctl_xfs_fsgetxattr(2)),
+//! which has other numbers for some flags. When a client sets flags with the first pair, the kernel
+//! reads the old ones with the second pair.
 //!
-//! A kernel since Linux 5.13 checks the owner and the capabilities of a client that sets flags. An
-//! older one passes the request on without a check. So the server makes the same check.
+//! Since Linux 5.13, the kernel checks the owner and the capabilities of a client that sets flags.
+//! An older kernel passes the request on without a check. So the server makes the same check.
 //!
 //! Source: Linux `fs/fuse/ioctl.c`, `fs/file_attr.c`.
 
@@ -26,7 +27,7 @@ const SET_FSXATTR: u32 = 0x401c_5820;
 /// The length of a `struct fsxattr` in bytes. The first word has the flags. The others are about
 /// extents and projects, which are not supported.
 const FSXATTR_BYTES: usize = 28;
-/// The flags that a `struct fsxattr` has too, each with its number there.
+/// The inode flags that a `struct fsxattr` also has, each with its number in that structure.
 const FSXATTR_FLAGS: [(InodeFlags, u32); 5] = [
     (InodeFlags::IMMUTABLE, 0x8),
     (InodeFlags::APPEND, 0x10),
@@ -118,8 +119,8 @@ impl Server {
         self.vfs.poll(&self.inode(node)?, handle, wanted, waker)
     }
 
-    /// Returns a waker of the clients that poll an open file. `kernel_handle` is the kernel's
-    /// number of the open file. `None` if the server is not mounted.
+    /// Returns an object that wakes the clients that poll an open file. `kernel_handle` is the
+    /// kernel's number of the open file. Returns `None` if the server is not mounted.
     pub(crate) fn poll_waker(&self, kernel_handle: u64) -> Option<PollWaker> {
         let notifier = self.notifier.get()?.clone();
         Some(PollWaker::new(move || notifier.wake_pollers(kernel_handle)))
@@ -131,8 +132,8 @@ fn to_fsxattr(flags: InodeFlags) -> u32 {
     FSXATTR_FLAGS.iter().filter(has).map(|(_, bit)| bit).sum()
 }
 
-/// Returns the flags that a `struct fsxattr` sets for a file with the flags `old`. The flags that
-/// the structure does not have stay.
+/// Returns the new flags of a file whose old flags are `old`, after a `struct fsxattr` was set.
+/// Flags for which the structure has no bit keep their value.
 ///
 /// # Errors
 /// `EINVAL` for a structure that is too short; `EOPNOTSUPP` if it sets anything but known flags.

@@ -81,9 +81,10 @@ impl Server {
     /// not taken. A page without entries means the end of the directory.
     ///
     /// # Errors
-    /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
-    /// an error comes after an entry was taken, this call succeeds. The next call, which starts
-    /// after the last taken entry, returns the error.
+    /// `ENOTDIR` if `node` is no directory; `ESTALE` if the kernel does not hold `node`;
+    /// `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If an error comes after
+    /// an entry was taken, this call succeeds. The next call, which starts after the last taken
+    /// entry, returns the error.
     ///
     /// # Examples
     /// ```
@@ -221,8 +222,9 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        // If the kernel may keep nothing of an entry, report no attributes. With them, the kernel
-        // would also stop using the entry that it has cached before.
+        // An entry that the kernel may keep for no time is reported without attributes. With
+        // attributes of zero lifetime, the kernel would also drop the entry that it has cached
+        // before.
         let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
         let entry = match self.has_leases() && has_no_time {
             true => None,
@@ -342,8 +344,8 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names after `cookie`, at most as many as fill an answer of the expected
-    /// size.
+    /// Collects a page of names after `cookie`. The page has at most as many names as fit into an
+    /// answer of the expected size.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();

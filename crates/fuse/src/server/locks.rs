@@ -16,8 +16,9 @@ impl Server {
     /// Returns true if the kernel must drop its pages of a file when a lock is taken, because other
     /// machines may have written the file.
     ///
-    /// A new modification time alone is not enough. The kernel ignores attributes if a write of the
-    /// same mount ends while these attributes are under way.
+    /// A new modification time in an answer would not make the kernel drop its pages reliably. The
+    /// kernel ignores attributes in an answer if a write of the same mount ends while that answer
+    /// is on its way.
     pub(crate) fn locks_drop_pages(&self) -> bool {
         self.has_locks && self.options.ownership == Ownership::Shared
     }
@@ -35,8 +36,9 @@ impl Server {
         self.vfs.get_lock(&self.inode(node)?, handle, lock)
     }
 
-    /// Takes, changes or drops a lock. Does not wait for other owners. If locks drop pages of the
-    /// kernel, a thread that serves reads or writes must not take a lock.
+    /// Takes, changes or drops a lock. Does not wait for other owners. If a lock makes the kernel
+    /// drop pages, the kernel may first read or write them. Then a thread that serves reads or
+    /// writes must not call this method.
     ///
     /// # Errors
     /// `EAGAIN` if another owner has a lock that conflicts; `EINVAL` for an invalid range; the
@@ -136,7 +138,9 @@ mod tests {
         }
     }
 
-    /// The kernel sends no flush for the owner of a lock of an open file description.
+    /// Checks that a lock ends with the release of its open file. The back end grants the lock, but
+    /// its answer is lost. For a lock of an open file description, the kernel sends no flush that
+    /// would end it.
     #[test]
     fn lock_whose_answer_was_lost_ends_with_its_file() {
         let fs = Arc::new(Forgetful::default());

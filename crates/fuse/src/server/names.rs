@@ -44,7 +44,8 @@ impl Server {
     /// Creates a file of any type.
     ///
     /// # Errors
-    /// `EEXIST`; `ENAMETOOLONG`; `EACCES`, `EPERM`; `ENOSPC`; the errors of the back end.
+    /// `EEXIST`, `ENAMETOOLONG`, `EACCES`, `EPERM` and `ENOSPC` as in mknod(2); the errors of the
+    /// back end.
     pub fn make(
         &self,
         caller: Caller,
@@ -171,7 +172,8 @@ impl Server {
     /// Gives `node` another name.
     ///
     /// # Errors
-    /// `EEXIST`; `EPERM` for a directory; `EMLINK`; `EACCES`; the errors of the back end.
+    /// `EPERM` if the file is a directory; `EEXIST`, `EMLINK` and `EACCES` as in link(2); the
+    /// errors of the back end.
     pub fn link(
         &self,
         caller: Caller,
@@ -189,7 +191,8 @@ impl Server {
     /// Removes a name.
     ///
     /// # Errors
-    /// `ENOENT`; `EISDIR`, `ENOTDIR`; `ENOTEMPTY`; `EACCES`, `EPERM`; the errors of the back end.
+    /// `ENOENT`, `EISDIR`, `ENOTDIR`, `ENOTEMPTY`, `EACCES` and `EPERM` as in unlink(2) and
+    /// rmdir(2); the errors of the back end.
     pub fn remove(
         &self,
         caller: Caller,
@@ -205,8 +208,9 @@ impl Server {
     /// Renames a file. The `flags` are those of renameat2(2), except `RENAME_WHITEOUT`.
     ///
     /// # Errors
-    /// `EINVAL` for other flags, or if a directory would move into itself; `EEXIST`, `ENOENT`,
-    /// `ENOTEMPTY`, `EISDIR`, `ENOTDIR`; `EACCES`, `EPERM`; the errors of the back end.
+    /// `EINVAL` for other flags, or if a directory would move into itself. `EEXIST`, `ENOENT`,
+    /// `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `EACCES` and `EPERM` as in rename(2). The errors of the
+    /// back end.
     ///
     /// # Examples
     /// ```
@@ -244,8 +248,9 @@ impl Server {
 
     /// Returns the credentials for the creation of the file `new`.
     ///
-    /// A new file that its group may execute loses set-group-ID, unless the caller is in the file's
-    /// group. Kernels before 6.0 leave this to the server.
+    /// A file that its group may execute must not be created with set-group-ID, unless the caller
+    /// is in that group. Kernels before 6.0 leave this check to the server, which then needs the
+    /// caller's groups.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked && !self.has_stripped_new_modes() {

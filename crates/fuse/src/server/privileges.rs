@@ -10,9 +10,9 @@
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
 //!
-//! - With `FUSE_SETXATTR_EXT` a request that sets an ACL says whether set-group-ID is cleared:
-//!   unless the caller is in the group of the file or has `CAP_FSETID`. `/proc` would not show the
-//!   capabilities of a caller in another user namespace.
+//! - With `FUSE_SETXATTR_EXT` a request that sets an ACL says whether the server must clear
+//!   set-group-ID. The bit stays if the caller is in the group of the file or has `CAP_FSETID`.
+//!   `/proc` would not show the capabilities of a caller in another user namespace.
 //! - The back end clears the bits in the step that changes the file, under the attribute lock of
 //!   the inode.
 //! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
@@ -29,7 +29,7 @@
 //! - For chown(2) without an owner and without a group. The kernel leaves the check of the caller
 //!   to the server, too, which clears the bits for the owner, and refuses other callers.
 //!
-//! For a file that the kernel writes itself ([`passthrough`](crate::passthrough)), no request
+//! If the kernel writes the file itself ([`passthrough`](crate::passthrough)), no write request
 //! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
@@ -51,19 +51,20 @@ use crate::wire::Features;
 /// The extended attribute of file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The statement of a request about the set-user-ID and set-group-ID bits of the file it changes. A
-/// request that sets an ACL says it only about set-group-ID.
+/// Tells whether the change that a request makes must clear the set-user-ID and set-group-ID bits
+/// of the file. In a request that sets an ACL, it is only about set-group-ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetId {
     /// The request says nothing.
     #[default]
     Unsaid,
-    /// The caller has `CAP_FSETID`, so the bits stay. A caller that sets an ACL may also be in the
-    /// group of the file.
+    /// The bits stay, because the caller has `CAP_FSETID`. In a request that sets an ACL, the
+    /// reason may also be that the caller is in the group of the file.
     Keep,
-    /// The caller does not have `CAP_FSETID`, so the bits go. A lone set-group-ID bit stays if the
-    /// caller is in the group of the file, and the request sets no ACL.
+    /// The bits go, because the caller does not have `CAP_FSETID`. Exception: if the group may not
+    /// execute the file, set-group-ID stays for a caller in that group, unless the request sets an
+    /// ACL.
     Clear,
 }
 
@@ -83,9 +84,10 @@ impl Server {
         let _ = self.features.set((offered, chosen));
     }
 
-    /// Returns true if the kernel has cleared set-group-ID of a new file if the caller may not set
-    /// it. Linux does so since 6.0. This feature shows a kernel of 6.3 or newer. The kernel judges
-    /// by its cached attributes of the directory, which other programs may have changed.
+    /// Returns true if the kernel has already cleared set-group-ID of a new file whose creator may
+    /// not set it. Linux does so since 6.0, but the feature that this method checks exists only
+    /// since 6.3. The kernel judges by its cached attributes of the directory. So the result is
+    /// false if other programs may change these attributes.
     pub(super) fn has_stripped_new_modes(&self) -> bool {
         self.options.ownership == Ownership::Exclusive
             && self
@@ -156,9 +158,10 @@ impl Server {
         }
     }
 
-    /// If other programs may have changed the mode of `inode`, makes its next use ask the back end,
-    /// before a change of content that clears bits of the mode. Without the flags in requests, the
-    /// kernel clears them by its own attributes.
+    /// Prepares a change of content, which may clear set-user-ID and set-group-ID. If other
+    /// programs may have changed the mode of `inode`, drops the cached mode, so that the back end
+    /// is asked again. If requests have no flag about these bits, the kernel clears them by its own
+    /// attributes, and this method does nothing.
     pub(super) fn refresh_set_id(&self, inode: &InodeRef<'_>) {
         if self.has_kill_flags() {
             self.refresh(inode);
@@ -173,8 +176,8 @@ impl Server {
         mode & S_IFMT != S_IFDIR && (is_lone || is_any && self.clears_set_id())
     }
 
-    /// Answers a setattr request without any attribute. If a write follows that the server does not
-    /// see, `change` asks it to clear the bits.
+    /// Answers a setattr request without any attribute. If the request precedes a write that the
+    /// server will not see, `change` says so, and the server clears the bits.
     pub(super) fn set_nothing(
         &self,
         caller: Caller,
@@ -199,9 +202,9 @@ impl Server {
         self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)
     }
 
-    /// Returns true if the kernel removes the capabilities `name` for a chown(2) before the server
-    /// has checked whether the caller may chown the file. The setattr request that follows removes
-    /// them if the chown succeeds.
+    /// Returns true if this request is a removal of capabilities that the kernel makes for a
+    /// chown(2), before the server has checked the chown. The server must then do nothing. The
+    /// setattr request that follows removes the capabilities if the chown succeeds.
     pub(super) fn is_too_early(
         &self,
         caller: Caller,

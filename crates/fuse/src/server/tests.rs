@@ -559,8 +559,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. A read of `written` that sees an increment also sees the write that was
-    // counted.
+    // ORDERING: SeqCst. The writing thread counts each write in `written` after its end. So a read
+    // that sees the increment also sees the effects of that write.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
@@ -578,8 +578,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Two more writes must end, because the first one may have begun before the chmod. The
-            // second one must clear the set-user-ID bit.
+            // Wait for the end of two more writes. The first of them may have begun before the
+            // chmod. The second one began later, and must clear the set-user-ID bit.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");

@@ -33,7 +33,8 @@ impl Server {
     /// Returns the value of an extended attribute, or its length if `size` is 0.
     ///
     /// # Errors
-    /// `ENODATA`; `ERANGE` if the value is longer than `size`; `EOPNOTSUPP`; `EACCES`.
+    /// `ENODATA` if the file has no such attribute; `ERANGE` if the value is longer than `size`;
+    /// `EOPNOTSUPP` and `EACCES` as in getxattr(2).
     pub fn getxattr(
         &self,
         caller: Caller,
@@ -116,8 +117,8 @@ impl Server {
         let inode = self.inode(node)?;
         let cred = self.cred(caller);
         let names = self.vfs.listxattr(&cred, &inode)?;
-        // The kernel checks whether a caller may read a `trusted.*` attribute, but not whether the
-        // caller may see its name.
+        // The kernel checks who may read a `trusted.*` attribute, but not who may see its name. So
+        // the server hides these names from callers without `CAP_SYS_ADMIN`.
         let is_trusted = |name: &[u8]| name.starts_with(b"trusted.");
         let is_prechecked = self.options.permissions == Permissions::Kernel;
         if is_prechecked
@@ -143,9 +144,9 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// Returns the credentials for a new ACL. If the request says whether set-group-ID stays, the
-    /// kernel has judged by the caller's groups and capabilities. Otherwise the server looks them
-    /// up.
+    /// Returns the credentials that decide whether a new ACL clears set-group-ID. If the request
+    /// says whether the bit stays, the kernel has already judged the caller. Otherwise the server
+    /// reads the caller's groups and capabilities.
     fn acl_cred(&self, caller: Caller, set_id: SetId) -> Cred {
         let cred = match set_id {
             SetId::Unsaid => return self.cred_in_groups(caller),

@@ -188,8 +188,8 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
 }
 
 /// Returns true if two listings differ only in entries whose lookup failed in the server. In
-/// `ours`, such an entry has the node number 0. At least one must exist. Attributes and timeouts
-/// are not compared.
+/// `ours`, such an entry has the node number 0. At least one such entry must exist. Attributes and
+/// timeouts are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
@@ -260,14 +260,15 @@ impl Fronts {
         Fronts { all: [ring, device, fuser], unique: 2, now_secs: now.as_secs(), seen }
     }
 
-    /// Returns the answer to a request, which must be equal on all three servers under test.
+    /// Sends a request to the three servers under test, checks that their answers are equal, and
+    /// returns the answer.
     fn call(&mut self, request: &Request, place: &str) -> Vec<u8> {
         let opcode = request.opcode;
         let [ours, device, mut fuser] = self.call_all(request, [opcode; 3]);
         assert_eq!(ours, device, "{place}: ring and device differ: {request:?}");
         if opcode == Opcode::COPY_FILE_RANGE_64 && reply::error(&fuser) == Some(Errno::NOSYS) {
-            // fuser does not know `COPY_FILE_RANGE_64`. Send it `COPY_FILE_RANGE` instead, so that
-            // its file stays equal to those of the two other servers.
+            // fuser does not know `COPY_FILE_RANGE_64`. So send `COPY_FILE_RANGE` to fuser instead:
+            // its file must stay equal to the files of the other two servers.
             self.seen.differences[0] += 1;
             let older = Request { opcode: Opcode::COPY_FILE_RANGE, ..request.clone() };
             fuser = self.call_one(&older);
@@ -397,8 +398,7 @@ fn cases() -> [Case; 6] {
     ]
 }
 
-/// A file system with one directory, which contains two names. The lookup of the name `broken`
-/// fails.
+/// A file system whose root directory contains two names. The lookup of the name `broken` fails.
 struct Broken;
 
 impl Broken {

@@ -160,8 +160,8 @@ impl Thread {
             match self.queues.ring.wait() {
                 Ok(waited) if waited.is_woken => self.send_finished(),
                 Ok(_) => {}
-                // An error such as `ENOMEM` must not end this thread, because no other thread may
-                // serve its queues.
+                // The wait has failed with an error such as `ENOMEM`. Continue: this thread may be
+                // the only one that serves its queues.
                 Err(error) => {
                     log::error!("waiting for requests over io_uring: {error}");
                     thread::sleep(PAUSE);

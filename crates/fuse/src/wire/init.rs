@@ -5,12 +5,12 @@
 //! - File locks, unless the back end manages them. Without this feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
-//! - `FUSE_ALLOW_IDMAP`: all requests but those that make a file would have the user and the group
-//!   -1, also on mounts that are not mapped to other users.
-//! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file then says whether the caller is in the
-//!   group of the directory. But a kernel that offers this feature has already cleared set-group-ID
-//!   of the new file if the caller may not set it, and that is all the server would do with the
-//!   answer. If the server checks permissions, it needs all groups of the caller.
+//! - `FUSE_ALLOW_IDMAP`: with it, the kernel sends the user and the group only in requests that
+//!   make a file, and -1 in all others. It does so even on a mount whose users are not mapped.
+//! - `FUSE_CREATE_SUPP_GROUP`: with it, a request that makes a file says whether the caller is in
+//!   the group of the directory. The server needs that only to clear set-group-ID of the new file,
+//!   and a kernel with this feature has already done so. A server that checks permissions needs all
+//!   groups of the caller anyway.
 //!
 //! # The privileges of a changed file
 //! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
@@ -18,10 +18,10 @@
 //! - With `FUSE_HANDLE_KILLPRIV`, the server clears the bits. It chooses this feature if it checks
 //!   permissions itself.
 //! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears the bits, and a flag in most requests says
-//!   whether to do so. The server chooses this feature if no other program changes the files, or if
-//!   the kernel writes files of the host itself. Then the host clears the bits. Only with this
-//!   feature, the kernel remembers that a file has no privileges. Otherwise it requests
-//!   `security.capability` before each write.
+//!   whether to do so. The server chooses this feature if no other program changes the files. It
+//!   also does so if the kernel writes files of the host itself, because the host then clears the
+//!   bits. Only with this feature does the kernel remember that a file has no privileges. Otherwise
+//!   it requests `security.capability` before each write.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -139,8 +139,9 @@ impl Features {
         let options = server.options();
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
-        // Only a kernel that checks ACLs judges whether set-group-ID stays. It judges by its cached
-        // group of the file, which other programs may have changed.
+        // With `SETXATTR_EXT` the kernel decides whether set-group-ID stays, by its cached group of
+        // the file. So request it only if the kernel checks ACLs and no other program changes the
+        // files.
         let judges =
             options.permissions == Permissions::Kernel && options.ownership == Ownership::Exclusive;
         let setxattr = if judges { Features::SETXATTR_EXT } else { 0 };

@@ -31,15 +31,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The delay of a call that hangs.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// Returns the delay of a call. Gets the name of the call and the name of the file.
+/// A function that gets the name of a back-end call and the name of its file, and returns how long
+/// the call waits.
 type Delay = Box<dyn Fn(&'static str, &[u8]) -> Duration + Send + Sync>;
 
 /// A mounted asynchronous file system in memory.
 type Site = AsyncSite<Later<Delay>>;
 
 impl Site {
-    /// Mounts a file system whose calls wait as long as `delay` says. `threads` threads read
-    /// requests.
+    /// Mounts a file system each of whose calls waits for the time that `delay` returns. `threads`
+    /// threads read requests.
     fn of(
         options: Options,
         threads: usize,
@@ -152,7 +153,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let each = resident_bytes().saturating_sub(bytes) / READS as u64;
     assert!(each < 64 << 10, "a read that hangs takes {each} bytes");
 
-    // The server answers from its cache, but the kernel sends a request each time.
+    // Each lookup is a request of the kernel, because the name is invalidated before. The server
+    // must answer these requests while a thousand reads hang.
     let lookups = || {
         let begin = Instant::now();
         let mut count = 0;
@@ -291,7 +293,8 @@ fn async_change_goes_on_if_its_client_is_killed() {
         assert!(begin.elapsed() < SLOW / 2, "{program}: {:?}", begin.elapsed());
         assert_eq!(site.mount().server().under_way(), 1, "the change goes on");
         if exists {
-            // The kernel's cache says that the name is missing, until the change has ended.
+            // Wait for the end of the change: until then, the kernel's cache says that the name
+            // does not exist.
             while !site.path("slow").exists() {
                 assert!(begin.elapsed() < PATIENCE, "the directory is made");
                 thread::sleep(Duration::from_millis(10));
@@ -484,8 +487,8 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
     answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
-        // The server drops the names in its own cache, but Linux before 6.16 keeps those in the
-        // kernel's cache.
+        // The server drops the names in its own cache. Linux before 6.16 keeps those in the
+        // kernel's cache, so drop the name there separately.
         Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
         expired => expired,
     });
@@ -520,7 +523,7 @@ fn answer_from_before_is_not_cached(invalidate: fn(&KernelCache) -> Result<(), E
     let path = site.path("f");
     let first = thread::spawn(move || path.exists());
     is_asked.recv_timeout(PATIENCE).expect("the lookup runs");
-    // The kernel waits for the lookup, so do not wait for the notification.
+    // In the kernel, the notification waits for the end of the lookup. So another thread sends it.
     let notifying = thread::spawn(move || invalidate(&kernel));
     assert!(first.join().unwrap());
     notifying.join().unwrap().expect("notify the kernel");
@@ -556,15 +559,15 @@ fn async_back_end_is_asked_for_all_expired_names() {
         Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
         expired => expired.expect("notify the kernel"),
     }
-    // Calls of the back end: the lookups of `d`, `f` and `none`, a page, and the end of the
-    // listing.
+    // The back end must get these calls: the lookups of `d`, `f` and `none`, a page of the listing,
+    // and an empty page at its end.
     let asked = use_all();
     assert!((4..=5).contains(&asked), "{asked} calls");
     assert_eq!(use_all(), 0);
 }
 
-/// Maximum numbers of back-end calls: two for a stat at depth 2 without caches, one per name and
-/// page for `ls -l`, and one per page for a listing with attributes.
+/// Checks the maximum numbers of back-end calls without caches: two for a stat at depth 2, one per
+/// name and page for `ls -l`, and one per page for a listing with attributes.
 #[test]
 fn async_back_end_is_asked_once() {
     for options in [Options::exclusive(), Options::shared()] {

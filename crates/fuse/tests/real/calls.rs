@@ -125,8 +125,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The listing has cached the attributes of `f0000`. So a stat makes at most one call,
-            // which asks whether the name is still current.
+            // The listing has cached the attributes of `f0000`. So a stat makes at most one
+            // back-end call, which checks that the name still leads to the same file.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);

@@ -129,8 +129,8 @@ fn append_truncate_and_holes_work() {
         assert_eq!(fs::metadata(&path).expect("read the attributes").len(), 0);
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
-        // If the kernel has data that it has not written back yet, the server must not report a
-        // hole at the place of that data.
+        // If the kernel collects writes, it has data that the back end does not have yet. At the
+        // place of that data, the server must not report a hole.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -338,8 +338,8 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Let root read the files first, so that the kernel and the server have them in their
-        // caches.
+        // Let root read the file first. The kernel and the server then have it in their caches, and
+        // must still refuse the other user.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

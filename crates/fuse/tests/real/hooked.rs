@@ -83,7 +83,8 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The answer to an open orders the store before this load.
+        // ORDERING: Relaxed. The serving thread stores the value before it answers the open, and
+        // the test loads it after the answer.
         self.open.load(Ordering::Relaxed)
     }
 

@@ -158,7 +158,8 @@ pub(crate) fn check_flock(path: &Path, locks: &Locks) {
     until("the lock ends with its file", || locks.all().is_empty());
 }
 
-/// Takes a lock of fcntl(2), which ends when the process closes any descriptor of the file.
+/// Checks that a lock of fcntl(2) reaches the back end, and ends when the process closes any
+/// descriptor of the file.
 pub(crate) fn check_posix_lock(path: &Path, locks: &Locks) {
     let first = File::open(path).expect("open the file");
     fcntl_lock(&first, FlockOperation::LockShared).expect("lock the file");

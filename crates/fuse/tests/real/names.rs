@@ -203,8 +203,8 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
         let lens = [len("a/b/old"), len("a/b/new"), len("top")];
         (lens, here, names(site.root()), names(&site.path("a/b")), names(inside))
     };
-    // The first listing fills the kernel's cache. It is filled again if the kernel then learns the
-    // time of the last change of the directory.
+    // Look three times, so that the kernel has everything in its cache. If the first listing tells
+    // it that the directory has changed, it fills its cache again with the next one.
     let before = [seen(), seen(), seen()][2].clone();
     assert_eq!((before.0, before.1), ([Some(3), None, None], [true, false]));
 

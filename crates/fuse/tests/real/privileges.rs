@@ -49,9 +49,9 @@ impl Drop for HostTmpfs {
     }
 }
 
-/// Checks that changes on a mount of `fs` have the same results as on the host. A child process,
-/// which runs the test `name` again, makes the changes: a process must not map a file of its own
-/// mount.
+/// Checks that changes on a mount of `fs` have the same results as on the host. The changes are
+/// made by a child process, which runs the test `name` again. The test process itself must not map
+/// a file of its own mount, because a page fault would wait for the same process.
 fn assert_as_host(name: &str, fs: Arc<dyn FileSystem>, options: Options, skips: Skips) {
     if !has_root() {
         return;
@@ -74,7 +74,9 @@ fn tmpfs() -> Arc<dyn FileSystem> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// Which bits are cleared depends on the caller's capabilities and groups. Trap X9.
+/// Checks that a change of a file on the mount clears the same bits as on the host. Which bits it
+/// clears depends on the capabilities and groups of the caller. A server that has already checked
+/// permissions must not skip this rule (trap X9).
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
@@ -100,7 +102,8 @@ fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     assert_as_host(name, fs, Options::exclusive(), |_, _, _, _| false);
 }
 
-/// The results differ in one case: before the server refuses a truncate(2), the kernel has removed
+/// Checks the privileges on a mount whose server checks permissions. The results differ from those
+/// on the host in one case: before the server refuses a truncate(2), the kernel has already removed
 /// the capabilities of the file.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
@@ -146,8 +149,8 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
         let expected = set(host.0.path(), namespace);
         assert_eq!(expected, (true, format!("{mode} {OWNER} {GROUP}")), "control: on the host");
         let found = set(site.root(), namespace);
-        // fuser does not pass the kernel's flag on to the server, which then clears the
-        // set-group-ID bit.
+        // fuser does not pass the kernel's flag about set-group-ID on to the server. So with fuser
+        // the server clears the bit.
         match transport() {
             Transport::Fuser => assert_eq!(found.1, format!("755 {OWNER} {GROUP}")),
             _ => assert_eq!(found, expected),

@@ -78,8 +78,9 @@ impl FileSystem for Slow {
     }
 
     fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
-        // Without `DIRECT_IO`, the client would wait for the kernel's cache, and the server would
-        // not learn of the client's signals.
+        // With `DIRECT_IO`, the client waits for the answer of the server. Without it, the client
+        // would wait for a page of the kernel's cache, and the server would not learn of the
+        // client's signals.
         Ok(Opened::new(1).with_flags(OpenFlags::DIRECT_IO))
     }
 
@@ -89,8 +90,7 @@ impl FileSystem for Slow {
 
     fn flush(&self, _: Node<'_>) -> Result<(), Errno> {
         let request = Request::current().expect("a request closes the file");
-        // If the kill of the client cancelled this flush, the interrupt would arrive during this
-        // pause.
+        // Give an interrupt time to arrive. The kill of the client must not cancel this flush.
         thread::sleep(Duration::from_millis(100));
         self.flushes.lock().push(request.is_cancelled());
         Ok(())
@@ -314,8 +314,9 @@ fn flush_of_a_killed_client_is_not_cancelled() {
     assert!(fs.flushes.lock().iter().all(|is_cancelled| !is_cancelled));
 }
 
-/// A user must not set the inode flags of another user's file, also not by the number of the
-/// command for 32 bits, which Linux does not check.
+/// A user must not set the inode flags of another user's file. The test tries both numbers of the
+/// command: the one for 64-bit programs, and the one for 32-bit programs, for which Linux makes no
+/// check.
 #[test]
 fn inode_flags_are_those_of_the_owner() {
     let Some((fs, site, _)) = mounted().filter(|_| has_root() && has_program("perl")) else {

@@ -139,7 +139,8 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // Sync a file and a directory: the kernel runs two fsyncs of one inode one after the other.
+    // Sync a file and a directory, because both fsyncs must run at the same time. Two fsyncs of one
+    // inode would run one after the other.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {

@@ -13,7 +13,8 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Returns options without descriptors for later calls. So each call has to resolve a path.
+/// Returns options with which no descriptor is kept for later calls. So each call has to resolve a
+/// path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)

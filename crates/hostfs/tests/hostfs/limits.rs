@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// A server keeps one descriptor per known inode and runs out of descriptors. Checks that reading
-/// the attributes of 200,000 files needs at most 256 descriptors and 16 MiB of cache. Trap P10.
+/// Reading the attributes of 200,000 files must need at most 256 descriptors and 16 MiB of cache. A
+/// server with one descriptor per known inode would run out of descriptors (trap P10).
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -104,7 +104,7 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // These directories are not in the dentry cache, so calls on them need new descriptors.
+    // The directories 50 to 99 are not in the dentry cache, so calls on them need new descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

@@ -40,8 +40,8 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// The host refuses to truncate a running program, and to set a size that does not fit into an
-/// `i64`.
+/// Checks that a truncation that the host refuses leaves mode, size and times unchanged. The host
+/// refuses to truncate a running program, and to set a size that does not fit into an `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
@@ -67,7 +67,8 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // The size is changed after the mode, and that change fails. So the old mode must be restored.
+    // `HostFs` sets the mode first, and then the host refuses the size. So the old mode must be
+    // restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
@@ -362,7 +363,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // On a `noatime` mount of the host, no read updates the access time.
+    // Find out whether reads on the host update the access time at all: with the mount option
+    // `noatime` they do not.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

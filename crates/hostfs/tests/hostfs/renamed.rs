@@ -11,7 +11,8 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// Returns options without reusable descriptors. So each call has to use a path or a file handle.
+/// Returns options with which no descriptor is kept for later calls. So each call has to use a path
+/// or a file handle.
 fn none_kept() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)

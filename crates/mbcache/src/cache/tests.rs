@@ -149,8 +149,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // All entries but the newest have handles, so `create` can drop only that one. Take a
-        // handle of it too.
+        // All entries have handles, except the newest one. So `create` would drop that entry. Take
+        // a handle of it too, so that `create` finds none to drop.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -229,9 +229,9 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// Invariant I.1: a line stores its *reach*, the number of further lines that a search reads. The
-/// reach must grow when entries of a key are created in later lines. After these were deleted,
-/// calls of `create` must lower it again.
+/// Invariant I.1 of `index.rs`: a line stores its *reach*, the number of further lines that a
+/// search reads. The reach must grow when entries of a key are created in later lines. After these
+/// were deleted, calls of `create` must lower it again.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -249,7 +249,7 @@ fn home_reaches_as_far_as_its_entries_stand() {
     assert_eq!(looked_at(), 2);
 }
 
-/// A loop with `find_next` must end even if it deletes entries. Trap T40.
+/// A loop with `find_next` must end even if it deletes entries. Trap T40 in `traps.md`.
 #[test]
 fn loop_that_deletes_what_it_meets_ends() {
     let cache = cache(100);
@@ -269,7 +269,7 @@ fn loop_that_deletes_what_it_meets_ends() {
     assert_eq!(met, 20);
 }
 
-/// Control: a loop that searches from the start after each deletion does not end.
+/// Control test: a loop that searches from the start after each deletion does not end.
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
@@ -307,8 +307,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control: `find_first` does not set the referenced bit. So a scan must drop entries that were
-/// found but never used.
+/// Control test: `find_first` does not set the referenced bit. So a scan must drop entries that
+/// were found but never used.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -389,7 +389,8 @@ fn slots_looked_at<'c>(
 }
 
 /// Full blocks (with the maximum number of users) must not make searches long. A search must
-/// examine one line of the index, however many full blocks have the content. Trap T39.
+/// examine one line of the index, however many full blocks have the content. Trap T39 in
+/// `traps.md`.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -401,8 +402,8 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control: the cache drops the entry of a full value (with the maximum number of users) only with
-/// its last handle. This test keeps all handles, so a search must examine all these entries.
+/// Control test: the cache drops the entry of a full value (with the maximum number of users) only
+/// with its last handle. This test keeps all handles, so a search must examine all these entries.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

@@ -189,7 +189,7 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // Three kinds of damage:
+    // The mount must refuse each of three kinds of damage:
     // - The sum of the block counts overflows.
     // - The generation in the superblock is the largest possible one.
     // - The sum of the block counts exceeds the largest device.
@@ -227,7 +227,7 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Control: a store is valid if the two extents of a file do not overlap.
+    // Counter-check: the mount must accept a store whose two extents do not overlap.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());

@@ -22,7 +22,7 @@
 //! - It takes at most half as long as the last commit took.
 //! - It takes at most [`PATIENCE_MAX`].
 //!
-//! Without this wait, two threads that sync in turn would never share a commit.
+//! Without the wait for other threads, two threads that sync in turn would never share a commit.
 //!
 //! Source: Linux `fs/jbd2/commit.c`; the ZFS intent log.
 
@@ -61,8 +61,8 @@ struct Frozen {
     layer: Arc<Layer>,
     /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that the transaction has written. None if they are too many
-    /// for the log.
+    /// The ranges of the data device that the transaction has written. None if they are too long or
+    /// too many for the log.
     written: Option<Vec<(u64, u32)>>,
     /// True if a read of the database has failed, so that this commit must reopen the database.
     has_failed_read: bool,
@@ -199,7 +199,8 @@ impl Journal {
             // Check again, because another thread may have reopened the database meanwhile. If its
             // device has lost writes, do not reopen it.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // Reopening the database loses no records: later transactions are still in memory.
+                // Reopening the database loses no records: all transactions that it does not
+                // contain yet are still in memory. Ignore an error, since a later call tries again.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
                     // The reopened database may be older than the last commit, so it must not be
@@ -218,8 +219,8 @@ impl Journal {
         // be committed. `freeze` has waited for all operations, so this check misses no abort.
         self.check().ok()?;
         // ORDERING: Relaxed. If the host is full, do not use the log, since the database might
-        // never have space for its transactions. If this load misses that, a later commit can still
-        // use the reserve (space for commits).
+        // never have space for its transactions. If this load returns an old value, a later commit
+        // can still use the reserve (space for commits).
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
@@ -351,8 +352,8 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If this load misses that the reserve (space for commits) was given up,
-        // `grow` allocates it again later.
+        // ORDERING: Relaxed. If this load does not yet see that the reserve (space for commits) was
+        // given up, `grow` allocates it again later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
@@ -385,8 +386,9 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. A thread that misses this store may use up the free space of
-                // the host, but not the space of the reserve, which this commit is about to use.
+                // ORDERING: Relaxed. A thread that does not see this value yet may use up the free
+                // space of the host. It cannot use the space of the reserve, which this commit is
+                // about to use.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }

@@ -31,7 +31,7 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory: its bytes, and the number of a block that cannot be read.
+/// A device in memory: its bytes, and the number of the block that cannot be read, if there is one.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -281,7 +281,6 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Copy blocks from one of the three unchanged logs into `log`, mostly to the same offset.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -410,9 +409,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // If `before` is None, no end mark is readable. So the reader may miss that the
-            // database is older than the log. Only `Ended` would be wrong, which claims that an end
-            // mark was found.
+            // If no end mark is readable (`before` is None), the reader may miss that the database
+            // is older than the log. But it must not return `Ended`, which claims that an end mark
+            // was found.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }

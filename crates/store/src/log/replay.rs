@@ -239,9 +239,9 @@ impl<'a> Reader<'a> {
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // `behind` is the number of blocks between the last valid entry and the block at `at`, so
-        // at most `behind` entries were there. Since `self.number` is the number of the first of
-        // them, an entry at `at` has at most `self.number + behind`.
+        // At most `behind` entries lie between the last valid entry and the block at `at`, and the
+        // first of them would have the number `self.number`. So an entry at `at` has at most the
+        // number `self.number + behind`.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };

@@ -295,8 +295,8 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `point`. The file `made`, made after the crash,
-/// must exist.
+/// Checks the store on `disks` after a crash at `point`. If `made` is the name of a file that was
+/// made after the crash, that file must exist too.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -515,8 +515,8 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     }
 }
 
-/// Control for `is_like`: it must reject a wrong last byte of a file, also a zero or an older
-/// value.
+/// Checks `is_like`, on which the crash tests depend: it must reject a wrong last byte of a file,
+/// even a zero or an older value.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -536,8 +536,8 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Of the 256 values of a byte, `is_like` must accept only few. `told` counts the rejected and
-    // the accepted values.
+    // `told` counts the byte values that `is_like` has rejected and accepted. Of the 256 values of
+    // a byte, it must accept only few.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
@@ -556,24 +556,24 @@ fn without_syncs(devices: &[usize]) -> String {
     try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Control: without the sync of file data before a commit, files refer to blocks that were never
-/// written. Checks that the crash tests notice it.
+/// Checks that the crash tests notice if file data is not synced before a commit. Files then refer
+/// to blocks that were never written.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {
     println!("{}", without_syncs(&[DATA]));
 }
 
-/// Control: without the syncs of the database or of the log, a crash loses confirmed changes.
-/// Checks that the crash tests notice it.
+/// Checks that the crash tests notice if the database or the log is not synced. A crash then loses
+/// confirmed changes.
 #[test]
 fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[META]));
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// Control of guarantee J.4: if blocks are reused before the commit that frees them is durable, a
-/// crash shows bytes of another file. To simulate that, the test moves some writes of file data to
-/// a point before the crash.
+/// Checks that the crash tests notice if blocks are reused before the commit that frees them is
+/// durable (against guarantee J.4 of `journal`). A crash then shows bytes of another file. To
+/// simulate that, the test moves some writes of file data to a point before the crash.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);

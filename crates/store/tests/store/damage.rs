@@ -137,7 +137,8 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     }
 }
 
-/// Control: damage that no valid entry follows looks like the end of the log.
+/// Checks the limit of the detection: if no valid entry follows the damage, it looks like the end
+/// of the log, and the store is mounted without the damaged entry.
 #[test]
 fn control_damage_before_nothing_is_an_end() {
     let (contents, entries, trees) = load();
@@ -282,8 +283,8 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // Control: a log that is longer than the superblock says has lost nothing, so the mount must
-    // accept it.
+    // Counter-check: a log that is longer than the superblock says has lost nothing, so the mount
+    // must accept it.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);

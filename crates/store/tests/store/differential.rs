@@ -264,8 +264,8 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // Skip a rename that could move a directory into its own subtree. The caller of a
-        // `FileSystem` prevents it.
+        // Skip a rename that could move a directory into its own subtree. A `FileSystem` need not
+        // check that, because its caller does.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();

@@ -92,8 +92,8 @@ fn fsck_after_a_kill_keeps_the_reserve() {
     assert!(killed.open(&quiet()).stats().has_reserve);
 }
 
-/// Control: without the reserve (space for commits), a commit on a full host fails and makes the
-/// store read-only.
+/// Counter-check: without the reserve (space for commits), a commit on a full host must fail and
+/// make the store read-only.
 #[test]
 fn control_full_host_without_reserve_is_read_only() {
     let disks = Disks::new();
@@ -207,7 +207,7 @@ fn failing_writes_are_eio_then_read_only() {
 }
 
 /// Checks that a file is freed later if failing reads prevent that now. Until then the store must
-/// stay writable (guarantee S.3).
+/// stay writable, because a failed read only gives `EIO` (guarantee S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();

@@ -22,7 +22,8 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format, which the store does not export.
+/// The keyed hash of the store's format. The store does not export it, so the test includes its
+/// source.
 #[path = "../../src/hash.rs"]
 mod hash;
 

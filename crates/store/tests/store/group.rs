@@ -191,7 +191,8 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     }
 }
 
-/// Control: without the syncs of the log, an fsync returns before its changes are durable.
+/// Checks that the crash test notices if the log is not synced. An fsync then returns before its
+/// changes are durable.
 #[test]
 fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));

@@ -191,8 +191,9 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Control for `private_block_is_not_found_when_it_is_read`: a file that is queued for
-/// de-duplication has a private block. After the commit, files with equal attributes share a block.
+/// Checks that a file that is queued for de-duplication has a private block, and that files with
+/// equal attributes share a block after the commit. So `private_block_is_not_found_when_it_is_read`
+/// does test private blocks.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -242,9 +243,9 @@ fn second_change_queues_an_inode_within_the_limit() {
 /// Invariant L.4: an inode whose attributes change once per transaction is not queued for
 /// de-duplication.
 ///
-/// At first two changes in one transaction queue the inode. Commits for `dirsync` leave it queued,
-/// and a sync de-duplicates its attributes. Then one change per transaction must not queue it
-/// again.
+/// The test first makes two changes in one transaction, which queue the inode. Commits for
+/// `dirsync` must leave it queued, and a sync must de-duplicate its attributes. Then one change per
+/// transaction must not queue the inode again.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();

@@ -157,7 +157,8 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Control: if the host has enough space, a mount allocates both the reserve and the log.
+/// Counter-check of `reserve_comes_before_the_log`: if the host has enough space, a mount must
+/// allocate both the reserve (space for commits) and the log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();

@@ -28,8 +28,8 @@ pub(crate) struct Shared {
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// Devices by number: those whose writes fail, those whose syncs fail, and those whose length
-    /// cannot be changed.
+    /// The devices whose writes fail, by number. The next two fields list the devices whose syncs
+    /// fail, and those whose length cannot be changed.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,

@@ -128,7 +128,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // Control: before the test replaces the database by an older one, a mount succeeds.
+        // Counter-check: before the test replaces the database by an older one, a mount must
+        // succeed.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -165,7 +166,7 @@ fn database_from_before_the_replay_is_mounted_with_the_log() {
     assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
-/// Control: a killed store whose database has the last commit must be mounted, and its log
+/// Counter-check: a killed store whose database has the last commit must be mounted, and its log
 /// replayed.
 #[test]
 fn control_database_that_fits_its_log_is_mounted() {
@@ -199,8 +200,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // Both the last commit and the one before it may use the damaged byte. Then the
-                // mount reports damage instead.
+                // The damaged byte may belong to both the last commit and the one before it. Then
+                // redb cannot fall back, and the mount must report damage.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
                     // The first mount has refused this older state of the store. A second mount
                     // must refuse it too.

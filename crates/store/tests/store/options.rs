@@ -66,8 +66,8 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// Checks that with `dirsync` a change of a directory survives a kill of the server. Control:
-/// without `dirsync`, the kill loses the change.
+/// Checks that with `dirsync` a change of a directory survives a kill of the server. As a
+/// counter-check, the kill must lose the change without `dirsync`.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -193,7 +193,6 @@ fn range_that_needs_no_room_is_of_any_length() {
     let store = Store::open(&path, &quiet().with_log_bytes(64 << 10)).unwrap();
     let host = store.statfs().unwrap();
     let file = make(&store, "file", FileKind::Regular);
-    // Choose a range that is longer than the whole file system of the host.
     let len = (host.blocks + 16) * 4096;
     store.write(file, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];

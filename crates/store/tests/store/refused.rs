@@ -190,8 +190,9 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // The test has let every read of a mount fail in turn. A mount makes more than half of
-            // its reads before it changes anything.
+            // Every read of a mount has failed in one of the runs. More than half of the runs must
+            // have left the devices unchanged, because a mount makes most of its reads before its
+            // first change.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }

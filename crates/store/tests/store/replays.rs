@@ -95,8 +95,8 @@ fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);
 }
 
-/// Control: if a replay does not sync file data before the commit that makes the log void, a crash
-/// loses data. Checks that the crash test notices it.
+/// Checks that the crash test notices if a replay does not sync file data before the commit that
+/// makes the log void. A crash then loses the data.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {

@@ -122,7 +122,8 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block enters the index only when it is read.
+    // After a remount, a block enters the index only when it is read. So read an inode of each full
+    // block and of each block with few users before the search.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);

@@ -34,9 +34,9 @@ const MESSAGE_BYTES: usize = 256 << 10;
 const OP_IN_BYTES: usize = 128;
 /// The length of the buffer for answers to requests with names or data, in bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// Node numbers that mean "no node" on all three servers under test. Other node numbers differ
-/// between the servers, so requests and answers name these nodes by symbols. The numbers here
-/// appear as they are.
+/// Node numbers that mean "no node" on all three servers under test. All other node numbers differ
+/// between the servers, so requests and answers name those nodes by symbols. The numbers listed
+/// here are not replaced.
 const NO_NODES: [u64; 3] = [0, 0xffff_ffff, NO_NODE];
 
 /// A front with its own server.
@@ -159,8 +159,8 @@ impl Front {
         answer
     }
 
-    /// Gives the symbols of nodes that exist only on the front `other` the meaning `NO_NODE` on
-    /// this front. So the next new node gets the same symbol on both fronts.
+    /// A node may exist only on the front `other`. This method also uses up its symbol on this
+    /// front, with the meaning `NO_NODE`. So the next new node gets the same symbol on both fronts.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }
@@ -208,8 +208,8 @@ fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
 }
 
 /// Serves messages until the socket is closed. The test sends the length of the fixed arguments
-/// before each message. Over io_uring the kernel splits the message, so the server does not have to
-/// know the length.
+/// before each message, because this loop has to split the message. Over io_uring the kernel splits
+/// it.
 fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
     let mut received = vec![0; MESSAGE_BYTES];
     let mut payload = vec![0; dispatcher.payload_bytes()];

@@ -236,8 +236,8 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
-    /// Returns a node that no server has. A forgotten node would not do: a server may keep it in
-    /// its cache for a while.
+    /// Returns a node number that no server has ever used. The number of a forgotten node does not
+    /// suffice, because a server may keep that node in its cache for a while.
     fn wrong_node(&mut self) -> u64 {
         *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
@@ -565,8 +565,8 @@ impl Kernel {
         let flags = *self.rng.pick(&[0, 0, 1, 2]);
         let data = self.bytes(16);
         let request = Request::new(Opcode::IOCTL, self.node()).u64(self.file_handle());
-        // A tmpfs knows none of these: a command of a terminal, and commands that read or set inode
-        // flags.
+        // ioctl(2) commands that a tmpfs does not support: one for a terminal, and three that read
+        // or set inode flags.
         let command = *self.rng.pick(&[0x5401, 0x8008_6601, 0x4008_6602, 0x801c_581f]);
         let request = request.u32(flags).u32(command).u64(0).u32(data.len() as u32).u32(64);
         request.data(&data)

@@ -1,6 +1,6 @@
 //! The changes of files of which the tests compare the results, on a mount and on the host. Each
-//! call is made twice, so that a test notices a mode that the kernel has kept from before the first
-//! call.
+//! call is made twice. The second call shows an error if the kernel still uses the mode from before
+//! the first call.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -113,8 +113,9 @@ const CHANGES: [(&str, Change); 20] = [
     }),
 ];
 
-/// Calls fchown(2) without an owner and without a group, as a 32-bit program does. A kernel for
-/// 64-bit programs only, or another architecture, gets the call of a 64-bit program.
+/// Calls fchown(2) without an owner and without a group, as a 32-bit program does. On a kernel
+/// without 32-bit programs, and on another architecture, it makes the call of a 64-bit program
+/// instead.
 fn fchown_32(file: &File) -> io::Result<()> {
     match corewalk_testkit::call32::fchown(file, u32::MAX, u32::MAX) {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error()) => {
@@ -180,7 +181,8 @@ fn change_twice(caller: Caller, path: &Path, file: &File, change: Change) -> Str
 /// name of the change, the mode of the file, and whether the file has capabilities.
 pub(crate) type Skips = fn(Caller, &str, u32, bool) -> bool;
 
-/// Makes each of `CHANGES` to files in the directory `at`, and some of them to directories.
+/// Makes each of `CHANGES` to files in the directory `at`, and some of them to directories. Returns
+/// one line of text per change, with its result and the states.
 fn collect(at: &Path, caller: Caller, skips: Skips) -> Vec<String> {
     let dir = at.join("dir");
     fs::create_dir(&dir).expect("make the directory");
