@@ -39,8 +39,8 @@ pub(crate) struct Intent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// The directory that has the item. A name is in a directory, and an attribute belongs to an
-    /// inode that is at home in a directory.
+    /// The directory of the item, which all programs read and change. If the item is a name, it is
+    /// in this directory. If the item is an attribute, its inode is at home there.
     pub(crate) home: u8,
     /// The mounts with a lease on each directory.
     pub(crate) leases: [u8; DIRS],
@@ -86,8 +86,8 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has read the clock before a request arrived. Only models with a protection off
-    /// reach this state.
+    /// The server has read the clock before a request arrived. Only a control, which turns a
+    /// protection off, reaches this state.
     Checked,
     /// A reply is on its way to the kernel, which may keep it for `left` ticks.
     Reply { version: u8, left: u8 },
@@ -97,8 +97,8 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The database has read the item before it took the directory's lock. Only models with a
-    /// protection off reach this state.
+    /// The database has read the item (a name or an attribute) before it took the directory's lock.
+    /// Only a control, which turns a protection off, reaches this state.
     Snapped,
     /// An answer that may be cached is under way.
     Answered,
@@ -109,7 +109,8 @@ pub(crate) struct Fill {
     pub(crate) step: FillStep,
     pub(crate) dir: u8,
     pub(crate) boot: u8,
-    /// The version of the item in the answer, or `NONE` if the item is not in this directory.
+    /// The version of the item (a name or an attribute) in the answer, or `NONE` if the item is not
+    /// in this directory.
     pub(crate) value: u8,
 }
 
@@ -126,13 +127,13 @@ pub(crate) enum WriteStep {
     Started,
     /// The answer that the change was made is under way.
     Made,
-    /// The change was lost, and the mount does not send it again. Only models with a protection off
-    /// reach this state.
+    /// The change was lost, and the mount does not send it again. Only a control, which turns a
+    /// protection off, reaches this state.
     Lost,
 }
 
-/// A change of the item by a program: it gives the item a new version, and may also move it to the
-/// other directory.
+/// A change of the item (a name or an attribute) by a program. It gives the item a new version, and
+/// may also move it to the other directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) step: WriteStep,
@@ -218,7 +219,8 @@ pub(crate) struct Mount {
     /// True if the database has said that this session is over.
     pub(crate) is_dead: bool,
     pub(crate) cache: [u8; DIRS],
-    /// The version of the item in the kernel's cache, plus one, or 0 if the kernel has cached none.
+    /// The version of the item (a name or an attribute) in the kernel's cache, plus one. It is 0 if
+    /// the kernel has not cached the item.
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
     /// True if the kernel knows the inode. Otherwise an invalidation of the inode has no effect.
