@@ -18,8 +18,8 @@ pub(crate) struct Change {
     pub(crate) moves: bool,
     /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// True if the copy has already looked for a stored result of its change (the slot). This is
-    /// possible only in a control that looks before it takes the lock.
+    /// True if the copy has looked for a stored result of its change (in the slot of its session)
+    /// before it took the lock. Only one control, which turns a protection off, does so.
     pub(crate) is_past_slot: bool,
 }
 

@@ -59,7 +59,7 @@ rules! {
     /// inode again, because the inode may have moved.
     reads_home_again,
     /// For guarantee K.5 of `lib.rs`: an intent names the directories of a change that waits. If
-    /// the directories are others at the next attempt, the change gets a new intent.
+    /// these have changed by the next attempt, the change gets a new intent.
     replaces_intent,
     /// For guarantee K.4 of `lib.rs`: if an intent (a waiting change of another mount) arrives
     /// during a fill, the fill's answer is not cached.

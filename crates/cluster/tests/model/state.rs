@@ -4,9 +4,9 @@
 //! A deadline is a number of ticks that are left, and not a point in time. So a run may last for
 //! ever, and the number of states is finite all the same.
 //!
-//! The model does not distinguish what no part of it can tell apart. A request that is run late has
-//! the same effect as a request that is sent late. So a sent request has no state of its own. But a
-//! second copy of a request has a state (`LateChange`, `LateAck`). An answer has a state only if it
+//! The model merges states that behave in the same way. For example, a request that is run late has
+//! the same effect as one that is sent late. So a request that was sent has no state of its own,
+//! but a second copy of it has one (`LateChange`, `LateAck`). An answer has a state only if it
 //! shows a value or ends a change.
 
 /// The most mounts that a scenario may have.
@@ -141,8 +141,9 @@ pub(crate) struct Writer {
     /// The session to which the change belongs. `NONE` if that session is over, so that the next
     /// session sends the change.
     pub(crate) session: u8,
-    /// The number of locks that the change has taken. If the item can move, instead the home of the
-    /// item that the database has read before it took the lock.
+    /// The meaning depends on the model. If the item can move, it is the home of the item that the
+    /// database has read before it took the lock. Otherwise it is the number of locks that the
+    /// change has taken.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -184,8 +185,8 @@ pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// True if the copy has already looked for a stored result of its change (the slot). This is
-    /// possible only in a control that looks before it takes the lock.
+    /// True if the copy has looked for a stored result of its change (in the slot of its session)
+    /// before it took the lock. Only one control, which turns a protection off, does so.
     pub(crate) is_started: bool,
 }
 
