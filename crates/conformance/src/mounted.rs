@@ -141,7 +141,8 @@ impl Mounted {
         })
     }
 
-    /// Installs and runs the program of a check. Adds the lock of its logs to `locks`.
+    /// Installs and runs the program of a check. Adds the lock on the directory of its logs to
+    /// `locks`.
     fn run_program(
         &self,
         name: &'static str,

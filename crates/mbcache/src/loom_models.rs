@@ -441,7 +441,7 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
 }
 
 /// Control test: the deletion checks for handles in one step, and removes the entry in a second
-/// step. With this planted bug, the model must fail.
+/// step. In between, another thread can take a handle. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {

@@ -333,8 +333,9 @@ enum Step {
     /// The call cannot come next: its result differs from the model's, or the search has already
     /// visited the same set of calls with the same state of the model.
     Refused,
-    /// The next event is the return of a call that is not in the sequence yet. All further calls
-    /// were invoked later, so an earlier choice was wrong.
+    /// The next event in time is the return of a call that is not in the sequence yet. No other
+    /// call can come before it, because all calls behind this event were invoked later. So an
+    /// earlier choice was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,

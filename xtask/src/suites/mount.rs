@@ -169,7 +169,7 @@ pub(super) struct Mount {
     has_hung: bool,
     /// True if the server is corewalk, which prints counters.
     has_counters: bool,
-    /// The source, if `corewalk fsck` checks it when this mount has ended.
+    /// The source that `corewalk fsck` must check when this mount has ended.
     store: Option<PathBuf>,
 }
 

@@ -98,7 +98,8 @@ impl Library {
     }
 }
 
-/// Returns the number of calls on each mount, from the log of the library. Each process has a line.
+/// Returns the number of calls on each mount. Each process that has loaded the library has written
+/// a line with its calls into the log.
 fn calls(log: &str) -> [u64; 2] {
     let mut sums = [0; 2];
     for line in log.lines() {

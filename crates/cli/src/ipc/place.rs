@@ -62,7 +62,7 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
 /// The usual limit on open files. The command of `corewalk ipc exec` inherits its descriptors under
-/// high numbers just below this limit.
+/// high numbers below this limit.
 const NUMBERS: u64 = 1024;
 
 /// The directory with the outer folders of namespaces without a name.

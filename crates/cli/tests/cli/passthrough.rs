@@ -147,9 +147,9 @@ fn small_writes_to_a_directory_do_not_reach_the_server() {
     });
 }
 
-/// Writes to a file that the kernel passes through must clear the same bits and capabilities as
-/// writes to the file itself. There is one difference: a write through the mount clears the bits
-/// even if the writer has `CAP_FSETID`.
+/// A write to a file that the kernel passes through must clear the same set-user-ID and
+/// set-group-ID bits and capabilities as a write to the file itself. There is one difference: a
+/// write through the mount clears the bits even if the writer has `CAP_FSETID`.
 #[test]
 fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     if !can_mount() || !has_root() {
@@ -164,8 +164,9 @@ fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
 /// A perl program that calls chown(2) without an owner and without a group.
 const CHOWN: &str = "chown(-1, -1, $ARGV[0]) or exit($!)";
 
-/// A caller that does not own a passed-through file must not clear its bits with chown(2). The
-/// server cannot see the capabilities of a caller in another user namespace.
+/// A caller that does not own a passed-through file must not clear its set-user-ID and set-group-ID
+/// bits with chown(2). The server cannot see the capabilities of a caller in another user
+/// namespace.
 #[test]
 fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
     if !can_mount() || !has_root() || !has_program("perl") {
@@ -190,15 +191,15 @@ fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
 }
 
 /// Returns true if the change is a write by a caller with `CAP_FSETID`. Such a write clears the
-/// bits of a passed-through file, but not those of other files.
+/// set-user-ID and set-group-ID bits of a passed-through file, but not those of other files.
 fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
     let writes = ["write", "pwrite", "pwrite of a page", "open and write", "append"];
     caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
 }
 
 /// The kernel passes no file through to a file system that lies over another one. Here the host
-/// directory is on such a file system. So all writes come to the server, which must clear the bits
-/// even though other programs may change them too.
+/// directory is on such a file system. So all writes come to the server. It must clear the
+/// set-user-ID and set-group-ID bits, even though other programs may change them too.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
     if !can_mount() || !has_root() {
@@ -210,16 +211,16 @@ fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through()
         let upper = upper.path("m");
         let _server = Server::of(source, &["-o", "passthrough"], &upper);
         assert!(requests_of_reads(&upper) >= 10, "control: the server reads");
-        // The upper server writes mapped pages as root, to a file that the lower mount passes
-        // through.
+        // Do not compare writes through a mapping: the upper server writes mapped pages as root, to
+        // a file that the lower mount passes through.
         compare(&upper, &other.0, |caller, what, mode, _| {
             what == "mmap" || is_cleared_for_all(caller, what, mode)
         });
     });
 }
 
-/// Another program sets the bits on the host while a client has the file open. The kernel of the
-/// mount does not know that, so the host itself must clear them.
+/// Another program sets the set-user-ID and set-group-ID bits on the host while a client has the
+/// file open. The kernel of the mount does not know that, so the host itself must clear them.
 #[test]
 fn bits_that_another_program_has_just_set_are_cleared() {
     if !can_mount() || !has_root() {

@@ -125,7 +125,8 @@ fn change_that_a_soft_mount_gave_up_undoes_no_later_change() {
     chmod(made[0], 0o600).unwrap();
     let stopped = stop_processes(&site, "cw_setattr");
     assert_eq!(stopped.len(), 1);
-    // Two changes wait in the only connection of the mount. Each has a request slot of its own.
+    // Two changes wait in the only connection of the mount. Each has a request slot of its own, in
+    // which the database stores its result.
     let given_up = thread::scope(|scope| {
         let calls = made.map(|ino| scope.spawn(move || chmod(ino, 0o700)));
         calls.map(|call| call.join().unwrap())
@@ -252,7 +253,8 @@ fn object_that_is_replaced_during_a_check_is_no_error() {
     let made = write_new(&fs, ROOT, "f", &[1; 20_000]).ino;
     drop(fs);
     std::fs::remove_dir_all(site.objects.path()).unwrap();
-    // When `fsck` waits for the locked table, it already has its snapshot. Then delete the slice.
+    // `fsck` takes its snapshot, and then waits for the locked table. Meanwhile delete the slice of
+    // the missing object, as if a mount had replaced the object.
     let delete = format!("{UNTIL_ONE_WAITS} DELETE FROM slice WHERE ino = {made};");
     beside(&site, 77_777, "LOCK TABLE usage;", &delete, || site.assert_clean());
 }
@@ -329,8 +331,9 @@ fn lock_waits_for_a_change_of_the_session_before() {
 #[test]
 fn session_that_two_threads_find_dead_is_replaced_once() {
     let Some(site) = Site::new() else { return };
-    // Change two functions of the database, so that they sleep. The call that opens the new session
-    // and the renewal use one connection, so the renewal waits behind the call.
+    // To provoke the race, make two functions of the database sleep. The call that opens the new
+    // session and the renewal of the dead one use one connection. So the renewal is answered only
+    // after the session was replaced.
     site.sql(
         "ALTER FUNCTION cw_renew RENAME TO renew;
         CREATE FUNCTION cw_renew(p_id bigint, p_boot text) RETURNS TABLE

@@ -99,8 +99,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // With this protection off, the kernel drops its own entry under its lock of the
-            // directory. It holds that lock until the change is answered.
+            // In the control without this protection, the kernel drops its own entry under its lock
+            // of the directory. It holds that lock until the change is answered.
             mount.expire_kernel(true);
             false
         };
@@ -123,8 +123,8 @@ fn fail(mount: &mut Mount) {
     mount.has_failed = true;
 }
 
-/// Drops the item from the server's cache, but keeps the directory cached. The item is missing
-/// there until the change has ended.
+/// Drops the item (a name or an attribute) from the server's cache, but keeps its directory cached.
+/// The item is missing there until the change has ended.
 fn forget_item(mount: &mut Mount) {
     for item in &mut mount.cache {
         *item = (*item).min(HELD);
@@ -187,8 +187,8 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // With this protection off, the database has checked the leases before it took the lock. So
-        // it checks no leases now.
+        // In the control without this protection, the database has checked the leases before it
+        // took the lock. So it checks no leases now.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }
@@ -225,8 +225,8 @@ fn finish(steps: &mut Steps, mut next: State, change: Change) {
     answer(steps, next, change.mount, verdict);
 }
 
-/// Answers the mount that has sent a change. Only the answer "the change was made" is under way for
-/// a while, as a state of its own. Any other answer arrives in the same step.
+/// Sends the mount the answer to its change. Only the answer "the change was made" arrives in a
+/// later step. Every other answer arrives in this step, so it needs no state of its own.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];

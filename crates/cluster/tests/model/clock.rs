@@ -101,7 +101,7 @@ fn crash(steps: &mut Steps) {
         break_connections(mount);
     }
     add_crash(steps, Event::Crash, next, broken);
-    // A renewal is confirmed before it is on disk. So after a crash the sessions may have older
+    // A renewal may be confirmed before it is on disk. So after a crash the sessions may have older
     // deadlines.
     next.db.until = [0; 3];
     add_crash(steps, Event::CrashWithOldRows, next, broken);

@@ -18,8 +18,8 @@ pub(crate) struct Change {
     pub(crate) moves: bool,
     /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// True if the copy has already looked for a stored result of its change (the slot). This is
-    /// possible only in a control that looks before it takes the lock.
+    /// True if the copy has looked for a stored result of its change (in the slot of its session)
+    /// before it took the lock. Only one control, which turns a protection off, does so.
     pub(crate) is_past_slot: bool,
 }
 
@@ -190,7 +190,8 @@ pub(crate) fn acknowledge(scenario: &Scenario, state: &mut State, m: usize, owne
     }
 }
 
-/// Returns an id for each mount: that of its intent if the intent waits for mount `m`, or else 0.
+/// Returns an id for each mount. If a change of the mount waits for a lease of mount `m`, it is the
+/// id of the change's intent, and otherwise 0.
 pub(crate) fn waiting_for(scenario: &Scenario, state: &State, m: usize) -> [u8; 3] {
     let mut ids = [0; 3];
     for owner in (0..scenario.mounts).filter(|&owner| owner != m) {

@@ -67,8 +67,8 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // With this protection off, an expiry needs the kernel's lock of the directory. A change on
-    // this mount holds that lock until it is answered.
+    // In the control without this protection, an expiry needs the kernel's lock of the directory. A
+    // change on this mount holds that lock until it is answered.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;
@@ -121,7 +121,8 @@ fn late_ack(steps: &mut Steps, m: usize) {
 }
 
 /// Renews the session. The database computes the new deadline as soon as the renewal is sent, and
-/// commits it later. The mount counts from the sending, so a late answer gives it less lease time.
+/// commits it later. The mount counts its lease time from the sending, so a late answer leaves it
+/// less of that time.
 fn renew(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mount = &from.mounts[m];

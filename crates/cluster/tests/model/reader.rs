@@ -97,7 +97,8 @@ fn take_reply(steps: &mut Steps, m: usize) {
 }
 
 /// A program reads a directory that is not cached, which starts a fill. The database inserts a
-/// lease, reads the item and the pending intents of other mounts, and answers.
+/// lease. It reads the item (a name or an attribute) and the pending intents of other mounts, and
+/// answers.
 fn fill(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     let mount = &from.mounts[m];

@@ -59,7 +59,7 @@ rules! {
     /// inode again, because the inode may have moved.
     reads_home_again,
     /// For guarantee K.5 of `lib.rs`: an intent names the directories of a change that waits. If
-    /// the directories are others at the next attempt, the change gets a new intent.
+    /// these have changed by the next attempt, the change gets a new intent.
     replaces_intent,
     /// For guarantee K.4 of `lib.rs`: if an intent (a waiting change of another mount) arrives
     /// during a fill, the fill's answer is not cached.
@@ -184,12 +184,13 @@ pub(crate) struct Scenario {
     /// True if the kernel has a cache.
     pub(crate) has_kernel: bool,
     /// True if the item, which the programs read and change, is an attribute. The kernel keeps an
-    /// attribute in its inode, and may not know this inode yet.
+    /// attribute together with its inode, and may not know this inode yet.
     pub(crate) is_attribute: bool,
     /// True if an expiry of the kernel's entries waits for replies that bring the kernel a new
     /// inode. Otherwise these replies have a timeout of 0.
     pub(crate) waits_for_inode: bool,
-    /// True if a program on the first mount changes the item under a file lock.
+    /// True if a program on the first mount changes the item (a name or an attribute) under a file
+    /// lock.
     pub(crate) has_file_lock: bool,
     /// True if changes may move the item to the other directory.
     pub(crate) has_moves: bool,
@@ -248,7 +249,7 @@ impl Scenario {
     }
 
     /// Returns true if all begun changes have ended, and each mount whose programs read has the
-    /// item in its cache.
+    /// item (a name or an attribute) in its cache.
     pub(crate) fn is_goal(&self, state: &State) -> bool {
         (0..self.mounts).all(|m| {
             let mount = &state.mounts[m];
@@ -258,7 +259,7 @@ impl Scenario {
     }
 
     /// Returns a bit mask of the directories that a change concerns. `home` is the directory that
-    /// has the item.
+    /// has the item (a name or an attribute).
     pub(crate) fn concerned(&self, moves: bool, home: u8) -> u8 {
         if moves || self.locks_one_by_one { 0b11 } else { 1 << home }
     }

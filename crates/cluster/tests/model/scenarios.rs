@@ -11,7 +11,7 @@ const NONE: Faults = Scenario::SMALL.faults;
 pub(crate) const NAMES: Scenario =
     Scenario { name: "names", changes: [1, 2, 0], ..Scenario::SMALL };
 
-/// Like the scenario `NAMES`, but connections break, so that messages are lost or run late.
+/// Like the scenario `NAMES`, but connections break, so that messages are lost or arrive late.
 pub(crate) const LOSSES: Scenario =
     Scenario { name: "losses", faults: Faults { losses: 2, ..NONE }, ..NAMES };
 

@@ -12,7 +12,8 @@ use super::trace;
 /// before it fills the memory.
 const MOST_STATES: usize = 6_000_000;
 
-/// The states found so far. `table` holds indices into `keys`, plus one.
+/// A hash table of the states found so far. Each element of `table` is an index into `keys` plus
+/// one, or 0 if the element is empty.
 struct Found {
     keys: Vec<Key>,
     parents: Vec<u32>,

@@ -4,9 +4,9 @@
 //! A deadline is a number of ticks that are left, and not a point in time. So a run may last for
 //! ever, and the number of states is finite all the same.
 //!
-//! The model does not distinguish what no part of it can tell apart. A request that is run late has
-//! the same effect as a request that is sent late. So a sent request has no state of its own. But a
-//! second copy of a request has a state (`LateChange`, `LateAck`). An answer has a state only if it
+//! The model merges states that behave in the same way. For example, a request that is run late has
+//! the same effect as one that is sent late. So a request that was sent has no state of its own,
+//! but a second copy of it has one (`LateChange`, `LateAck`). An answer has a state only if it
 //! shows a value or ends a change.
 
 /// The most mounts that a scenario may have.
@@ -39,8 +39,8 @@ pub(crate) struct Intent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// The directory that has the item. A name is in a directory, and an attribute belongs to an
-    /// inode that is at home in a directory.
+    /// The directory of the item, which all programs read and change. If the item is a name, it is
+    /// in this directory. If the item is an attribute, its inode is at home there.
     pub(crate) home: u8,
     /// The mounts with a lease on each directory.
     pub(crate) leases: [u8; DIRS],
@@ -86,8 +86,8 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has read the clock before a request arrived. Only models with a protection off
-    /// reach this state.
+    /// The server has read the clock before a request arrived. Only a control, which turns a
+    /// protection off, reaches this state.
     Checked,
     /// A reply is on its way to the kernel, which may keep it for `left` ticks.
     Reply { version: u8, left: u8 },
@@ -97,8 +97,8 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The database has read the item before it took the directory's lock. Only models with a
-    /// protection off reach this state.
+    /// The database has read the item (a name or an attribute) before it took the directory's lock.
+    /// Only a control, which turns a protection off, reaches this state.
     Snapped,
     /// An answer that may be cached is under way.
     Answered,
@@ -109,7 +109,8 @@ pub(crate) struct Fill {
     pub(crate) step: FillStep,
     pub(crate) dir: u8,
     pub(crate) boot: u8,
-    /// The version of the item in the answer, or `NONE` if the item is not in this directory.
+    /// The version of the item (a name or an attribute) in the answer, or `NONE` if the item is not
+    /// in this directory.
     pub(crate) value: u8,
 }
 
@@ -126,13 +127,13 @@ pub(crate) enum WriteStep {
     Started,
     /// The answer that the change was made is under way.
     Made,
-    /// The change was lost, and the mount does not send it again. Only models with a protection off
-    /// reach this state.
+    /// The change was lost, and the mount does not send it again. Only a control, which turns a
+    /// protection off, reaches this state.
     Lost,
 }
 
-/// A change of the item by a program: it gives the item a new version, and may also move it to the
-/// other directory.
+/// A change of the item (a name or an attribute) by a program. It gives the item a new version, and
+/// may also move it to the other directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) step: WriteStep,
@@ -140,8 +141,9 @@ pub(crate) struct Writer {
     /// The session to which the change belongs. `NONE` if that session is over, so that the next
     /// session sends the change.
     pub(crate) session: u8,
-    /// The number of locks that the change has taken. If the item can move, instead the home of the
-    /// item that the database has read before it took the lock.
+    /// The meaning depends on the model. If the item can move, it is the home of the item that the
+    /// database has read before it took the lock. Otherwise it is the number of locks that the
+    /// change has taken.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -183,8 +185,8 @@ pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// True if the copy has already looked for a stored result of its change (the slot). This is
-    /// possible only in a control that looks before it takes the lock.
+    /// True if the copy has looked for a stored result of its change (in the slot of its session)
+    /// before it took the lock. Only one control, which turns a protection off, does so.
     pub(crate) is_started: bool,
 }
 
@@ -218,7 +220,8 @@ pub(crate) struct Mount {
     /// True if the database has said that this session is over.
     pub(crate) is_dead: bool,
     pub(crate) cache: [u8; DIRS],
-    /// The version of the item in the kernel's cache, plus one, or 0 if the kernel has cached none.
+    /// The version of the item (a name or an attribute) in the kernel's cache, plus one. It is 0 if
+    /// the kernel has not cached the item.
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
     /// True if the kernel knows the inode. Otherwise an invalidation of the inode has no effect.

@@ -44,8 +44,9 @@ pub(super) struct Worker<'s, 't, T: Tree> {
     held: Option<T::File<'t>>,
 }
 
-/// Returns the content of a version of a publisher's file: the version number, and bytes that
-/// depend on the version and on the publisher.
+/// Returns the content of a version of a publisher's file. A publisher is a thread that replaces
+/// its file again and again. The content is the version number, followed by bytes that depend on
+/// the version and on the publisher.
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
