@@ -79,8 +79,8 @@ const LONG: [Long; 20] = [
         variables: &[("COREWALK_COHERENT_CALLS", "1000000")],
     },
     Long {
-        name: "stopped mounts of a cluster",
-        words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "stopped"],
+        name: "long disturbances of a cluster",
+        words: &["test", "-p", "corewalk-conformance", "--test", "cluster", "disturbed"],
         variables: &[("COREWALK_COHERENT_STOP", "30")],
     },
     Long {

@@ -22,7 +22,7 @@ use corewalk_testkit::proxy::Proxy;
 /// The lease of the mounts.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 /// A run that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(3600);
+const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Returns a file system, if this machine can mount it.
 pub(crate) fn site() -> Option<Site> {
@@ -131,80 +131,74 @@ fn stop_time() -> Duration {
     seconds.map_or(LEASE * 2, Duration::from_secs)
 }
 
-/// Races with disturbances, over which the calls are spread.
-fn race_disturbed(
-    mounts: &mut [Mounted],
-    disturb: impl FnMut(usize, &[Mounted]) + Send,
-    repair: impl FnMut(&mut [Mounted]),
-) {
-    let _watchdog = Watchdog::start("a disturbed race of mounts", LIMIT);
-    let seed = ReportSeed::new(Seed::choose());
-    wait_for_company();
-    let mut run = Run::new(2, stop_time() / 20, seed.seed());
-    run.changes = [10, 30, 60];
-    let done = run.race(mounts, disturb, repair);
-    println!("{} calls", done.unwrap_or_else(|text| panic!("{text}")));
+/// The disturbances. Each but the last one concerns the third mount.
+#[derive(Clone, Copy, Debug)]
+enum Disturbance {
+    /// SIGSTOP, and after [`stop_time`] SIGCONT.
+    Stop,
+    /// SIGKILL. After the round, a new process mounts.
+    Kill,
+    /// For [`stop_time`], all packets between the mount and the database are lost.
+    Cut,
+    /// The database server is killed, and starts again.
+    Crash,
 }
 
+/// In every twentieth round, one of the disturbances happens, and the calls of the round are spread
+/// over its time.
 #[test]
-fn stopped_process_of_a_mount_leaves_no_old_answer() {
-    let Some(site) = site() else { return };
-    let mut mounts = mount(&site, ["none"; 3]);
-    let disturb = |_, mounts: &[Mounted]| {
-        thread::sleep(LEASE / 4);
-        mounts[2].signal(Signal::STOP);
-        thread::sleep(stop_time());
-        mounts[2].signal(Signal::CONT);
-    };
-    race_disturbed(&mut mounts, disturb, |_| {});
-}
-
-#[test]
-fn killed_process_of_a_mount_leaves_no_old_answer() {
-    let Some(site) = site() else { return };
-    let mut mounts = mount(&site, ["none"; 3]);
-    let disturb = |_, mounts: &[Mounted]| {
-        thread::sleep(LEASE / 4);
-        mounts[2].signal(Signal::KILL);
-    };
-    let repair = |mounts: &mut [Mounted]| {
-        mounts[2] = Mounted::new(&site.url, LEASE, "none");
-        wait_for_company();
-    };
-    race_disturbed(&mut mounts, disturb, repair);
-}
-
-#[test]
-fn cut_link_of_a_mount_leaves_no_old_answer() {
+fn histories_of_disturbed_mounts_are_linearizable() {
+    use Disturbance::{Crash, Cut, Kill, Stop};
     if !(has_fuse() && has_root()) {
         return;
     }
     let Some(network) = Network::new(3) else { return };
-    let Some(postgres) = Postgres::start_on(ADDRESS) else { return };
+    let Some(mut postgres) = Postgres::start_on(ADDRESS) else { return };
     let site = Site::on(&postgres);
     let mount = |number| Mounted::in_network(&network.name(number), &site.url, LEASE);
     let mut mounts = [0, 1, 2].map(mount);
-    let disturb = |_, _: &[Mounted]| {
-        thread::sleep(LEASE / 4);
-        network.set_link(2, false);
-        thread::sleep(stop_time());
-        network.set_link(2, true);
-    };
-    race_disturbed(&mut mounts, disturb, |_| {});
-}
-
-#[test]
-fn crash_of_the_database_leaves_no_old_answer() {
-    if !(has_fuse() && has_root()) {
-        return;
+    let _watchdog = Watchdog::start("disturbed races of mounts", LIMIT);
+    let seed = ReportSeed::new(Seed::choose());
+    wait_for_company();
+    let mut count = 0;
+    let disturbances = [Stop, Kill, Cut, Crash].into_iter().cycle();
+    for (block, disturbance) in (0..rounds(24_000) / 20).zip(disturbances) {
+        let mut run = Run::new(19, Duration::from_micros(300), seed.seed());
+        run.first = block * 20;
+        let done = run.race(&mut mounts, |_, _| {}, |_| {});
+        count += done.unwrap_or_else(|text| panic!("{text}"));
+        run.rounds = 1;
+        run.first = block * 20 + 19;
+        run.pace = stop_time() / 20;
+        run.changes = [30; 3];
+        let disturb = |_, mounts: &[Mounted]| {
+            thread::sleep(LEASE / 4);
+            match disturbance {
+                Stop => mounts[2].signal(Signal::STOP),
+                Kill => mounts[2].signal(Signal::KILL),
+                Cut => network.set_link(2, false),
+                Crash => {
+                    postgres.kill();
+                    postgres.restart();
+                }
+            }
+            thread::sleep(if matches!(disturbance, Stop | Cut) { stop_time() } else { LEASE / 4 });
+            match disturbance {
+                Stop => mounts[2].signal(Signal::CONT),
+                Cut => network.set_link(2, true),
+                Kill | Crash => {}
+            }
+        };
+        let repair = |mounts: &mut [Mounted]| {
+            if matches!(disturbance, Kill) {
+                mounts[2] = mount(2);
+                wait_for_company();
+            }
+        };
+        let done = run.race(&mut mounts, disturb, repair);
+        count += done.unwrap_or_else(|text| panic!("{disturbance:?}: {text}"));
     }
-    let Some(mut postgres) = Postgres::start() else { return };
-    let site = Site::on(&postgres);
-    let mut mounts = mount(&site, ["none"; 3]);
-    let disturb = |_, _: &[Mounted]| {
-        thread::sleep(LEASE / 4);
-        postgres.kill();
-        postgres.restart();
-    };
-    race_disturbed(&mut mounts, disturb, |_| {});
+    println!("{count} calls");
+    drop(mounts);
+    site.assert_clean();
 }

@@ -19,6 +19,8 @@ pub(crate) const CALLS: usize = 50;
 /// How a run is made.
 pub(crate) struct Run {
     pub(crate) rounds: usize,
+    /// The number of the first round. No two rounds of a site may have the same.
+    pub(crate) first: usize,
     /// The longest pause between two calls.
     pub(crate) pace: Duration,
     /// Three numbers, which the rounds use in turn: how many of a hundred calls are changes.
@@ -30,7 +32,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(rounds: usize, pace: Duration, seed: Seed) -> Run {
-        Run { rounds, pace, changes: [3, 15, 60], reader: None, rng: Rng::new(seed) }
+        Run { rounds, first: 0, pace, changes: [3, 15, 60], reader: None, rng: Rng::new(seed) }
     }
 
     /// Runs the rounds. Calls `disturb` during each round, and `repair` after it. Returns the
@@ -42,7 +44,7 @@ impl Run {
         mut repair: impl FnMut(&mut [Mounted]),
     ) -> Result<usize, String> {
         let mut count = 0;
-        for round in 0..self.rounds {
+        for round in self.first..self.first + self.rounds {
             let history = self.round(round, mounts, &mut disturb);
             repair(mounts);
             count += history.len();
