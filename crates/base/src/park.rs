@@ -203,14 +203,14 @@ mod tests {
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. Two threads take turns in a loop. This load pairs
-                // with the `fetch_add` that ends the other thread's turn, so this thread sees the
-                // stores of that turn.
+                // ORDERING(park-turn): Acquire. The other thread ends its turn by a `fetch_add`
+                // with Release. Without this order, the next turn could miss the stores of the turn
+                // before.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }
-                // ORDERING(park-turn): Release. Pairs with the other thread's load. The addition
-                // ends this thread's turn and starts that of the other thread.
+                // ORDERING(park-turn): Release. The other thread loads `word` with Acquire before
+                // its turn. Without this order, it could miss the stores of this turn.
                 word.fetch_add(1, Ordering::Release);
                 wake_all(word);
             }

@@ -10,7 +10,6 @@
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
-/// Returns the value of a word that a lock or a sequence count protects.
 #[inline]
 pub(crate) fn get(word: &AtomicU64) -> u64 {
     // ORDERING: Relaxed. The caller's lock or sequence count orders it.

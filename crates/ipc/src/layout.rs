@@ -146,12 +146,6 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns the places of all parts for `capacity`.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EINVAL` if a field of `capacity` is zero, too large, or no power of two where one
-    /// is required.
     pub(crate) fn new(capacity: &Capacity) -> Result<Self, Errno> {
         let Capacity { sets, sems, undos, waits, tasks, .. } = *capacity;
         let Capacity { queues, msgs, segments, attaches, waits: msg_waits, .. } = *capacity;
