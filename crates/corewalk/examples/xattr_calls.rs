@@ -62,7 +62,6 @@ fn main() {
     script.many();
 }
 
-/// The script, with its directory.
 struct Script {
     dir: PathBuf,
 }
@@ -72,7 +71,6 @@ impl Script {
         self.dir.join(name)
     }
 
-    /// Makes one file of each kind.
     fn prepare(&self) {
         rustix::process::umask(Mode::empty());
         for name in ["file", "mine", "secret", "acl", "many"] {
@@ -375,7 +373,6 @@ impl Script {
         }
     }
 
-    /// Sets and reads the two ACLs as attributes.
     fn acls(&self) {
         let (file, dir) = (self.at("acl"), self.at("dir"));
         let (access, default) = ("system.posix_acl_access", "system.posix_acl_default");
@@ -432,7 +429,6 @@ impl Script {
         show("get of a link", lgetxattr(&link, access, &mut value[..]), &value);
     }
 
-    /// Sets many attributes and changes the lengths of their values.
     fn many(&self) {
         let many = self.at("many");
         become_user(OTHER);
@@ -495,7 +491,6 @@ fn mode(path: &Path) {
     println!("mode {mode:o}");
 }
 
-/// Prints a value, or only its length if it does not fit into `buffer`.
 fn show(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
     match result {
         Err(errno) => println!("{what}: {}", name_of(errno)),

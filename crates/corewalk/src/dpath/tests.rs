@@ -19,8 +19,6 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with [`DEPTH`] nested directories, `/d0/d1` and so on. The innermost
-/// contains a file `f`, and each directory has a sibling, which is a file.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -39,8 +37,6 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// Returns the directory at `depth` in the chain `/d0/d1/...` (0 is the root), or above [`DEPTH`]
-/// the file `f` at its end.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -65,10 +61,6 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
 
 /// A translation may read the dentries of a path several times (in passes). A pass must not use
 /// state of an earlier pass. Trap T8 in `traps.md`.
-///
-/// The test renames one name of the path after another. Each time the attempt must fail, and the
-/// next attempt must give the same result as a fresh buffer. A rename of another name must not make
-/// the attempt fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -90,8 +82,6 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     }
 }
 
-/// Translates dentries of different depths and kinds with one path buffer, which `clear` resets
-/// each time. Each result must equal that of a fresh buffer.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -114,8 +104,7 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// An attempt of a translation must not use state of an earlier one. `PathBuffer::clear` resets all
-/// state of a path buffer. Trap T8 in `traps.md`.
+/// `PathBuffer::clear` must reset all state of an earlier translation. Trap T8 in `traps.md`.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -134,8 +123,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// An attempt of a translation must not use state of an earlier one. `clear` also resets the error
-/// of a path that was too long for the buffer. Trap T8 in `traps.md`.
+/// `PathBuffer::clear` must also reset the error of a path that was too long for the buffer. Trap
+/// T8 in `traps.md`.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -155,8 +144,6 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates `leaf` to its path on another thread, under locks, while this thread holds `held`.
-/// Returns true if the translation had to wait.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {

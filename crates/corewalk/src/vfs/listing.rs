@@ -51,13 +51,11 @@ use crate::slot::InodeSlot;
 pub struct Listing<'v> {
     directory: &'v InodeRef<'v>,
     handle: u64,
-    /// The attribute changes before the listing.
     changes: i64,
     /// None for a removed directory, which has no entries.
     held: Option<Held<'v>>,
 }
 
-/// The dentry of a directory that is listed, as it was when the listing began.
 struct Held<'v> {
     // `mark` is dropped before `dir`: it refers to the directory's slot, which may be reused after
     // `dir` drops its reference.
@@ -220,8 +218,6 @@ impl<'v> Listing<'v> {
         Some(vfs.looked_up(inode.unless_saturated().ok()?, &attr, self.changes))
     }
 
-    /// Returns true if `inode`, which the cache has for the name, is the inode that `attr`
-    /// describes.
     fn is_inode(&self, inode: InodeSlot, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

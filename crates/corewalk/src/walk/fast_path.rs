@@ -60,7 +60,6 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The state of [`Cursor::fast_steps`], in registers.
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
@@ -74,8 +73,7 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to the child called `component`, and adds it to the read set. Calls `before` with the
-    /// slot of the child before it loads the child's dentry.
+    /// Calls `before` with the slot of the child before it loads the child's dentry.
     ///
     /// Returns false if the child lacks a flag in `needed`; the child is not the first entry of the
     /// bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
@@ -98,7 +96,6 @@ impl FastCursor<'_> {
     }
 }
 
-/// The position of a fast path.
 struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,

@@ -41,7 +41,6 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
-/// Lists the root directory in pages of `page` entries. Calls `between` after each page.
 fn list(vfs: &Vfs, page: usize, mut between: impl FnMut(usize)) -> Vec<(String, u64)> {
     let (mut entries, mut cookie, mut pages) = (vec![], 0, 0);
     loop {

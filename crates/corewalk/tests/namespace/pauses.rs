@@ -15,8 +15,6 @@ pub(crate) struct Stop {
     pub(crate) go_on: Sender<Result<(), Errno>>,
 }
 
-/// Returns a function that stops its first caller, and the [`Stop`] with which the test lets that
-/// thread continue.
 pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel();
@@ -30,7 +28,6 @@ pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     (pause, Stop { arrived, go_on })
 }
 
-/// Returns a namespace whose back end stops at the first call that `matches`.
 pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {

@@ -41,8 +41,6 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// The namespace must answer like the reference model, whatever is evicted or invalidated
-    /// between the operations.
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(

@@ -15,12 +15,10 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place to which `path` leads, without following a symbolic link at its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b` while both files are held, and then checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -32,8 +30,6 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// Returns pairs of names of different lengths, stored in the dentry, in a small slot, or in a
-/// large slot.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
@@ -64,7 +60,6 @@ fn uniform_name(letter: u8) -> Vec<u8> {
     vec![letter; len]
 }
 
-/// Checks that `path` is `/` and a name from [`uniform_name`].
 fn assert_whole(path: &[u8]) {
     let letter = path[1];
     assert!(letter.is_ascii_lowercase(), "not a name: {}", path.escape_ascii());
