@@ -71,13 +71,11 @@ pub struct Adapter {
     offload: Offload,
 }
 
-/// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The adapter answers it with these flags, which say
-    /// whether the kernel may keep its cached pages of the file.
+    /// The kernel sends a request for each open. The flags say whether it may keep its cached pages
+    /// of the file.
     Asked(FopenFlags),
-    /// The kernel sends no open.
     Free,
 }
 
@@ -104,7 +102,7 @@ impl Adapter {
         &self.server
     }
 
-    /// Runs a request. If it panics, returns `EIO`.
+    /// If it panics, returns `EIO`.
     fn guarded<T>(
         &self,
         caller: Caller,
@@ -113,15 +111,13 @@ impl Adapter {
         guarded(&self.server, caller, request)
     }
 
-    /// Requests those features from the kernel that the options need.
     fn negotiate(&mut self, config: &mut KernelConfig) {
         let options = self.server.options();
         let offered = Features(config.capabilities().bits());
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // Do not request `FUSE_HANDLE_KILLPRIV_V2`: it adds flags to requests, and fuser does not
-        // pass these flags to its file systems.
+        // fuser does not pass on the flags that `FUSE_HANDLE_KILLPRIV_V2` adds to requests.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(offered, chosen);
@@ -136,7 +132,7 @@ impl Adapter {
     }
 }
 
-/// Runs a request. If it panics, returns `EIO`.
+/// If it panics, returns `EIO`.
 fn guarded<T>(
     server: &Server,
     caller: Caller,
@@ -154,6 +150,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// The buffer for read requests, which each thread reuses for all its requests.
+    /// Each thread reuses this buffer for all its read requests.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

@@ -29,16 +29,13 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// If an answer takes longer than this, the server sends it without a time, or makes the kernel
-/// drop it again. So a back end must stop trusting a lease more than this time before the lease
-/// ends.
+/// An answer that takes longer gets no time, or the kernel must drop it again. So a back end must
+/// stop trusting a lease more than this time before the lease ends.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
-/// The kernel's cache of a mount, as its back end sees it.
 #[derive(Debug)]
 struct Client {
     notifier: Notifier,
-    /// The inode number of the root.
     root: u64,
 }
 
@@ -58,8 +55,7 @@ impl ClientCache for Client {
 }
 
 impl Server {
-    /// If the back end has leases, passes it the object by which it makes the kernel drop cached
-    /// answers.
+    /// Gives a back end with leases the object by which it makes the kernel drop cached answers.
     pub(crate) fn attach_client(&self, notifier: Notifier) {
         let root = self.vfs().root();
         if let Some(leases) = self.vfs().leases(&root) {
@@ -67,15 +63,13 @@ impl Server {
         }
     }
 
-    /// Returns how long the kernel may remember that the directory `parent` has no `name`, after a
-    /// lookup has said so.
+    /// A lookup has said that there is no such name. Returns how long the kernel may remember that.
     pub(crate) fn absent_ttl(&self, parent: u64, name: &[u8]) -> Option<Duration> {
         let (dir, name) = (self.vfs().inode(self.translate(parent)).ok()?, Name::new(name).ok()?);
         Some(self.vfs().leases(&dir)?.absent_ttl(dir.ino(), name))
     }
 
-    /// Makes the kernel drop an answer with a time that was written late. `begun` is the instant at
-    /// which its request arrived.
+    /// Makes the kernel drop an answer that was written late. Its request arrived at `begun`.
     pub(crate) fn expire_late(&self, message: &Message<'_>, body: &[u8], begun: Instant) {
         let header = message.header;
         if begun.elapsed() <= LATE || !has_time(header.opcode, body) {
@@ -96,8 +90,6 @@ impl Server {
     }
 }
 
-/// Returns true if the body of an answer has a time, in seconds and nanoseconds, for which the
-/// kernel keeps the answer.
 fn has_time(opcode: Opcode, body: &[u8]) -> bool {
     let words = match opcode {
         // In a `fuse_entry_out`, bytes 16 to 23 are the seconds of the entry's time, and bytes 32

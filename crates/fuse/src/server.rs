@@ -63,15 +63,11 @@ use crate::options::{Options, Ownership, Permissions};
 use crate::wire::Features;
 use counters::Tallies;
 
-/// The node number of the root in the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// The node number that a listing with attributes reports for an entry whose lookup failed.
-///
-/// For an entry whose lookup failed, the server returns node number 0, which means no node. But
-/// fuser sends one number for both the node and the directory entry, and the C library skips
-/// directory entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0:
-/// the kernel looks the name up before it uses it, and gets the error.
+/// A listing with attributes reports this number for an entry whose lookup failed. With the number
+/// 0, for which fuser has no other field, the C library would skip the entry. The timeout is 0, so
+/// the kernel looks the name up.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.
@@ -107,10 +103,8 @@ pub struct Server {
     lock_owners: LockOwners,
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
-    /// The features that the kernel has offered, and those that the server has chosen.
     features: OnceLock<(Features, Features)>,
-    /// The name of the transport of the mount. If the preferred transport is not used, the text
-    /// also says why.
+    /// The transport of the mount, and why the preferred one is not used.
     transport: OnceLock<Box<str>>,
 }
 
@@ -164,9 +158,9 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // A back end that finds files by path cannot find an unlinked file. So corewalk keeps an
-        // unlinked file under a hidden name until the file is closed. For that, the server must
-        // know which files are open.
+        // A back end that finds files by path cannot find an unlinked one, so corewalk keeps it
+        // under a hidden name until it is closed. For that, the server must know which files are
+        // open.
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
@@ -239,7 +233,6 @@ impl Server {
         self.notifier.get()
     }
 
-    /// Returns the device of the mount, unless the mount has ended.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.notifier()?.device()
     }
@@ -286,8 +279,7 @@ impl Server {
         self.hand_out(found.inode, attr)
     }
 
-    /// Looks up `name` in `dir`. If other programs may change the directory, asks the back end even
-    /// for a cached name.
+    /// If other programs may change the directory, asks the back end even for a cached name.
     fn look_up(
         &self,
         cred: &Cred,
@@ -300,10 +292,8 @@ impl Server {
         }
     }
 
-    /// Returns `node` itself for the name `.`, or its parent directory for `..`.
-    ///
-    /// The kernel looks up `.` and `..` if a process opens a file handle of an inode that the
-    /// kernel has forgotten. It sends these lookups for the inode and for the directories above it.
+    /// The kernel looks up `.` and `..` to open a file handle of an inode that it has forgotten:
+    /// first for the inode, then for the directories above it.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
@@ -393,7 +383,7 @@ impl Server {
         if set.size.is_some() {
             self.remove_capability(&inode)?;
             // For truncate(2) the kernel also sends the current time as the modification time.
-            // Ignore that time, because a truncation sets the modification time anyway.
+            // Ignore it, because a truncation sets that time anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let missing = match is_chown {
@@ -424,30 +414,28 @@ impl Server {
         self.vfs.access(&self.cred(caller), &inode, May::from_bits_truncate(mask & 7))
     }
 
-    /// Counts a request, and returns the counted inode of its node.
     fn inode(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         self.tallies.requests.add(1);
         self.counted(node)
     }
 
-    /// Returns the counted inode of `node`, like `inode`, but does not count a request. Used for
-    /// the second node of a request, such as the new parent in a rename.
+    /// Does not count a request, unlike `inode`. Used for the second node of a request, such as the
+    /// new parent in a rename.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
             // Other programs may have changed the owner and the mode, on which the permission check
-            // of the server depends. So drop the cached attributes.
+            // of the server depends.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// Returns the counted inode of a node, like `inode`. If other programs may change owner and
-    /// mode, their next use asks the back end again.
+    /// For requests whose effect depends on the owner or the mode: a new file inherits the group of
+    /// its directory, and a write clears bits of the mode. If other programs may change them, the
+    /// back end is asked again.
     ///
-    /// Requests call this method if their effect depends on the owner or the mode. For example, a
-    /// new file inherits the group of its directory, and a write clears some bits of the mode.
     /// Other requests need both only for the permission check. If the kernel makes that check,
     /// `inode` saves a `stat` of the back end.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
@@ -456,16 +444,14 @@ impl Server {
         Ok(inode)
     }
 
-    /// If other programs may change owner and mode of `inode`, drops its attributes from the cache,
-    /// so that their next use asks the back end.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
         }
     }
 
-    /// Makes the cached answer for `name` current before its use, and returns `name`. If other
-    /// programs may change `dir`, compares the cached answer with the back end's answer.
+    /// If other programs may change `dir`, compares the cached answer for `name` with that of the
+    /// back end.
     fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
@@ -474,27 +460,24 @@ impl Server {
         Ok(name)
     }
 
-    /// Translates a node number to an inode number, or an inode number to a node number. Both
-    /// directions are the same function: it swaps 1 with the inode number of the root.
+    /// Swaps 1 with the inode number of the root, so the function translates in both directions.
     pub(crate) fn translate(&self, number: u64) -> u64 {
         translate(self.root, number)
     }
 
-    /// Checks that the name in a request is valid, and counts it as a name that the server has to
-    /// resolve.
+    /// Counts the name as one that the server has to resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
         Ok(name)
     }
 
-    /// Counts one lookup of `inode` for the kernel, and returns the entry for the answer. The count
-    /// replaces the reference `inode`: it keeps the inode in the cache.
+    /// The counted lookup keeps the inode in the cache, as the reference `inode` did.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // Refuse an inode with one of three reserved node numbers: 0 means "no such name",
-            // `ROOT_NODE` is the root, and `NO_NODE` means an entry whose lookup has failed.
+            // 0 means "no such name", and `NO_NODE` an entry whose lookup has failed. So no inode
+            // may have these numbers, nor that of the root.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -503,7 +486,6 @@ impl Server {
         Ok(EntryOut { node, generation, attr: attr.with_ino(node) })
     }
 
-    /// Returns the credentials for the permission checks of a request.
     fn cred(&self, caller: Caller) -> Cred {
         match self.options.permissions {
             Permissions::Kernel => prechecked(caller),
@@ -512,7 +494,6 @@ impl Server {
     }
 }
 
-/// Swaps 1 with the inode number of the root.
 pub(crate) fn translate(root: u64, number: u64) -> u64 {
     match number {
         ROOT_NODE => root,

@@ -19,19 +19,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// Maximum length in bytes of a path that is passed to one openat2(2) call. A longer path is
-/// resolved in pieces.
+/// Maximum length in bytes of a path for one openat2(2) call; a longer path is resolved in pieces.
 const PIECE_MAX: usize = 4000;
 /// Maximum number of retries of openat2(2), which fails with `EAGAIN` if a concurrent rename
 /// disturbs it.
 const AGAIN_MAX: u32 = 64;
 
-/// The two ways in which a path can be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolver {
-    /// With openat2(2).
     Openat2,
-    /// One component at a time.
     Components,
 }
 
@@ -78,7 +74,6 @@ impl Resolver {
     }
 }
 
-/// Returns the flags of every descriptor that this module opens.
 pub(crate) fn no_follow() -> OFlags {
     OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
@@ -99,8 +94,8 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` in two at a slash. The first part has at most `max` bytes. It is longer only if
-/// the first component alone is longer than `max`.
+/// Splits `path` at a slash. The first part is longer than `max` only if its first component alone
+/// is.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

@@ -27,17 +27,12 @@ use crate::beneath::no_follow;
 use crate::files::open_with_atime;
 use crate::hostfs::{HostFs, reopen};
 
-/// The size of the buffer for entries, in bytes.
 const READ_BYTES: usize = 32 << 10;
-/// The offset at the end of a directory.
 const END: u64 = i64::MAX as u64;
-/// The cookie for offset [`END`].
 const COOKIE_OF_END: u64 = END - 3;
-/// The cookie for offset 0.
 const COOKIE_OF_ZERO: u64 = END - 4;
 
 impl HostFs {
-    /// Passes the entries of a directory behind `cookie` to `sink`.
     pub(crate) fn list(
         &self,
         dir: Node<'_>,
@@ -74,7 +69,6 @@ impl HostFs {
     }
 }
 
-/// Opens a directory again, with an offset of its own.
 fn open_to_list(dir: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     match openat(dir, c".", flags | OFlags::DIRECTORY | no_follow(), Mode::empty()) {
         // A directory that cannot be searched may still be read.
@@ -99,8 +93,7 @@ fn offset_of(cookie: u64) -> u64 {
     }
 }
 
-/// Returns corewalk's file type for a file type of the host. Returns `None` if the host does not
-/// report the type of the entry.
+/// Returns `None` if the host does not report the type of the entry.
 fn kind_of(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,

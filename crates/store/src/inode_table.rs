@@ -20,7 +20,6 @@ use crate::inode::Inode;
 use crate::journal::View;
 use crate::record::{Key, Kind};
 
-/// Number of shards.
 const SHARDS: usize = 256;
 
 /// Inodes in memory by number, and the numbers of the inodes whose drop is deferred. Both are
@@ -32,7 +31,6 @@ struct Shard {
 }
 
 impl Shard {
-    /// Drops each deferred inode that no thread uses now.
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
@@ -48,25 +46,23 @@ impl Shard {
 
 /// The inodes in memory. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct InodeTable {
-    /// The inodes, by number. Each shard has its own lock.
+    /// Each shard has its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
 impl InodeTable {
-    /// Returns an empty table.
     pub(crate) fn new() -> InodeTable {
         InodeTable {
             shards: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(Shard::default()))).collect(),
         }
     }
 
-    /// Returns an inode if it is in memory.
     #[inline]
     pub(crate) fn find(&self, ino: u64) -> Option<Arc<Inode>> {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// Returns the inode `ino`. Reads it from its record if it is not in memory.
+    /// Reads the inode from its record if it is not in memory.
     ///
     /// # Errors
     /// `ESTALE` if no inode has this number; `EIO` if its record cannot be read.
@@ -85,12 +81,11 @@ impl InodeTable {
         Ok(inode)
     }
 
-    /// Adds a new inode.
     pub(crate) fn insert(&self, inode: Arc<Inode>) {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory, or defers that while a thread still uses it (invariant T.2).
+    /// Defers the drop while a thread still uses the inode (invariant T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
@@ -102,7 +97,6 @@ impl InodeTable {
         }
     }
 
-    /// Drops an inode that was freed.
     pub(crate) fn remove(&self, ino: u64) {
         self.shard(ino).write().inodes.remove(&ino);
     }
@@ -120,7 +114,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// Checks that an inode that is forgotten during an operation does not stay in memory.
+    /// An inode that is forgotten during an operation must not stay in memory.
     #[test]
     fn inode_that_is_forgotten_in_use_is_dropped_later() {
         let path = std::env::temp_dir().join(format!("inode-table-{}", std::process::id()));
@@ -145,8 +139,6 @@ mod tests {
         drop(used);
         store.forget(second, 0);
         assert!(!is_there(first) && !is_there(second));
-        // Neither inode is in memory now. The next call on the first inode must read it from its
-        // record again.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

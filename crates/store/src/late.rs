@@ -49,27 +49,23 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Maximum number of inodes that are queued for de-duplication, as in corewalk's tmpfs. Their
-/// private blocks take at most 16 MiB.
+/// Limits the memory of the private blocks to 16 MiB, as in corewalk's tmpfs.
 const QUEUED_MAX: u64 = 4096;
-/// Number of inodes that `share` handles under one handle of the journal. Since commits wait for
-/// that handle, the number is small.
+/// Number of inodes that `share` handles under one handle of the journal. It is small, because
+/// commits wait for that handle.
 const BATCH: usize = 32;
 
-/// The inodes whose attribute sets are de-duplicated at the next commit.
 pub(crate) struct Late {
     is_on: bool,
     journal: Arc<Journal>,
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// For each queued inode: the id of its attribute block at the time of queuing, and its inode
-    /// number.
+    /// The id of each inode's attribute block when it was queued, and the inode number.
     queued: Deferral<(u64, u64)>,
 }
 
 impl Late {
-    /// Returns an empty queue.
     pub(crate) fn new(
         is_on: bool,
         journal: Arc<Journal>,
@@ -80,8 +76,6 @@ impl Late {
         Late { is_on, journal, table, blocks, space, queued: Deferral::new(QUEUED_MAX) }
     }
 
-    /// Tells whether the new attribute set `set` of an inode is de-duplicated immediately, or the
-    /// inode should be queued.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;
@@ -97,8 +91,7 @@ impl Late {
         if self.queued.defers(change) { When::Late } else { When::AtOnce }
     }
 
-    /// Queues inode `ino` after its attribute set was replaced, if its block is private and could
-    /// be shared. The caller has locked `state`.
+    /// The caller has locked `state`.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
         state.changed_at = view.tid;
         if state.is_waiting || !self.is_on || !self.blocks.is_sharing() {
@@ -112,14 +105,12 @@ impl Late {
         }
     }
 
-    /// Returns the number of queued inodes.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         self.queued.len()
     }
 
-    /// De-duplicates the attribute sets that were queued before this call. The caller holds no lock
-    /// and no handle of the journal.
+    /// The caller holds no lock and no handle of the journal.
     pub(crate) fn share(&self) {
         self.queued.share(|mut inos| {
             inos.sort_unstable();
@@ -136,7 +127,7 @@ impl Late {
     fn share_one(&self, ino: u64, view: &View) {
         let found = self.table.find(ino);
         let is_in_memory = found.is_some();
-        // A freed inode is `ESTALE`.
+        // `get` returns `ESTALE` for an inode that was freed.
         let Ok(inode) = found.map_or_else(|| self.table.get(ino, view), Ok) else { return };
         let mut state = inode.state.write();
         state.is_waiting = false;
@@ -155,8 +146,6 @@ impl Late {
         }
     }
 
-    /// Takes the attribute block out of an inode's state, and reads the block if it is not in
-    /// memory. Returns None if there is no block, or if it cannot be read.
     fn block_of(&self, state: &mut State, view: &View) -> Option<Arc<Block>> {
         match (state.block.take(), state.record.xattr) {
             (_, 0) => None,

@@ -84,21 +84,16 @@ pub struct AsyncServer<F> {
     pub(super) lock_owners: LockOwners,
 }
 
-/// A key that requests lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
-    /// A name in the directory with this number.
     Name(u64, Box<[u8]>),
-    /// The attributes of the inode with this number.
     Attributes(u64),
-    /// The changes of attributes of the inode with this number.
     SetAttributes(u64),
 }
 
-/// An answer of the back end, and the time of the server's clock at which it was requested.
+/// Attributes, and the value of the server's clock before they were requested.
 pub(super) type Fetched = Result<(Attr, u64), Errno>;
 
-/// An inode and its attributes, for an answer.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) node: AsyncNode,
@@ -111,13 +106,11 @@ pub(super) struct Found {
     pub(super) is_entry_current: bool,
 }
 
-/// Tells how a name of the back end's answer enters the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entering {
-    /// A lookup has found the name.
     Found,
-    /// The request has just made the file. If the table has an inode under this name, that inode
-    /// belongs to another file.
+    /// The request has just made the file, so an inode that the table has under this name belongs
+    /// to another file.
     Made,
 }
 
@@ -139,7 +132,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (sender, receiver) = channel();
         let asked = Arc::clone(&fs);
         spawn.spawn(Box::pin(async move {
-            // Ignore an error: the receiver waits for this message.
             let _ = sender.send(asked.root().await);
         }));
         let root = receiver.recv().map_err(|_| Errno::IO)??;
@@ -160,7 +152,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             lock_owners: LockOwners::default(),
             options,
         };
-        // Give the root its number.
         let root = server.node(ROOT_NODE)?;
         let _ = root.inode().index();
         drop(root);
@@ -181,13 +172,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.options.ownership == Ownership::Exclusive
     }
 
-    /// Returns the node with this number.
     pub(super) fn node(&self, number: u64) -> Result<AsyncNode, Errno> {
         let node = self.table.get(number)?;
         Ok(AsyncNode::new(self.table.owned(node)))
     }
 
-    /// Returns the node of a request.
     pub(super) fn file(&self, message: &Message<'_>) -> Result<AsyncNode, Errno> {
         self.other(message, message.header.node)
     }
@@ -200,21 +189,19 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.fs.has_open_state() || self.fs.has_locks()
     }
 
-    /// Returns the attributes of an answer. Programs see the back end's number. The kernel sees the
-    /// generation 0, because the table never uses a number again.
+    /// Programs see the inode number of the back end. The kernel sees generation 0, because the
+    /// table never uses a number again.
     pub(super) fn shown(node: &AsyncNode, attr: &Attr) -> Attr {
         attr.with_ino(node.ino()).with_generation(0)
     }
 
-    /// Returns the timeouts of an answer with these attributes.
     pub(super) fn timeouts(&self, attr: &Attr, is_current: bool) -> Timeouts {
         let timeouts = self.timeouts.set_by(attr);
         if is_current { timeouts } else { timeouts.without_attributes() }
     }
 
-    /// Returns the child `name` of `dir` with its attributes from the cache. Returns `None` if one
-    /// of them is not cached. Also returns `None` if other programs may change files, because the
-    /// cached answer may then be old.
+    /// Returns `None` if the name or the attributes are not cached, or if other programs may change
+    /// files.
     pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
         if !self.is_exclusive() {
             return None;
@@ -224,8 +211,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Some(Found { node, attr, is_current: true, is_entry_current: true })
     }
 
-    /// Enters an answer of the back end for `name` in `dir` into the table. The caller holds the
-    /// lock of the name, so the name does not change meanwhile.
+    /// The caller holds the lock of the name, so the name does not change meanwhile.
     ///
     /// # Errors
     /// The errors of [`InodeTable::entered_if`] and [`InodeTable::linked`].
@@ -244,9 +230,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(AsyncNode::new(self.table.owned(node)));
             }
             if node.kind() == FileKind::Directory {
-                // Another machine may have renamed the old directory, and clients may still use
-                // files in it. Removing the directory from the table would make these files
-                // unusable, so only invalidate its name.
+                // Another machine may have renamed the directory. Removing it from the table would
+                // make files in it unusable, so only invalidate its name.
                 self.table.invalidated(&dir, name)?;
             }
         }
@@ -274,8 +259,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    /// Enters a further name of a file that the table knows already. If the table cannot enter the
-    /// name, the next lookup asks the back end again.
+    /// If the table cannot enter the further name, the next lookup asks the back end again.
     fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
@@ -286,8 +270,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.node(inode.number()).ok().filter(|node| node.kind() == attr.kind())
     }
 
-    /// Returns the group and the mode of a new file in `dir`. A file in a directory with
-    /// set-group-ID gets the directory's group, and a directory also gets the bit.
+    /// In a directory with set-group-ID, a file gets the group of the directory, and a directory
+    /// also gets the bit.
     pub(super) async fn inherited(
         &self,
         dir: &AsyncNode,
@@ -348,13 +332,11 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn translate(&self, number: u64) -> u64 {
-        // The table numbers its root 1, like the protocol.
         number
     }
 
     fn waits(&self) -> bool {
-        // Prefer `/dev/fuse`. Over io_uring, each request under way would keep one of the few
-        // entries of a ring.
+        // Over io_uring, each request under way would keep one of the few entries of a ring.
         true
     }
 
@@ -392,9 +374,8 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
-        // First invalidate the calls under way, so that their answers cannot enter the table any
-        // more. Then drop the names. This also drops an answer that has entered the table just
-        // before.
+        // First invalidate the calls under way, so that their answers cannot enter the table. Then
+        // drop the names, also those that have entered it just before.
         self.flights.invalidate_all();
         self.table.cache().invalidate_all(&mut |number, kind| {
             if let Ok(node) = self.node(number) {
