@@ -309,7 +309,6 @@ impl Script {
         }
     }
 
-    /// Uses each class of attributes of xattr(7) as root, as the owner, and as another user.
     fn namespaces(&self) {
         let mine = self.at("mine");
         for user in [0, OWNER, OTHER] {
@@ -358,7 +357,6 @@ impl Script {
         }
     }
 
-    /// Shows that only the owner of a sticky directory may set user attributes of that directory.
     fn sticky_directories(&self) {
         for (dir, owner) in [("sticky", 0), ("open-sticky", OWNER)] {
             for user in [0, OWNER, OTHER] {

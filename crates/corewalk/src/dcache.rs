@@ -329,7 +329,6 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// The caller has locked the dentry, or no other thread can find it.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);

@@ -592,7 +592,6 @@ impl Line<'_> {
         difference.is_zero()
     }
 
-    /// Finds neither symbolic links nor mount points. The caller validates the snapshot.
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = self.seq();
@@ -609,7 +608,7 @@ impl Line<'_> {
         is_it.then_some(Snapshot { seq, key, body })
     }
 
-    /// In a directory's dentry, the last two are the inode number and the child generation.
+    /// The last two words of a directory's dentry are its inode number and its child generation.
     #[inline]
     pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -641,7 +640,7 @@ impl NameCopy {
     }
 }
 
-/// Directories have a group, and so memory pages, of their own: they are few, and every path walk
+/// Directories have a group, and so memory pages, of their own. They are few, and every path walk
 /// reads some.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {

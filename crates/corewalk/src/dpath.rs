@@ -54,8 +54,8 @@ pub enum PathKind {
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'m> {
     Names(DentrySlot),
-    /// The route across mount points, from a mount and its dentry to a root (a mount's number and a
-    /// dentry). None stands for the root of the namespace.
+    /// A route across mount points, from a mount and a dentry to a root. None stands for the root
+    /// of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -173,7 +173,6 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
     aliases.into_iter().filter_map(path).collect()
 }
 
-/// Returns false if the dentry does not refer to `inode`, or if it is not below the root.
 fn collect_alias(
     dcache: &Dcache,
     alias: DentrySlot,

@@ -62,8 +62,6 @@ impl HashKeys {
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
     }
 
-    /// Returns the same hash of a name as [`HashKeys::name`], for a name of at most [`SHORT_WORDS`]
-    /// words. `len` is the length of the name in bytes.
     #[inline(always)]
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;

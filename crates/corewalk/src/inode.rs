@@ -495,7 +495,6 @@ impl Inodes {
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// The caller holds the lock of the inode. Returns false if `dentry` is no alias of it.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -576,8 +575,6 @@ impl Inodes {
         self.changes.sum()
     }
 
-    /// Begins a change of attributes: marks the permissions as unknown. The caller then calls the
-    /// back end.
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();

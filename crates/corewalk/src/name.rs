@@ -174,7 +174,6 @@ impl<'a> Slashes<'a> {
     }
 }
 
-/// Bit i of the result is set if byte `from + i` is a `/`.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
     let slashes = |bytes: &[u8; 16]| {

@@ -109,7 +109,6 @@ impl<const N: usize> ReadSet<N> {
 /// sequences. When this value is dropped, it stores the new length in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// The number of dentries in the read set, as a copy that the compiler can keep in a register.
     len: usize,
 }
 

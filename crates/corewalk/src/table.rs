@@ -421,8 +421,6 @@ fn slot_of(line: &Line, entry: usize) -> u32 {
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the eight bits of an entry's hash that are neither in the tag nor in the stripe's
-/// number.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
@@ -432,8 +430,8 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Rebuilds the bits of an entry's hash that a split needs: the tag, the bits of `rest_of`, and the
-/// low bits of the bucket's number.
+/// Rebuilds the bits of an entry's hash that a split needs: the tag, the eight bits of `rest_of`,
+/// and the stripe's number.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;

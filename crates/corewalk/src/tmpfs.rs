@@ -249,8 +249,8 @@ impl Tmpfs {
     }
 
     /// Runs `step`, which must hold no lock when it fails. If the budget `space` refuses it,
-    /// de-duplicates all queued sets of extended attributes and runs `step` again. `ENOSPC` for
-    /// another reason is not retried, such as too many names or inodes.
+    /// de-duplicates all queued sets of extended attributes and runs `step` again. A failure for
+    /// another reason, such as too many names, is not retried.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         // De-duplication can free space only if a set was queued before or after `step`. If another
         // thread has emptied the queue meanwhile, a retry may find enough space.
@@ -365,7 +365,7 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Fails with `ENOSPC` if the ACL is shared and there is no space for a copy.
+    /// Fails with `ENOSPC` if a copy of a shared ACL finds no space.
     fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
         let Some(mode) = mode else { return Ok(()) };
         let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };

@@ -458,7 +458,7 @@ impl<'v> InodeRef<'v> {
         ino
     }
 
-    /// If the inode has too many references, drops this one and fails.
+    /// Drops this reference and fails if the inode has too many.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.

@@ -44,8 +44,6 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Returns four things for each format: its name, the path, a function that writes the path into a
-/// buffer, and the error of that function if the buffer is too small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,

@@ -44,7 +44,6 @@ fn build() -> Warm {
     let vfs: &'static Vfs = Box::leak(Box::new(Vfs::new(fs, options).unwrap()));
     let (mut bottom, mut path) = (vfs.root(), String::new());
     for level in 0..DEEP {
-        // Every second name is too long to be inline in its dentry.
         let name = format!("level-{level}-{}", "x".repeat(level % 2 * 60));
         bottom = make(vfs, &bottom, &name, S_IFDIR | 0o755);
         path = format!("{path}/{name}");

@@ -606,7 +606,6 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
     });
 }
 
-/// A lookup must find `d` after the creation, or after an earlier lookup of its thread.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();

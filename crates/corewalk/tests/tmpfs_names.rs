@@ -638,8 +638,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names. A directory and a name lead to an inode number, and to a flag that is true
-/// for a directory. Directories that operations make stay empty, so the model needs no tree.
+/// A directory and a name lead to an inode number, and to a flag that is true for a directory.
+/// Directories that operations make stay empty, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

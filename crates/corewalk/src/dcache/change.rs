@@ -198,7 +198,6 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // Another thread has changed this dentry since the search, so search again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -211,8 +210,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name whose parent key differs from `key`. With a stale key, which
-    /// no lookup has, these are all dentries of the name.
+    /// If `key` is stale, returns all dentries of the name. Otherwise returns those with another
+    /// parent key.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -319,8 +318,6 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // The caller has the only reference. Turn the dentry negative, and keep it in the
-            // cache.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -443,8 +440,7 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // The bucket may contain more dentries of the new name, so search again. The search
-            // skips stale dentries and `negative`.
+            // The bucket may contain more dentries of the new name, so search again.
             found = another(&self.table.lock(hash), negative);
         }
         negative

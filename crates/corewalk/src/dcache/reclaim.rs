@@ -305,7 +305,7 @@ impl Dcache {
         }
     }
 
-    /// The caller holds the in-lookup lock of the dentry's name. It drops the dentry's references
+    /// The caller holds the in-lookup lock of the dentry's name, and drops the dentry's references
     /// on the returned parent and inode.
     pub(super) fn evict_locked(
         &self,
@@ -359,7 +359,6 @@ impl Dcache {
         });
     }
 
-    /// Does nothing if one of the two dentries changes while they are read.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

@@ -20,8 +20,8 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// - Any thread sets `referenced`, and reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
-/// A half of a slot. Its value is the bit of the slot's cold word that is set while the half is in
-/// use.
+/// One half of a slot, for a dentry or for an inode. Its value is the bit of the cold word that is
+/// set while the half is in use.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum Half {
@@ -40,7 +40,7 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Returns false if all generations are used up: the slot must not hold a dentry again.
+    /// Returns false if all generations are used up. The slot must then not hold a dentry again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;

@@ -30,7 +30,6 @@ pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
 /// (neither a symbolic link nor a mount point).
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
-/// The last component of a path: the bytes from `start` to the end of `path`.
 #[derive(Clone, Copy)]
 pub(crate) struct Component<'a> {
     pub(crate) path: &'a [u8],
@@ -48,8 +47,8 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Branches on lengths are often mispredicted, so the only one tests for a path of fewer than
-    /// eight bytes.
+    /// Branches on lengths are often mispredicted, so the only branch tests for a path of fewer
+    /// than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -125,8 +124,8 @@ pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
 }
 
-/// Returns the index of the byte at which the word for byte `at` begins. The index is `at`, or
-/// eight bytes before the end if the word would extend past it.
+/// Returns the index at which the eight-byte word for byte `at` begins. The word must not extend
+/// past the end of the name, so it may begin before `at`.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))

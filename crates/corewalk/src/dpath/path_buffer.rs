@@ -81,8 +81,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.top = DentrySlot::NONE;
     }
 
-    /// Prepends the names from `slot` up to `root`. If `root` is none, continues up to the root of
-    /// the file system.
     pub(crate) fn prepend(
         &mut self,
         dcache: &Dcache,
@@ -177,7 +175,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.is_truncated() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Returns false if the buffer is too small for copying whole words of the name.
     #[inline(always)]
     fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
         if self.start < WINDOW && !self.grow(WINDOW) {

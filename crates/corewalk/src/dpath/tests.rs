@@ -53,8 +53,6 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// Returns what one attempt has collected: the path, its kind, the dentry at which it ended, and
-/// the number of dentries read.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
@@ -201,8 +199,6 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// The statistics of path translations must count attempts that failed, and attempts under locks.
-/// They must not count attempts that succeeded without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -239,8 +235,7 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// Checks a path translation under the lock `topology`, which stops moves of directories. When the
-/// flags of a dentry change during the read of its name, the translation reads the name again. The
+/// A path translation under locks reads a name again if the flags of its dentry have changed. The
 /// second copy must replace the first.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {

@@ -72,10 +72,6 @@ impl<F: PathFileSystem> ByPath<F> {
         }
     }
 
-    /// Runs `call` with the path of `node` and the client's own open file.
-    ///
-    /// # Errors
-    /// `EBADF` if the node's handle is that of no open file; the errors of `call`.
     fn with_open<T>(
         &self,
         node: Node<'_>,

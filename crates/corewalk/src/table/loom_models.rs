@@ -94,9 +94,8 @@ fn control_relaxed_slot_is_caught() {
     });
 }
 
-/// Slots in a bucket that is a chain of three cache lines. Slot `FIRST` is the last entry of the
-/// first line, which is full. Slot `MIDDLE` is the only entry of the middle line, and `LAST` is the
-/// only entry of the last line.
+/// Slots in a bucket of three cache lines: `FIRST` is the last entry of the full first line.
+/// `MIDDLE` and `LAST` are alone in the two other lines.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
@@ -208,8 +207,8 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// While a split moves an entry to another bucket, a lookup with the lock must find it. Without the
-/// lock it may miss the entry. Trap T12 in `traps.md`.
+/// While a split moves an entry to another bucket, a lookup with the lock must find it. Trap T12 in
+/// `traps.md`.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));

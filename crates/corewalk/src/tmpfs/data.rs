@@ -59,7 +59,7 @@ impl FileContent {
         self.map.as_ref().map_or(0, |map| map.charged())
     }
 
-    /// The number is smaller than the length of `buf` only at the end of the file.
+    /// Reads fewer bytes than `buf` has only at the end of the file.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match &self.map {
@@ -86,8 +86,7 @@ impl FileContent {
         Ok((found * PAGE_BYTES).clamp(offset, self.size))
     }
 
-    /// The number is smaller than the length of `bytes` if space runs out or the largest size is
-    /// reached.
+    /// Writes fewer bytes than given if space runs out or the largest size is reached.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is no space for the

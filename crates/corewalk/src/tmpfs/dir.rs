@@ -78,7 +78,7 @@ pub(super) struct Link {
     pub(super) kind: FileKind,
 }
 
-/// It is valid until an entry of the directory is added, renamed or removed.
+/// A position is valid until an entry of the directory is added, renamed or removed.
 #[derive(Clone, Copy)]
 pub(super) struct FoundEntry {
     pub(super) link: Link,
@@ -349,7 +349,6 @@ impl Entry {
     }
 }
 
-/// The name of an entry, in 24 bytes. A short name is stored inline.
 enum EntryName {
     Inline(u8, [u8; INLINE_BYTES]),
     Heap(Box<[u8]>),

@@ -147,7 +147,6 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket whose pairs are split when bucket `new`, at least 1, is added.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }

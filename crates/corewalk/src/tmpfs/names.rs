@@ -323,7 +323,6 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// `there` subdirectories move from the old directory to the new one, and `back` the other way.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -363,7 +362,6 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Locks directories, some of which may be the same. Has the errors of `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));

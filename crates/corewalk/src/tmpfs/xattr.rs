@@ -70,7 +70,7 @@ pub(super) type OwnSet = Option<Arc<Block>>;
 pub(super) struct Xattrs {
     is_sharing: bool,
     secret: Secret,
-    /// Made when the first set is shared. None if it could not be made.
+    /// The table of shared sets is made when the first set is shared. None if it could not be made.
     blocks: OnceLock<Option<Blocks>>,
     /// Inodes whose private set the next `maintain` replaces by an equal shared set, if there is
     /// one.

@@ -326,8 +326,9 @@ impl Vfs {
         Ok(set)
     }
 
-    /// `load_cred` is called only if the file has such a bit. The caller holds the returned lock
-    /// until the content has changed, so that no thread can set the bits meanwhile.
+    /// `load_cred` is called only if the file has set-user-ID or set-group-ID. The caller holds the
+    /// returned lock until the content has changed. Otherwise another thread could set the bits
+    /// meanwhile.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
@@ -507,15 +508,13 @@ impl Vfs {
     }
 }
 
-/// Tells whether a permission record and an ACL are certainly of one state: no attribute change
-/// came between the reads of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
     Proven,
     Unproven,
 }
 
-/// Its drop ends the change, even if the back end fails or panics.
+/// The drop of this guard ends the change, even if the back end fails or panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: InodeSlot,

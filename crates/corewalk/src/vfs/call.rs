@@ -19,7 +19,7 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
-    /// The mutex is needed because a back end may ask for paths on several threads.
+    /// Protected by its own mutex, because a back end may ask for paths on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 

@@ -11,8 +11,6 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// A name and its inode, found in the cache or the back end under the in-lookup lock of the name.
-///
 /// If the name has a dentry, a `FoundName` holds only that dentry. The dentry holds the inode until
 /// a thread with the in-lookup lock removes the name.
 pub(crate) struct FoundName<'v> {
@@ -21,7 +19,6 @@ pub(crate) struct FoundName<'v> {
     pub(super) dentry: Result<DentrySlot, Unattached>,
 }
 
-/// The reason why an inode that was found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
     /// The inode is a directory whose dentry has another name, and another operation is changing

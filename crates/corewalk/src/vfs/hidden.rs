@@ -53,8 +53,8 @@ enum HiddenBy {
 }
 
 impl Vfs {
-    /// In a back end by path, an open file is renamed to a hidden name instead. The caller holds
-    /// the path locks and the in-lookup lock of the name.
+    /// In a back end by path, an open file is not removed but renamed to a hidden name. The caller
+    /// holds the path locks and the in-lookup lock of the name.
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
@@ -179,7 +179,6 @@ impl Superblock {
         done
     }
 
-    /// If the file already had a hidden name, removes the old one.
     fn note_hidden(&self, inode: InodeSlot, hidden: Hidden) {
         let before = self.paths.as_ref().and_then(|paths| paths.hide(inode, hidden));
         if let Some(before) = before {

@@ -137,8 +137,6 @@ impl Vfs {
         Ok(Dir { vfs: self, now })
     }
 
-    /// Returns the dentry, with a reference, of a directory that the caller may search.
-    ///
     /// # Errors
     /// The errors of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
@@ -190,7 +188,6 @@ impl Vfs {
         Cached::Unknown
     }
 
-    /// Returns None if the dentry has changed since the snapshot `seen`, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -204,8 +201,7 @@ impl Vfs {
         Some(DentryAndInode { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
-    /// An answer that an invalidation during the call may have made stale is not cached. Returns
-    /// the attributes too, unless [`Vfs::looked_up`] leaves them out.
+    /// An answer that an invalidation during the call may have made stale is not cached.
     pub(super) fn fill(
         &self,
         dir: &Dir<'_>,

@@ -25,9 +25,7 @@ use crate::dentry::LookupKey;
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// The inode number that a back end reports for a file without one.
 pub(super) const UNNUMBERED: u64 = 0;
-/// The inode number of the root directory of a back end without inode numbers.
 const ROOT: u64 = 1;
 
 pub(super) struct Numbers {
@@ -60,7 +58,6 @@ impl Vfs {
         self.superblock(near).numbers.as_ref()
     }
 
-    /// If the back end has no inode numbers, the file gets a new number.
     pub(super) fn numbered_new(&self, dir: InodeSlot, attr: Attr) -> Attr {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }
@@ -103,8 +100,6 @@ impl Vfs {
         number().unwrap_or(UNNUMBERED)
     }
 
-    /// Checks that a back end has inode numbers for all of its files or for none.
-    ///
     /// # Errors
     /// `EIO` if a number is missing.
     pub(super) fn check_number(attr: &Attr) -> Result<(), Errno> {

@@ -121,7 +121,6 @@ struct Leaf<'a> {
 pub(crate) struct MoveLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The paths of the directories, in the order in which the caller passed the directories.
     pub(crate) above: Vec<Vec<u8>>,
 }
 
@@ -342,9 +341,8 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a rename or removal can get its path locks. `ticket` is its number in the
-    /// order of arrival. `moved` are the inodes that it moves or removes, and `above` those on the
-    /// paths of its directories.
+    /// `ticket` is the rename's or removal's number in the order of arrival. `moved` are the inodes
+    /// that it moves or removes, and `above` those on the paths of its directories.
     ///
     /// Another operation keeps this rename or removal from its path locks only if that operation
     /// has path locks or a lower ticket, and is one of these:

@@ -202,8 +202,6 @@ impl<'v> Rename<'v, '_> {
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The target was removed before its lookup, or the back end does not support
-            // `NoReplace`. Try again, and allow a replacement.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -324,7 +322,7 @@ impl<'v> Rename<'v, '_> {
     }
 
     /// If one of the names was invalidated meanwhile, the dentry gets the new name with a stale
-    /// parent key (child generation 0), for which no lookup searches.
+    /// parent key, so no lookup finds it.
     fn commit(
         &self,
         source: &FoundName<'_>,

@@ -63,8 +63,8 @@ impl Walk<'_, '_> {
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// The hash of a name includes a number of its directory: this value, which the file system
-    /// determines, plus the directory's inode number.
+    /// This number plus a directory's inode number is part of the hashes of the names in the
+    /// directory.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,
@@ -100,15 +100,14 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// The number of bytes of the path that are already walked. The next byte is a slash. At the
-    /// start of the path, it may instead be the first byte of a name.
+    /// The number of bytes of the path that are already walked. The next byte is a slash, or the
+    /// first byte of a name at the start of the path.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Walks on while three conditions hold for the next component: its name is short; its entry is
-    /// the first with its tag (16 bits of the hash) in the bucket's first cache line; the read set
-    /// has an inline place for its dentry.
+    /// Walks on as long as three conditions hold. The next name is short. Its entry is the first
+    /// one in the bucket with its tag (16 bits of the hash). The read set has an inline place.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;

@@ -16,7 +16,6 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A gate in the back end, at which a test can hold calls and later let them continue.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
@@ -175,8 +174,6 @@ fn file_removed_behind_the_cache_is_stale() {
     assert_eq!(vfs.setattr(&cred, &file, &set).err(), stale);
 }
 
-/// If another program has removed a file in the back end, calls for it must fail with `ESTALE`,
-/// even while it is open.
 #[test]
 fn open_file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();

@@ -17,8 +17,6 @@ use crate::tree::{Links, PathTree};
 /// step `storm` of `cargo xtask ci` makes 400,000. Tests with a slow back end make fewer calls
 /// from more threads.
 const CALLS: u64 = 60_000;
-/// Threads of a stress test with a fast back end. One moves directories, one writes new versions of
-/// a file and renames them into place, one makes files, and two read.
 const THREADS: usize = 5;
 /// Threads of a stress test with a slow back end: so many that calls are running when a rename
 /// begins.

@@ -30,7 +30,6 @@ pub(crate) enum At {
     Call,
     /// The rename has got its paths and has not begun.
     BeforeRename,
-    /// The back end has made the rename, but has not returned yet.
     AfterRename,
 }
 

@@ -42,7 +42,6 @@ pub(crate) trait Hook: Send + Sync + 'static {
     /// The namespace gets the error that this hook returns.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
-    /// Returns the tmpfs's own number of the inode that the namespace sees as `ino`.
     fn inside(&self, ino: u64) -> u64 {
         ino
     }

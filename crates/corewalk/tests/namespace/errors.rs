@@ -257,7 +257,6 @@ fn empty_write_keeps_set_user_id() {
     assert_eq!(vfs.getattr(&f), Ok(made), "an empty write changed the attributes");
 }
 
-/// mkdir(2) must use only the permission bits and the sticky bit of the given mode.
 #[test]
 fn directory_is_made_with_set_group_id_of_its_parent_only() {
     let vfs = new();

@@ -14,8 +14,6 @@ use crate::fixtures::{name, over};
 /// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The hook reports the numbers of both directories as that of `d`, as if that number was
-    /// reused.
     numbers: (u64, u64),
 }
 

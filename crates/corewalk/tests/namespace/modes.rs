@@ -44,8 +44,6 @@ const GROUP: u32 = 7;
 const FOREIGN: u32 = 8;
 
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// Calls whose result does not depend on set-user-ID and set-group-ID are tested only with this
-/// many modes, the first of `MODES`.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

@@ -105,7 +105,6 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// While a thread holds a path into a mount, an umount must not succeed.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;
@@ -121,7 +120,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
         // ORDERING(unmounted): Acquire. The main thread stores the number with Release after each
-        // umount. With Relaxed, this thread could find a mount whose umount is already counted.
+        // umount, so each counted umount has returned. With Relaxed orderings, this check could
+        // fail falsely.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -148,9 +148,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. The walking threads load the number with Acquire, and
-            // must see each counted umount as complete. Otherwise they could find a mount that is
-            // already counted as gone.
+            // ORDERING(unmounted): Release. The walking threads load the number with Acquire. If
+            // they saw it before the umount is complete, their check could fail falsely.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),

@@ -8,8 +8,7 @@ use corewalk::{Errno, Vfs};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
-/// The handle with which a test controls a stopped thread. `arrived` tells that a thread has
-/// stopped. `go_on` sends it the result with which it continues.
+/// `arrived` tells that a thread has stopped. `go_on` sends it the result with which it continues.
 pub(crate) struct Stop {
     pub(crate) arrived: Receiver<()>,
     pub(crate) go_on: Sender<Result<(), Errno>>,

@@ -129,8 +129,6 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Most of these operations ask the back end before they change anything: for permissions, for an
-/// inherited ACL, or to look up a name.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),

@@ -42,7 +42,7 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Decrements the count of running threads when it is dropped, even after a panic.
+/// Counts down the running threads when it is dropped, even after a panic.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -207,7 +207,6 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // The directories must still form a tree: each one has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -270,11 +269,10 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Renames two directories in turn: the outer one is above a mount point, and the inner one in the
-/// mount. Each gets the names a, b and c in turn.
+/// Renames two directories in turn, one above a mount point and one in the mount, to a, b and c.
 ///
-/// The two directories could have nine pairs of names, but the renames make only six of these
-/// pairs. A path with one of the other three pairs combines names of different instants.
+/// The renames make only six of the nine possible pairs of names. A path with another pair combines
+/// names of different instants.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,

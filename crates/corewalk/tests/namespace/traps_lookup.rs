@@ -22,7 +22,6 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
             let _done = Done(&done);
             for i in 0..changes {
                 change(i);
-                // On a busy machine, yield so that the readers run between the changes.
                 if i % 61 == 0 {
                     thread::yield_now();
                 }

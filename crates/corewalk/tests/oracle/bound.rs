@@ -15,9 +15,6 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// The two trees of the test, which translates directories to paths. In one, paths have so many
-/// names that renames disturb nearly every attempt. In the other, paths change their depth, so a
-/// translation into a buffer must start again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 const TRANSLATIONS: usize = 50_000;
@@ -32,9 +29,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // A translation of a directory to its path falls back to the lock that blocks moves of
-    // directories. Some translations must do so, except on one CPU, where few renames happen during
-    // a translation.
+    // Some translations must fall back to the lock, except on one CPU, where few renames happen
+    // during a translation.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {

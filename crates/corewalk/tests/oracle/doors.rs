@@ -14,16 +14,15 @@ use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 
 pub(crate) const ROOM: usize = 4096;
 
-/// The claim that an answer makes about the tree. A state of the tree is the values of a few
-/// variables, such as the name of a renamed directory. The claim has, for each variable, the values
-/// with which the answer is true. If there are none, the claim is an error text.
+/// The claim that an answer makes about the tree: for each variable, the values with which the
+/// answer is true. If there are none, the claim is an error text.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// Maximum number of lock-free attempts of one call. After this many attempts, the call may
-    /// make one more under the lock that blocks moves of directories.
+    /// After this many lock-free attempts, a call may make one more under the lock that blocks
+    /// moves of directories.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
@@ -138,8 +137,6 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind of the path (inside or outside of the root) must be true at the same instant
-            // as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)

@@ -7,11 +7,10 @@ use crate::judge::Seen;
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
     Names(Vec<u8>),
-    /// A part of a path that depends on a variable: a file or directory that is renamed.
+    /// A part of a path that depends on a variable.
     ///
-    /// The first field is the index of the variable. The second lists each form of the part, such
-    /// as each name of the directory, with the variable's values that lead to it (one bit per
-    /// value). At most one form matches a given path.
+    /// The first field is the index of the variable. The second lists the forms of the part, each
+    /// with the values that lead to it (one bit per value). At most one form matches a given path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
@@ -38,8 +37,6 @@ fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]>
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // The names must match whole names of the path, so a slash follows, or the path
-                // ends.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
             Part::One(variable, forms) => {

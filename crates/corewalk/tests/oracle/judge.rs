@@ -83,7 +83,6 @@ impl Life {
         self.states.push(State { value, first: invoked + 1, last: u64::MAX });
     }
 
-    /// Begins at the state with index `at`, and sets `at` to the state that it finds.
     fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
         loop {
             let state = self.states.get(*at)?;
@@ -171,8 +170,6 @@ mod tests {
     #[test]
     fn answer_is_accepted_exactly_in_its_instants() {
         assert_eq!(first(0, 5, [0, 0]), Some(0));
-        // Only the first variable of `lives` matters here. It is 0 up to instant 12 and from 14 on,
-        // and 1 from 11 to 15 (the instant of a rename is known only as a range).
         assert_eq!(first(12, 12, [0, 0]), Some(12));
         assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
         assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that returned in instant 14");

@@ -54,10 +54,9 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// The lengths of two chains of nested directories, which make paths longer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// Number of nested directories directly below [`TOP`], with all other files below them.
+    /// All other files are below this many nested directories, which are directly below [`TOP`].
     pub(crate) below_top: usize,
     /// Number of nested directories above [`MOVED`] while it is not in [`WAY`].
     pub(crate) above_moved: usize,
@@ -147,7 +146,6 @@ impl<'v> Tree<'v> {
         drawn + u8::from(drawn >= now)
     }
 
-    /// Sometimes makes a file at the place `to`, which the rename of [`LEAF`] then replaces.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];

@@ -29,9 +29,8 @@ pub(crate) const DISTURBED: u64 = 1000;
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) windows: u64,
-    /// Maximum number of windows (periods) of a run. A run normally ends after `windows`, but needs
-    /// [`DISTURBED`] answers during which a rename has begun or ended. On one CPU such answers are
-    /// rarer, and the run goes on up to this maximum.
+    /// The run goes on up to this maximum if too few answers overlap a rename ([`DISTURBED`]), as
+    /// on one CPU.
     pub(crate) windows_max: u64,
     pub(crate) questions: u64,
 }

@@ -14,7 +14,7 @@ const ALL: u64 = u64::MAX;
 #[derive(Default)]
 pub(super) struct Depot {
     free: Vec<u64>,
-    /// Segments that may have free slots. May contain a segment twice, or one without free slots.
+    /// Segments that may have free slots. A segment may occur twice, or have no free slots.
     partial: Vec<u32>,
     whole: u32,
     retired: Vec<u32>,
@@ -46,7 +46,6 @@ impl Depot {
         }
     }
 
-    /// Moves the free slots of one segment to the end of `slots`, the lowest last.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
             // There is no free slot (a set bit) if the segment was freed, or was in `partial`

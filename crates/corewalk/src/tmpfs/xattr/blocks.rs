@@ -95,12 +95,8 @@ pub(super) enum Leave {
 }
 
 pub(super) enum Released {
-    /// The caller was the only user of the shared set, which is now its own.
     Last(Block),
-    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so its inode still
-    /// uses the set.
     Shared(Arc<Block>),
-    /// The caller ([`Leave::Always`]) has left the shared set, which has other users.
     Left,
 }
 
@@ -127,7 +123,6 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
-    /// Finds a shared block with the content of `set`, and makes the caller one of its users.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let result = self.search(key, set);
         let searches = match result {

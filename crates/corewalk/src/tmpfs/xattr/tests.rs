@@ -104,8 +104,6 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back. After the next change, the inode's set of
-    /// attributes is then de-duplicated immediately.
     Rest(usize),
     Share,
 }

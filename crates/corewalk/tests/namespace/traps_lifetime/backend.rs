@@ -191,8 +191,6 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // Maps each pair of inode number and generation to the owner of its file. Each file has an
-    // owner of its own.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -266,8 +264,6 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // Another file has replaced `f` after the back end's answer, so the first lookup returns the
-    // old file.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;

@@ -16,7 +16,6 @@ use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
 use super::cpu_time;
 
 const NAMES: usize = 100_000;
-/// Number of crafted long names. Their hashes are all equal, so a few make lookups slow.
 const LONG_NAMES: u64 = 2000;
 const SHARED_BITS: u32 = 9;
 const SEED: u64 = 1;

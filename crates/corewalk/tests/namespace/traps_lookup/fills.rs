@@ -243,7 +243,6 @@ fn check_late_answers(tell: Tell) {
     let vfs = changed_in_back_end(&["f"], Behind { at: done, change: remade, tell });
     drop(walk(&vfs, "f"));
     assert_eq!(walk(&vfs, "f").unwrap().kind(), FileKind::Directory, "stale: f is a directory");
-    // Another program removes the renamed file, and makes another file at the old name.
     let moved = |fs: &Tmpfs| {
         remove_behind(fs, "g");
         make_behind(fs, "f", S_IFREG);

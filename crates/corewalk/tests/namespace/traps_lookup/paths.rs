@@ -53,8 +53,8 @@ fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// Returns a name of one repeated letter, which determines its length. So the test notices a name
-/// that was read only in part.
+/// The letter determines the length of the name. So the test notices a name that was read only in
+/// part.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
@@ -233,8 +233,6 @@ fn path_results_have_their_kinds_and_formats() {
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
     }
-    // The text of `d_path` is ambiguous, because the name of a file may end in ` (deleted)`. The
-    // typed result of `path_of` is not ambiguous.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
     assert_eq!(odd.path_of(&root), (text, Linked));
