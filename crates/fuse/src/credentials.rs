@@ -32,7 +32,6 @@ const CAPS: [(u32, Caps); 9] = [
     (31, Caps::SETFCAP),
 ];
 
-/// Device and inode number of the namespace's file in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserNamespace(u64, u64);
 
@@ -123,7 +122,6 @@ impl Status {
                 word.and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or(0)
             };
             match &line[..colon] {
-                // The numbers are the real, effective, saved and file system user IDs.
                 b"Uid" => status.fsuid = words.nth(3).and_then(|word| word.parse().ok()),
                 b"Groups" => status.groups = words.filter_map(|word| word.parse().ok()).collect(),
                 b"CapPrm" => status.permitted = hex(words.next()),

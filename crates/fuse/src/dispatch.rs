@@ -147,7 +147,7 @@ impl Dispatch for Dispatcher {
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
-                // A forget has no answer, and `run` has already counted a panic of the server.
+                // A forget has no answer.
                 let _ = self.requests.run(message, &mut Body::new(&mut []));
                 Outcome::Silent
             }
@@ -255,7 +255,6 @@ fn needs_space(opcode: Opcode) -> bool {
 }
 
 impl Requests {
-    /// `flag` is the bit of `flags` that asks the server to clear set-user-ID and set-group-ID.
     fn set_id(&self, flags: u32, flag: u32) -> SetId {
         match self.server.has_kill_flags() {
             false => SetId::Unsaid,
@@ -285,7 +284,6 @@ impl Requests {
         last
     }
 
-    /// Returns `EIO` for a panic, and for an error number that the kernel does not accept.
     fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let (request, _running) = self.begin(message);
         let run = AssertUnwindSafe(|| request.run(|| self.dispatch(message, &mut *body)));

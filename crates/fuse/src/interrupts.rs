@@ -42,8 +42,7 @@ pub(crate) trait Interruptible: Send + Sync {
 
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// An implementation whose requests leave the index when they are answered may always return
-    /// false.
+    /// May always return false if requests leave the index when they are answered.
     fn is_answered(&self) -> bool {
         false
     }

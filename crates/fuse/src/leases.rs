@@ -63,13 +63,12 @@ impl Server {
         }
     }
 
-    /// A lookup has said that there is no such name. Returns how long the kernel may remember that.
+    /// Returns how long the kernel may remember that the directory has no such name.
     pub(crate) fn absent_ttl(&self, parent: u64, name: &[u8]) -> Option<Duration> {
         let (dir, name) = (self.vfs().inode(self.translate(parent)).ok()?, Name::new(name).ok()?);
         Some(self.vfs().leases(&dir)?.absent_ttl(dir.ino(), name))
     }
 
-    /// Makes the kernel drop an answer that was written late. Its request arrived at `begun`.
     pub(crate) fn expire_late(&self, message: &Message<'_>, body: &[u8], begun: Instant) {
         let header = message.header;
         if begun.elapsed() <= LATE || !has_time(header.opcode, body) {

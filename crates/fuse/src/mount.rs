@@ -165,7 +165,6 @@ impl<S> Mount<S> {
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
-        // After an abort the mount still exists, but has no server.
         if let Err(error) = self.point.unmount() {
             log::error!("cannot unmount {}, it stays mounted: {error}", self.point.path.display());
         }

@@ -63,7 +63,6 @@ impl KernelCache {
         match self.server.invalidate_name(parent, name) {
             // A removed directory has no names.
             Ok(()) | Err(Errno::NOENT) => {}
-            // The kernel holds no lookup of the directory, so it has cached no name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -196,7 +195,7 @@ impl Notifier {
     ///
     /// # Errors
     /// `EBUSY` if a file system is mounted on a directory of the mount; it would be detached.
-    /// `EINVAL` if the kernel is older than 6.16. `ENODEV` or `ENOTCONN` if the mount has ended.
+    /// `EINVAL` if the kernel is older than 6.16.
     pub(crate) fn expire_names(&self) -> Result<(), Errno> {
         let device = self.device.upgrade().ok_or(Errno::NODEV)?;
         match self.can_expire_names() {

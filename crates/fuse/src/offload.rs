@@ -131,7 +131,6 @@ impl Drop for Offload {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.get_mut().drain(..) {
-            // A panic of a job does not end its thread, so the join succeeds.
             let _ = thread.join();
         }
     }

@@ -111,7 +111,6 @@ impl Passthrough {
         deciding.id
     }
 
-    /// Called when the kernel has released an open file of `node`.
     pub(crate) fn released(&self, server: &Server, node: u64) {
         let mut open = self.open.lock();
         let Some(Decision::Made { id, opens }) = open.get_mut(&node) else { return };
@@ -133,8 +132,8 @@ impl Passthrough {
     }
 
     fn register(&self, server: &Server, node: u64, handle: u64) -> Option<BackingId> {
-        // ORDERING: Relaxed. A hint: a thread that misses the store below only makes a system call
-        // that fails.
+        // ORDERING: Relaxed. A hint: a thread that misses the store of `true` in `register` only
+        // makes a system call that fails.
         if self.is_refused.load(Ordering::Relaxed) {
             return None;
         }
@@ -145,8 +144,8 @@ impl Passthrough {
                 // This process may not register files (`EPERM`), or the host's file system lies
                 // over another one (`ELOOP`). Both hold for every file.
                 if matches!(error, Errno::PERM | Errno::LOOP) {
-                    // ORDERING: Relaxed. A thread that misses this store in its load above only
-                    // makes a system call that fails.
+                    // ORDERING: Relaxed. A hint: a thread whose load in `register` misses the value
+                    // only makes a system call that fails.
                     self.is_refused.store(true, Ordering::Relaxed);
                 }
                 log::debug!("the kernel does not pass a file through: {error}");

@@ -65,9 +65,8 @@ use counters::Tallies;
 
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// A listing with attributes reports this number for an entry whose lookup failed. With the number
-/// 0, for which fuser has no other field, the C library would skip the entry. The timeout is 0, so
-/// the kernel looks the name up.
+/// A listing with attributes reports this number for an entry whose lookup failed, with a timeout
+/// of 0, so the kernel looks the name up. With the number 0, the C library would skip the entry.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.
@@ -104,7 +103,6 @@ pub struct Server {
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
     features: OnceLock<(Features, Features)>,
-    /// The transport of the mount, and why the preferred one is not used.
     transport: OnceLock<Box<str>>,
 }
 
@@ -164,7 +162,6 @@ impl Server {
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
-        // Locks make requests wait for other owners, even if no call of the back end waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let has_leases = fs.leases().is_some();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -322,7 +319,6 @@ impl Server {
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
-            // The server counts no lookups of these two nodes.
             return;
         }
         if self.vfs.forget(self.translate(node), n) {
@@ -390,7 +386,6 @@ impl Server {
             true => self.missing_for_chown(caller, &inode)?,
             false => Caps::empty(),
         };
-        // Ask before the change, which removes the answer from the cache.
         let has_capability = is_chown && self.may_keep_capability(&inode)?;
         let attr = self.change(caller, &inode, set_id, |cred| {
             // The kernel has checked the permission when the file was opened.
@@ -435,9 +430,6 @@ impl Server {
     /// For requests whose effect depends on the owner or the mode: a new file inherits the group of
     /// its directory, and a write clears bits of the mode. If other programs may change them, the
     /// back end is asked again.
-    ///
-    /// Other requests need both only for the permission check. If the kernel makes that check,
-    /// `inode` saves a `stat` of the back end.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -450,8 +442,6 @@ impl Server {
         }
     }
 
-    /// If other programs may change `dir`, compares the cached answer for `name` with that of the
-    /// back end.
     fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
@@ -465,14 +455,12 @@ impl Server {
         translate(self.root, number)
     }
 
-    /// Counts the name as one that the server has to resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
         Ok(name)
     }
 
-    /// The counted lookup keeps the inode in the cache, as the reference `inode` did.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {

@@ -41,19 +41,15 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64>;
 
-    /// `ESTALE` if the cache does not have the directory; `ENOTDIR` if the inode is no directory.
     fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno>;
 
     /// Calls `directory` with the node number of each cached directory.
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64));
 
-    /// `ESTALE` if the cache does not have the inode.
     fn invalidate_attributes(&self, node: u64) -> Result<(), Errno>;
 
-    /// `why` says why a better transport is not used.
     fn set_transport(&self, transport: Transport, why: Option<&NoRings>);
 
-    /// The server makes the kernel drop cached answers with it. The notifier can be set only once.
     fn set_notifier(&self, notifier: Notifier);
 
     fn dispatcher(self: Arc<Self>, init: &Init) -> Arc<dyn Dispatch>;
@@ -67,7 +63,6 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
 
     fn features(&self) -> Features;
 
-    /// The body of the answer is written into `buffer`.
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
 
     /// True if [`Dispatch::delivered`] must be called.
@@ -75,7 +70,6 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Called when the answer of `serve` was written, for a request that arrived at `begun`.
     fn delivered(&self, _message: &Message<'_>, _body: &[u8], _begun: Instant) {}
 
     /// Serves a request for which `serve` has returned [`Outcome::Later`], without waiting for the

@@ -57,10 +57,7 @@ const TRIES_MAX: u32 = 16;
 /// Each round without an eviction doubles the pause. After more of them in succession than this,
 /// the shrinker rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
-/// After many rounds without an eviction, the remaining entries are probably in use.
 const REST: Duration = Duration::from_millis(200);
-/// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
-/// tables.
 const ENTRY_BYTES: u64 = 128;
 /// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget. Otherwise it would have
 /// to start again immediately.
@@ -121,7 +118,7 @@ impl ShrinkThread {
             let missing = self.missing_bytes();
             if missing == 0 {
                 self.requested.clear();
-                // Removals make negative entries, whose number may exceed their own limit.
+                // Removed names leave negative entries, whose number has a limit of its own.
                 self.server.vfs().reclaim(0, &mut |_| {});
                 self.server.vfs().maintain_backend(&self.server.vfs().root());
                 (fruitless, pause) = (0, TICK);
@@ -214,7 +211,7 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // One message in the queue is enough, because it names no entry.
+        // The message names no entry, so one in the queue is enough.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }

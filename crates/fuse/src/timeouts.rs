@@ -43,8 +43,6 @@ impl Timeouts {
         }
     }
 
-    /// For the answer that a name does not exist. `ttl` was set by the back end, and `default` by
-    /// the options.
     pub(crate) fn of_absent(self, ttl: Option<Duration>, default: Duration) -> Timeouts {
         let ttl = if self.can_be_set { ttl } else { None };
         Timeouts { entry: ttl.unwrap_or(default), ..self }

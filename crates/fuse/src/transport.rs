@@ -96,7 +96,6 @@ const INIT_BYTES: usize = 8192;
 
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The transport that is used, which is never [`Transport::Auto`].
     pub(crate) transport: Transport,
     /// Ends when all other threads of the session have ended.
     pub(crate) thread: JoinHandle<io::Result<()>>,
@@ -235,9 +234,6 @@ fn negotiating(error: Errno) -> MountError {
     MountError::System("negotiating with the kernel", error)
 }
 
-/// Reads `FUSE_INIT`, which opens the connection, and its request number.
-///
-/// # Errors
 /// `EPROTO` if the kernel is too old; `EIO` if the first request is not `FUSE_INIT`; the errors of
 /// read(2).
 fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {

@@ -30,7 +30,6 @@ pub(crate) const IN_HEADER_BYTES: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) opcode: Opcode,
-    /// The number of the request, which the answer repeats.
     pub(crate) unique: u64,
     pub(crate) node: u64,
     pub(crate) caller: Caller,
@@ -59,7 +58,6 @@ pub(crate) struct Args<'a> {
     rest: &'a [u8],
 }
 
-/// For a message that is shorter than its operation requires.
 const MALFORMED: Errno = Errno::IO;
 
 impl Header {
@@ -69,7 +67,6 @@ impl Header {
         let opcode = Opcode(args.u32()?);
         let (unique, node) = (args.u64()?, args.u64()?);
         let caller = Caller { uid: args.u32()?, gid: args.u32()?, pid: args.u32()? };
-        // The length of the extensions in units of 8 bytes, and two bytes of padding.
         let [low, high, ..] = args.u32()?.to_ne_bytes();
         let extension_bytes = usize::from(u16::from_ne_bytes([low, high])) * 8;
         Ok(Header { opcode, unique, node, caller, extension_bytes })

@@ -32,8 +32,6 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns [`Resolver::Openat2`] if the host supports openat2(2), otherwise
-    /// [`Resolver::Components`].
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,
@@ -94,8 +92,6 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` at a slash. The first part is longer than `max` only if its first component alone
-/// is.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

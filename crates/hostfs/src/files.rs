@@ -52,7 +52,6 @@ impl HostFs {
         })
     }
 
-    /// Without a suitable open file of the client, opens the file again for this call.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -161,7 +160,7 @@ impl HostFs {
         self.with_file(node, OFlags::RDONLY, |file| ioctl_setflags(file, flags))
     }
 
-    /// lseek(2) may move the descriptor's file offset, because no other call uses that offset.
+    /// No other call uses the file offset of the descriptor, so lseek(2) may move it.
     pub(crate) fn find_data(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let from = match what {
             Seek::Data => SeekFrom::Data(offset),

@@ -32,8 +32,7 @@ const COUNT_BITS: u32 = 12;
 /// At the maximum, the records of inodes that are now older than [`YOUNG_US`] are dropped, or all
 /// records if none is that old.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// Age in microseconds in which every clock ticks at least once. Only the number of an inode that
-/// was removed at a lower age may return with the same time of creation.
+/// Age in microseconds in which every clock ticks at least once.
 const YOUNG_US: u64 = 1_000_000;
 
 #[derive(Default)]
@@ -47,10 +46,7 @@ pub(crate) struct Generations {
 
 #[derive(Default)]
 struct Known {
-    /// Maps the inode number to the time of creation, and to the number of earlier inodes with
-    /// both.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// Maps an inode number and a time of creation to the number of earlier inodes with both.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
@@ -58,8 +54,8 @@ impl Generations {
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
         // ORDERING: Relaxed. `note_birth` stores `has_counts` before it publishes the inode, so a
-        // call on that inode reads true. A store for another inode may be missed: `of` needs only
-        // this inode's count.
+        // call on the inode reads true. A store for another inode may be missed: `of` needs only
+        // the count of its own.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {

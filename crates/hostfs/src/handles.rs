@@ -198,7 +198,6 @@ impl HostFs {
     ) -> bool {
         let is_number = status.stx_ino == node.ino();
         let Some(wanted) = node.generation().filter(|_| is_number) else { return is_number };
-        // Compare the time of creation first, because it is already known.
         let may_be = self.handles.is_none() || birth_half(status) == wanted & !u64::from(u32::MAX);
         may_be && self.generation(dir, name, status) == Ok(Some(wanted))
     }
@@ -224,8 +223,7 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Works only after `attr_by_number`, which records the generation that the file handle
-    /// contains.
+    /// Works only for an inode that `attr_by_number` has found before.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
@@ -335,8 +333,6 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
     // Read `mountinfo` as bytes, because its paths need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The first four fields of a line in `mountinfo` are the mount ID, the parent ID, the
-        // device number, and the directory of the file system that is mounted.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })

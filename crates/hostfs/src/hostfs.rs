@@ -112,10 +112,8 @@ pub struct HostFs {
     pub(crate) descriptors: Descriptors,
     directory_paths: DirectoryPaths,
     pub(crate) generations: Generations,
-    /// `None` if that file system has no file handles.
     pub(crate) handles: Option<Handles>,
     reach: Reach,
-    /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
     has_locks: bool,
@@ -228,7 +226,6 @@ impl HostFs {
         self.descriptors.get(ino)
     }
 
-    /// Returns `None` if `path` does not lead to the inode of `node`.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
@@ -468,7 +465,7 @@ impl FileSystem for HostFs {
         true
     }
 
-    /// A backing file that the kernel opens again would lose `O_NOATIME`.
+    /// The kernel would open a backing file again, without `O_NOATIME`.
     fn has_backing_files(&self) -> bool {
         self.atime.others != Atime::Never
     }

@@ -93,7 +93,6 @@ fn offset_of(cookie: u64) -> u64 {
     }
 }
 
-/// Returns `None` if the host does not report the type of the entry.
 fn kind_of(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,

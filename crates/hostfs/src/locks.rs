@@ -29,7 +29,6 @@ use crate::hostfs::HostFs;
 
 type Key = (u64, u64);
 
-/// The open files that carry the locks of fcntl(2).
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     /// Each open file carries the locks of one owner on one inode. Protected by its own mutex,

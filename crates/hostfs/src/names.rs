@@ -255,7 +255,6 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
     open_path(dir, name)
 }
 
-/// Creates a file of type `kind` with the permission bits `mode`.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

@@ -39,7 +39,6 @@ pub(crate) struct Run {
     pub(crate) len: u64,
 }
 
-/// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
     /// Protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
@@ -69,7 +68,7 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates one to `wanted` blocks: a large request gets them at `goal` if that block is free.
+    /// A large request gets the blocks at `goal`, if that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);

@@ -43,8 +43,8 @@ impl BlockIds {
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. `len` is only a hint. The code below locks the list and takes an
-            // id only if there is one.
+            // ORDERING: Relaxed. `len` is only a hint: `take` then locks the list and takes an id
+            // only if there is one.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);

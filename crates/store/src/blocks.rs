@@ -103,7 +103,6 @@ enum LookupOrigin {
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     bytes: usize,
-    /// If a new block exceeds one of them, unused blocks are dropped.
     bound: usize,
     bytes_bound: usize,
     kept: usize,
@@ -172,7 +171,6 @@ impl Block {
 }
 
 impl Blocks {
-    /// `found` has the numbers of blocks and users and the largest block id on disk.
     pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
@@ -302,8 +300,7 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// `own` is the inode's block, before and after the call. If other inodes use the old block
-    /// too, the inode gets another block.
+    /// If other inodes use the old block too, the inode gets another block.
     ///
     /// # Errors
     /// `ENOSPC`; `EIO` if the user count of the old block is damaged. After an error nothing has
@@ -319,7 +316,6 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // A shared block with equal content takes no space.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -370,10 +366,6 @@ impl Blocks {
         Ok(new)
     }
 
-    /// `own` is the block of the inode, before and after the call.
-    ///
-    /// # Errors
-    /// The errors of [`Blocks::replace`].
     fn keep_private(
         &self,
         own: &mut Arc<Block>,
@@ -437,14 +429,12 @@ impl Blocks {
         }
     }
 
-    /// If there is no shared block with this content, returns the hashes for a new one.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
         let (mut found, mut others) = (None, 0);
         let mut look = |key: u64| {
             self.index.find(key, &mut |id| {
-                // Do not share a block that cannot be read.
                 let Ok(block) = self.get_for(LookupOrigin::Index, id, view) else { return false };
                 match self.take(&block, key, content, view) {
                     Some(true) => found = Some(block),
@@ -518,8 +508,8 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the user count of a block that loses a user. A caller that leaves other users calls
-    /// `ShareIndex::left` after it has unlocked the count.
+    /// If other users of the block remain, the caller calls `ShareIndex::left` after it has
+    /// unlocked the count.
     ///
     /// # Errors
     /// `EIO` if the user count is 0: more inodes use the block than were counted.
@@ -568,7 +558,6 @@ impl Blocks {
 
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // An earlier version of corewalk shared blocks longer than `SHARED_BYTES_MAX`.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -591,8 +580,8 @@ impl Shard {
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // After many blocks were freed, `bound` and `bytes_bound` are too high to start a scan
-        // soon. So `SHARD_BLOCKS` new blocks also start one.
+        // After many blocks were freed, the limits of the last scan are too high to start another
+        // one soon. So `SHARD_BLOCKS` new blocks also start one.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {

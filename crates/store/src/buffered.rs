@@ -70,20 +70,18 @@ impl BufferedDevice {
         }
         *waiting = None;
         // ORDERING(buffered): Release. `choose` loads true with Acquire, and then reads the device
-        // below. Without Release it could miss writes that were pending before.
+        // below. Without Release it could miss writes that `release` has just applied.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Calls `held` with the pending writes, or `released` with the device below after
-    /// [`BufferedDevice::release`] has succeeded.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(buffered): Acquire. `release` stores true with Release after it has written all
-        // pending writes to the device below. Without Acquire, a read could miss them.
+        // ORDERING(buffered): Acquire. `release` applies all pending writes to the device below,
+        // and then stores true with Release. Without Acquire, a read could miss these writes.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {

@@ -180,7 +180,6 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes as many bytes as fit into one extent. Returns 0 if there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -341,7 +340,6 @@ impl Content {
         Ok(())
     }
 
-    /// Reserved blocks read as zeros. `ENOSPC` if there is not enough space.
     fn reserve(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
         let extents = self.load(tx.ino, tx.view)?;
         let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());

@@ -74,10 +74,6 @@ impl Database {
         Database::open_with(device, cache_bytes, &Loss::default())
     }
 
-    /// `loss` records whether the device may have lost writes.
-    ///
-    /// # Errors
-    /// As [`Database::open`].
     pub(crate) fn open_with(
         device: &Arc<dyn Device>,
         cache_bytes: usize,
@@ -96,10 +92,6 @@ impl Database {
         &self.loss
     }
 
-    /// Returns a snapshot of the database after the transaction.
-    ///
-    /// # Errors
-    /// The error of the device. After an error the database refuses all calls.
     pub(crate) fn write(&self, records: &[(Key, Record)]) -> io::Result<Snapshot> {
         self.write_with(|put| {
             records.iter().try_for_each(|(key, record)| put(key, record.as_deref()))
@@ -131,7 +123,7 @@ impl Database {
                 done.map_err(|error| failed(error.into()))
             })?;
             // redb takes over the changes to a table when the table is dropped, so drop it before
-            // the commit. `Fragile` would leak the table if this thread is panicking.
+            // the commit.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -186,17 +178,17 @@ impl Snapshot {
     }
 
     pub(crate) fn is_damaged(&self) -> bool {
-        // ORDERING: Relaxed, for both flags. `note_failed_read` has set them on this thread.
+        // ORDERING: Relaxed, for both flags. `note_failed_read` has set them on the same thread.
         self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
     }
 
     fn note_failed_read(&self, error: &io::Error) -> Errno {
         if error.kind() == io::ErrorKind::InvalidData {
-            // ORDERING: Relaxed. `is_damaged` reads the flag on this thread.
+            // ORDERING: Relaxed. `is_damaged` loads the flag on the same thread.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. A thread that reads the flag only reopens the database; no data is
-        // read because of it.
+        // ORDERING: Relaxed. A thread that reads true only reopens the database; no data is read
+        // because of it.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
@@ -237,7 +229,6 @@ impl Snapshot {
         Ok(all)
     }
 
-    /// Calls `visit` in ascending order until it returns false. Returns true if it never did.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,
@@ -281,16 +272,16 @@ impl Calls {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. A thread that misses the flag in `run` calls redb once more. That
-            // call fails, or panics and is caught.
+            // ORDERING: Relaxed. A thread whose load in `has_panicked` misses the value calls redb
+            // once more. Its call fails, or panics and is caught.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. A thread that misses the flag set in `run` calls redb once more. That
-        // call fails, or panics and is caught.
+        // ORDERING: Relaxed. A thread that misses the store of `true` in `run` calls redb once
+        // more. Its call fails, or panics and is caught.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }

@@ -195,7 +195,7 @@ impl Loss {
     }
 
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. The lock of the database orders this load after the store in `note`.
+        // ORDERING: Relaxed. The lock of the database orders the load after the store in `note`.
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -207,7 +207,6 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Returns a backend on `device`. `loss` records lost writes.
     pub(crate) fn new(device: Arc<dyn Device>, loss: Loss) -> Backend {
         Backend { device, loss }
     }

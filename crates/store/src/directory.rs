@@ -94,7 +94,6 @@ impl<'a> NameRecord<'a> {
         self.key == other.key
     }
 
-    /// Returns a free slot number; `ENOSPC` if all entries with this hash are used.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
@@ -172,7 +171,6 @@ impl Batch {
         view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
-    /// Stops when `sink` asks to stop. `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,

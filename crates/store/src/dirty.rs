@@ -38,9 +38,9 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. A commit closes the transaction barrier before it calls `take`,
-            // and the thread here holds that barrier for reading. So `take` sees the flag. For
-            // `is_large` the value is only a hint.
+            // ORDERING: Relaxed. The caller holds the transaction barrier for reading, and a commit
+            // closes it before `take` loads the flag. So `take` sees the value. For `is_large` it
+            // is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
@@ -48,8 +48,9 @@ impl Dirty {
     }
 
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. The caller of `note` holds a handle of the journal, which orders this
-        // load after the swap in an earlier `take`. For other callers the value is only a hint.
+        // ORDERING: Relaxed. A caller with a handle of the journal sees the swap in an earlier
+        // `take`, since the commit held the transaction barrier. For other callers the value is
+        // only a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
@@ -57,8 +58,8 @@ impl Dirty {
     /// transaction barrier, so no thread is calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The closed transaction barrier orders all stores of `note` before this
-        // swap.
+        // ORDERING: Relaxed. The commit has closed the transaction barrier, which orders all stores
+        // of `note` before the swap.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -28,13 +28,11 @@ use crate::record::{Extent, Key, Kind};
 pub(crate) struct ExtentMap {
     map: BTreeMap<u64, Extent>,
     blocks: u64,
-    /// First logical blocks of the extents whose records differ from the map.
     touched: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The device block, and true if the extent is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
     pub(crate) len: u64,
 }

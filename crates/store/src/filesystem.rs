@@ -23,7 +23,6 @@ const UNLIMITED_INODES: u64 = 1 << 40;
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
-    /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
     fn change_content<R>(
         &self,
         node: Node<'_>,
@@ -122,7 +121,6 @@ impl Store {
         Ok(())
     }
 
-    /// Blocks that are reserved for a file count as used.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
@@ -363,7 +361,7 @@ impl FileSystem for Store {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // Returns immediately if the commit of the last data of the file has already synced it.
+        // Returns immediately if a commit has already synced the data of the file.
         self.journal.sync_data(inode.data_tid())
     }
 

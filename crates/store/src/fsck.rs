@@ -283,7 +283,6 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
 fn find_end(snapshot: &Snapshot) -> Result<u64, Errno> {
     let mut end = 0;
     each(snapshot, Kind::Extent, &mut |_, value| {
-        // Skip an extent that does not parse, because `read` reports it.
         end = Extent::decode(value).map_or(end, |extent| end.max(extent.written_end()));
         Ok(())
     })?;
@@ -297,15 +296,10 @@ struct Check {
     inodes: BTreeMap<u64, InodeRecord>,
     orphans: HashSet<u64>,
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// The logical block behind the last extent that was read, and the number of blocks so far, by
-    /// file.
     extents: HashMap<u64, (u64, u64)>,
-    /// The runs of blocks that files use: start, end, and inode number of the file.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// The modes that access ACLs imply, by attribute block. None if the ACL expresses no more than
-    /// a mode can.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
@@ -420,7 +414,6 @@ impl Check {
         self.report.orphans = self.orphans.len() as u64;
     }
 
-    /// Returns the numbers of names and of subdirectories of each inode.
     fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
         let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
         let mut found = Vec::new();

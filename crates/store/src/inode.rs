@@ -66,7 +66,6 @@ pub(crate) struct State {
     /// The last transaction in which this inode got a new attribute set. A second set in the same
     /// transaction may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
-    /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
     pub(crate) born: u64,
     pub(crate) is_dead: bool,
@@ -103,25 +102,25 @@ impl Inode {
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The returned id must cover only changes that happened before this
-        // call; `save` and `mark_content` stored theirs before, so this load sees them.
+        // ORDERING: Relaxed. The id must cover only changes that happened before the call. `save`
+        // and `mark_content` have stored their ids, so the load sees them.
         word.load(Ordering::Relaxed)
     }
 
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The returned id must cover only writes that happened before this call;
-        // `mark_data` stored theirs before, so this load sees them.
+        // ORDERING: Relaxed. The id must cover only writes that happened before the call.
+        // `mark_data` has stored their ids, so the load sees them.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. `data_tid` must see this store only if the write happened before its
+        // ORDERING: Relaxed. `data_tid` must see the store only if the write happened before its
         // call, and then it does.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. `dirty_tid` must see this store only if the change happened before its
+        // ORDERING: Relaxed. `dirty_tid` must see the store only if the change happened before its
         // call, and then it does.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
@@ -136,12 +135,11 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. `dirty_tid` must see this store only if the change happened before its
+        // ORDERING: Relaxed. `dirty_tid` must see the store only if the change happened before its
         // call, and then it does.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Adds or removes the orphan record (invariant N.5), then saves the inode.
     pub(crate) fn save_links(&self, state: &State, had_links: bool, view: &View) {
         let key = Key::of(Kind::Orphan, self.ino);
         match (had_links, state.record.nlink > 0) {

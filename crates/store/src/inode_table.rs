@@ -34,7 +34,6 @@ impl Shard {
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
-            // Only the table has a reference to the inode.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
                 false
@@ -62,9 +61,6 @@ impl InodeTable {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// Reads the inode from its record if it is not in memory.
-    ///
-    /// # Errors
     /// `ESTALE` if no inode has this number; `EIO` if its record cannot be read.
     pub(crate) fn get(&self, ino: u64, view: &View) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.find(ino) {
@@ -89,7 +85,6 @@ impl InodeTable {
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
-        // Only the table and the caller have references to the inode.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
         } else if !shard.deferred.contains(&inode.ino) {

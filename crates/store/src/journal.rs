@@ -69,8 +69,6 @@ use crate::store::StoreStats;
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
 /// Maximum time for which a commit waits so that other threads can join it.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// Maximum number of records that one step of a range read takes from each layer and from the
-/// database.
 const RANGE_RECORDS: usize = 512;
 
 /// The files of a store.
@@ -87,8 +85,6 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Drops the pages of the devices from the host's page cache, so that the next reads come from
-    /// the disk.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
@@ -172,8 +168,7 @@ struct State {
     /// synced only as part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// `callers` counts the threads inside `commit_up_to`; `companions` is that count at the end of
-    /// the last commit.
+    /// `companions` is the number of threads that wanted a commit at the end of the last one.
     callers: u32,
     companions: u32,
     took: Duration,
@@ -215,7 +210,6 @@ impl View {
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
-    /// Returns the last transaction that changed the record, or 0 if it is already durable.
     pub(crate) fn dirty_tid(&self, key: &Key) -> u64 {
         match &self.frozen {
             _ if self.running.get(key).is_some() => self.tid,
@@ -257,8 +251,6 @@ impl View {
 
     /// Appends records in ascending order of `minor`, the second number of their key.
     ///
-    /// Returns the number from which the next call continues, or None at the end.
-    ///
     /// # Errors
     /// `EIO` if the records cannot be read.
     pub(crate) fn collect_from(
@@ -294,7 +286,6 @@ impl View {
     }
 }
 
-/// A record of `above` overrides one of `below` with the same key. Both are sorted by key.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -386,7 +377,7 @@ impl Journal {
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
         // ORDERING: Relaxed. A thread that misses the store in `fail` only makes a change in
-        // memory; the next commit fails.
+        // memory, since the next commit fails.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
@@ -410,10 +401,10 @@ impl Journal {
     }
 
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. `forget_poke` swaps in false and then looks for work. If this
-        // swap comes first, `forget_poke` sees the new transaction; otherwise this swap returns
-        // false, and this thread wakes the committer. With a weaker ordering both could miss the
-        // transaction, which would stay uncommitted.
+        // ORDERING(poke): AcqRel. `forget_poke` swaps in false and then looks for work. If
+        // `forget_poke` swaps later, it sees the new transaction. If it has swapped before, `poke`
+        // reads false and wakes the committer. With a weaker ordering both could miss the
+        // transaction.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -426,9 +417,9 @@ impl Journal {
     /// Called by the committer before it sleeps. Wakes it immediately if there is something to
     /// commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. If `poke` has swapped before, the load of the [`View`] below sees
-        // its transaction. If `poke` swaps later, its swap returns false, and its thread wakes the
-        // committer. With a weaker ordering both could miss the transaction.
+        // ORDERING(poke): AcqRel. If `poke` has swapped before, the [`View`] that is read next
+        // shows its transaction. If `poke` swaps later, it reads false and wakes the committer.
+        // With a weaker ordering both could miss the transaction, and nothing would commit it.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -468,12 +459,12 @@ impl Journal {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
         // ORDERING: Relaxed. A commit locks the transaction barrier for writing before it loads
-        // `is_data_dirty`, so it sees the store below. `sync_data` sees it if the write happened
-        // before its call.
+        // `is_data_dirty`, so it sees the store of `true`. `sync_data` sees it if the write
+        // happened before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. A commit locks the transaction barrier, which this thread holds
-            // for reading, so it sees this store. `sync_data` sees it if the write happened before
-            // its call.
+            // ORDERING: Relaxed. The writing thread holds the transaction barrier for reading. A
+            // commit locks it for writing, so it sees the store. `sync_data` sees it if the write
+            // happened before its call.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
@@ -504,8 +495,8 @@ impl Journal {
     /// Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that misses this store in `grow` may use up the free space of
-        // the host. A commit can still use the reserve, the space set aside for commits.
+        // ORDERING: Relaxed. A thread whose load in `grow` misses the value may use up the free
+        // space of the host. A commit can still use the reserve, the space set aside for commits.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
@@ -580,14 +571,14 @@ impl Journal {
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. A thread that must not miss the failure loads `is_failed` under the
+        // ORDERING: Relaxed. A thread for which the failure matters loads `is_failed` under the
         // mutex of `state`, or gets an error from its own sync.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. The load may miss a store in `fail` that has just happened. A caller
-        // for which that matters has locked `state`, or syncs the device itself.
+        // ORDERING: Relaxed. The load may miss a store in `fail` at the same time. A caller for
+        // which the failure matters has locked `state`, or syncs the device itself.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

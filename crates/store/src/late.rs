@@ -61,7 +61,6 @@ pub(crate) struct Late {
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// The id of each inode's attribute block when it was queued, and the inode number.
     queued: Deferral<(u64, u64)>,
 }
 
@@ -127,7 +126,6 @@ impl Late {
     fn share_one(&self, ino: u64, view: &View) {
         let found = self.table.find(ino);
         let is_in_memory = found.is_some();
-        // `get` returns `ESTALE` for an inode that was freed.
         let Ok(inode) = found.map_or_else(|| self.table.get(ino, view), Ok) else { return };
         let mut state = inode.state.write();
         state.is_waiting = false;

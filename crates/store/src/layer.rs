@@ -27,9 +27,7 @@ use crate::alloc::Run;
 use crate::record::{Key, Kind};
 
 const SHARDS: usize = 64;
-/// A layer adds up the sizes of its shards only after one shard has grown by this many bytes.
 const ADD_UP_BYTES: i64 = 64 << 10;
-/// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
 
 pub(crate) type Record = Option<Arc<[u8]>>;
@@ -168,8 +166,8 @@ impl Layer {
     }
 
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The value must cover only changes that happened before this call;
-        // `begin` set the flag before them, so this load sees it.
+        // ORDERING: Relaxed. The value must cover only changes that happened before the call.
+        // `begin` has set the flag before them, so the load sees it.
         self.has_begun.load(Ordering::Relaxed)
     }
 

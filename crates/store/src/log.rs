@@ -63,7 +63,6 @@ const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// The entry number of an end mark, which says that the log is empty.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// The place of the second end mark's generation and entry number.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
@@ -124,7 +123,6 @@ impl Log {
         self.superblock = superblock;
     }
 
-    /// The higher generation of the next superblock makes all entries in the log void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
@@ -157,7 +155,6 @@ impl Log {
         self.device.write_at(0, &self.buffer)
     }
 
-    /// `payload` is the length in bytes behind the header.
     fn seal(&mut self, number: u64, payload: usize) {
         let header = [self.superblock.generation, number, payload as u64];
         for (at, word) in header.iter().enumerate() {

@@ -55,10 +55,6 @@ impl BufferedDatabase {
         Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
-    /// A new database contains no store.
-    ///
-    /// # Errors
-    /// [`OpenError::Damaged`] for a damaged database; the error of the device.
     pub(crate) fn has_store(&self) -> Result<bool, OpenError> {
         let snapshot = self.database.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
@@ -176,7 +172,6 @@ pub(crate) struct Scan {
 impl Scan {
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// The records are those that the database will have after the replay of the log.
     fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
         let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
@@ -238,7 +233,6 @@ pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Re
     each_changed(snapshot, &Changes::new(), kind, visit)
 }
 
-/// The records are those that the database will have after `changes`, in the order of their keys.
 fn each_changed(
     snapshot: &Snapshot,
     changes: &Changes,

@@ -195,15 +195,12 @@ impl Store {
         Hashed::new(name, &self.secret)
     }
 
-    /// `EIO` if inode and entry have different file types.
     fn linked(&self, link: Link, view: &View) -> Result<Arc<Inode>, Errno> {
         let inode = self.table.get(link.ino, view)?;
         check_kind(&inode, link)?;
         Ok(inode)
     }
 
-    /// Makes an inode with `nlink` links in the directory `dir`, and charges the inode budget.
-    /// Returns its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,
@@ -257,7 +254,7 @@ impl Store {
         Ok(attr)
     }
 
-    /// The link count of a directory becomes 0, since a directory has only one name.
+    /// A directory has only one name, so its link count becomes 0.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -274,7 +271,6 @@ impl Store {
         Ok(())
     }
 
-    /// `counted` is the record of the directory with the new counts of entries and links.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
@@ -335,7 +331,6 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// `other` is the inode of the new name before the exchange.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -385,9 +380,6 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// `of_new` and `of_old` tell which entries the new and the old directory gain and lose.
-    ///
-    /// # Errors
     /// `EIO` if a count is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
@@ -402,7 +394,7 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// If both are the same directory, the second record is the right one, and is saved last.
+    /// If both directories are the same, the second record is the right one, so it is saved last.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -471,7 +463,6 @@ fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Only a subdirectory adds a link to its directory, by its entry `..`.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

@@ -71,7 +71,6 @@ impl Overlay {
     }
 }
 
-/// Splits a range so that each piece lies within one block.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + len as u64;
     let first = (offset < end).then_some(offset);

@@ -60,7 +60,6 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) const SUPER: Key = Key { kind: Kind::Super, major: 0, minor: 0 };
 
-    /// Returns the key of a record with `minor` 0: the only one of its kind for `major`.
     #[inline]
     pub(crate) fn of(kind: Kind, major: u64) -> Key {
         Key { kind, major, minor: 0 }
@@ -71,7 +70,6 @@ impl Key {
         Key { kind, major, minor }
     }
 
-    /// Returns `EIO` unless `major` is a valid number and `minor` is 0.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
@@ -114,7 +112,6 @@ impl SuperRecord {
         [&MAGIC[..], &version, &seed, &generation, &log].concat()
     }
 
-    /// If the version is unknown, all other fields are 0.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SuperRecord, Errno> {
         let mut fields = Fields(bytes);
         if fields.take::<8>()? != MAGIC {
@@ -179,7 +176,6 @@ impl InodeRecord {
         out.extend_from_slice(target);
     }
 
-    /// Returns the inode and the target of a symbolic link.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -236,7 +232,6 @@ impl InodeRecord {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    /// Entries with the same hash have different slot numbers.
     pub(crate) slot: u8,
     pub(crate) kind: FileKind,
     pub(crate) ino: u64,
@@ -254,8 +249,7 @@ impl Entry<'_> {
     }
 }
 
-/// The entries of one record, in the order of their slot numbers. Ends with `EIO` at an invalid
-/// entry.
+/// Ends with `EIO` at an invalid entry.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -317,9 +311,6 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the end of the extent in the file, which starts at block `logical`.
-    ///
-    /// # Errors
     /// `EIO` if the number is too large. The limit is above the largest file size, since reserved
     /// blocks may lie behind the end, and an insertion moves them even farther.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {

@@ -344,7 +344,6 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// At most four blocks are compared for each of the two keys of a content.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]

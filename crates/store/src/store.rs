@@ -34,7 +34,6 @@ use crate::xattr;
 
 pub(crate) const ROOT_INO: u64 = 1;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Size in bytes of the index that finds equal attribute sets.
 const INDEX_BYTES: u64 = 4 << 20;
 
 /// The options of a mount.
@@ -318,8 +317,6 @@ impl Store {
         }
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
-            // The database is empty. If `data` or `log` has content, the store has lost its
-            // database, so make no new store.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
@@ -501,10 +498,6 @@ impl Store {
         Ok(())
     }
 
-    /// The caller then saves the record of the inode.
-    ///
-    /// # Errors
-    /// `ENOSPC` or `EIO`, and nothing has changed.
     pub(crate) fn change_set(
         &self,
         ino: u64,
@@ -528,7 +521,6 @@ impl Store {
             (Some(own), false) if **own.content() == *set => Some(own),
             (Some(mut own), false) => {
                 let done = self.blocks.replace(&mut own, set, when, view, &self.space);
-                // After a failure the inode keeps its old block.
                 state.block = Some(own);
                 done?;
                 self.late.note(ino, state, view);
@@ -557,7 +549,6 @@ impl Store {
             return;
         }
         let is_file = inode.kind == FileKind::Regular;
-        // The steps that can fail come first. They change nothing.
         let is_loaded = !is_file || content.load(ino, view).is_ok();
         if !is_loaded || self.load_block(&mut state, view).is_err() {
             return;
@@ -629,7 +620,7 @@ fn commit_in_time(
         // forgotten: `forget_poke` wakes this thread again.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Another thread may have queued an inode after `share`.
+        // Another thread may have queued an inode since the call of `share`.
         if late.len() > 0 {
             journal.poke();
         }

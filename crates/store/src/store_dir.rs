@@ -294,7 +294,6 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Under a shared lock, changes of the devices stay in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
@@ -316,7 +315,6 @@ impl StoreDir {
         }
     }
 
-    /// A missing file is replaced by an empty device in memory.
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }
@@ -396,7 +394,6 @@ pub fn holder(path: &Path) -> Option<u32> {
     find_holder(&fs::read_to_string("/proc/locks").ok()?, lock.dev(), lock.ino())
 }
 
-/// Searches `/proc/locks` (proc_locks(5)) for the holder of a flock(2) lock.
 fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");

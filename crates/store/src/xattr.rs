@@ -46,7 +46,6 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Checks that a set is sorted by name, has no duplicates and is neither empty nor too large.
 pub(crate) fn is_set(set: &[u8]) -> bool {
     let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
     for (name, value) in attributes.by_ref() {

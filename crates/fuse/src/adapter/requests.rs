@@ -120,7 +120,6 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// The number fits 32 bits, because no request asks for more bytes.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -152,7 +151,6 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, request: &Request, ino: INodeNo, nlookup: u64) {
-        // A forget has no reply. `guarded` counts a panic of the server.
         let _ = self.guarded(caller(request), |server| {
             server.forget(ino.0, nlookup);
             Ok(())

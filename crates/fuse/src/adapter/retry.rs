@@ -19,7 +19,6 @@ use crate::server::Server;
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 
-/// Owns copies of the arguments of a request, so that the request can run again.
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {

@@ -6,7 +6,6 @@ use corewalk::Errno;
 use super::AsyncNode;
 use crate::wire::Body;
 
-/// The body of the answer to a create request is the longest one built in this buffer.
 const BODY_BYTES: usize = 256;
 
 #[derive(Debug, Default)]
@@ -14,7 +13,7 @@ pub(super) struct Answer {
     pub(super) body: Bytes,
     /// The kernel gets one lookup of each when the answer is sent.
     pub(super) entries: Vec<AsyncNode>,
-    /// If the answer is not sent, this file must be closed.
+    /// If the answer is not sent, the file must be closed.
     pub(super) opened: Option<AsyncNode>,
 }
 

@@ -66,7 +66,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let change = node.change();
         let attr = checked(self.fs.setattr(&node, &set).await?, node.kind());
         if attr.is_err() {
-            // The back end has made the change, but the kernel does not learn of it.
             request.set_stale();
         }
         let attr = attr?;

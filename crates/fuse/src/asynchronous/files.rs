@@ -28,8 +28,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // From `begin` on, the future runs to its end, even if the client is killed. So each file
-        // that the back end opens is closed again.
+        // After `begin` the future runs to its end, even if the client is killed. So each file that
+        // the back end opens is closed again.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,

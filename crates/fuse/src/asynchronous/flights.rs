@@ -80,13 +80,10 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped while it waits, the destructor of `user` decrements
-        // `Entry::users`.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }
 
-    /// If the keys are equal, there is one lock.
     pub(super) async fn lock_both(&self, a: K, b: K) -> (Flight<'_, K, V>, Option<Flight<'_, K, V>>)
     where
         K: Ord,
@@ -100,7 +97,8 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
 }
 
 impl<K: Hash + Eq, V> Flights<K, V> {
-    /// The result of a call to the back end that runs now is not used ([`Flight::is_valid`]).
+    /// An answer that the back end is about to give for the key is not shared
+    /// ([`Flight::is_valid`]).
     pub(super) fn invalidate(&self, key: &K) {
         if let Some(entry) = self.shard(key).lock().get_mut(key) {
             entry.invalidated = entry.calls;

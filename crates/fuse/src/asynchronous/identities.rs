@@ -79,8 +79,8 @@ impl Identities {
         entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
     }
 
-    /// Adds an inode that has just entered the table. Returns an earlier inode of the same file,
-    /// which the table may be dropping.
+    /// Returns an earlier inode of the same file, if there is one. The table may be dropping that
+    /// inode.
     pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         if ino == 0 {
@@ -101,8 +101,7 @@ impl Identities {
         earlier
     }
 
-    /// Makes later lookups of the file get `inode` instead of `earlier`. If they already get a
-    /// third inode, returns that one.
+    /// Later lookups of the file get `inode`. If they already get a third inode, returns that one.
     pub(super) fn replace(&self, inode: &Arc<Inode>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         let mut shard = self.shard(ino).lock();

@@ -167,7 +167,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(Answer { entries, ..Answer::from(Bytes::from(buffer)) })
     }
 
-    /// Adds entries until the answer is full, and their nodes to `entered`.
     fn fill(
         &self,
         dir: &AsyncNode,

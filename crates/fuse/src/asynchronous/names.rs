@@ -67,7 +67,6 @@ impl<F: AsyncFileSystem> Drop for NameChange<'_, F> {
             && let Ok(name) = Name::new(&self.name)
         {
             self.request.set_stale();
-            // A removed directory has no names, so ignore an error.
             let _ = self.server.table.invalidated(&self.dir.table_node().get(), name);
         }
     }
@@ -81,7 +80,6 @@ enum Child {
 
 struct ChildChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
-    /// Set if the table did not have the inode when the change began.
     identity: Option<Identity>,
     _change: Option<Change>,
 }
@@ -134,7 +132,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
 
     async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
         let mut flight = self.flights.lock(name_key(dir, name)).await;
-        // Another request may have entered the name while this one waited.
         if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
             return Ok(found);
         }
@@ -245,7 +242,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         };
         let node = self.enter(&dir, name, &attr, Entering::Made)?;
         let is_current = node.store(&attr, change.began());
-        // If another machine has changed the name meanwhile, `change` drops it.
         let is_entry_current = flight.is_valid();
         if is_entry_current {
             change.end();
@@ -278,7 +274,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             false => Ok(Opened::default()),
         };
         if opened.is_err() {
-            // The file exists, but the kernel learns only of the error.
+            // The kernel learns only of the error, although the file was made.
             request.set_stale();
         }
         let opened = opened?;
@@ -341,7 +337,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let _change_of_child = self.begin_child(request, child)?;
         flight.clear();
         let removed = self.fs.remove(&dir, name, removal).await;
-        // If the table cannot remove the name, `change` drops it.
         let is_told = match removed {
             Ok(()) | Err(Errno::NOENT) => self.table.removed(&dir.table_node().get(), name).is_ok(),
             Err(_) => true,
@@ -385,11 +380,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
         let (from, to) = (from.table_node().get(), to.table_node().get());
-        // Without a call of `end`, the destructor of `changes` drops both names. That is necessary
-        // in three cases:
-        // - The table cannot rename.
-        // - The back end does not have the names that the kernel knows.
-        // - Another machine has changed a name during the call.
         let is_told = match (renamed, mode) {
             (Ok(()), RenameMode::Exchange) => {
                 self.table.exchanged((&from, old), (&to, new)).is_ok()
@@ -457,7 +447,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// The server requested the attributes at the time `asked`.
 fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
     let is_current = node.store(&attr, asked);
     Found { node, attr, is_current, is_entry_current: true }

@@ -67,7 +67,6 @@ pub(super) struct Shared {
     pub(super) identities: Identities,
 }
 
-/// The destructor of an inode calls `forget` of the back end, whose type it does not know.
 trait Forget: Send + Sync {
     fn forget(&self, ino: u64, generation: u64);
 }
@@ -106,8 +105,8 @@ impl Shared {
     /// back end.
     pub(super) fn now(&self) -> u64 {
         // ORDERING: SeqCst. `tick` adds one at the end of a change. A request that reads the new
-        // value must call the back end after that end, or an old answer would be cached. The clock
-        // and `evicted` are compared, so their accesses need one order.
+        // value calls the back end only after the change, or an old answer would be cached. The
+        // clock and `evicted` are compared, so their accesses need one order.
         self.clock.load(Ordering::SeqCst)
     }
 
@@ -124,9 +123,9 @@ impl Inode {
     /// dropping.
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
-            // ORDERING: SeqCst. The destructor of an inode raises `evicted` before the inode leaves
-            // the index, and `known` says that it has left. A smaller value would let attributes
-            // from before its last change be cached.
+            // ORDERING: SeqCst. The destructor of an inode raises `evicted` and then removes the
+            // inode from the index, where `known` did not find it. A smaller value would let old
+            // attributes be cached.
             Known::None => shared.evicted.load(Ordering::SeqCst),
             // The earlier inode has not yet raised `evicted`.
             Known::Dying | Known::Inode(_) => shared.now(),
@@ -144,20 +143,19 @@ impl Inode {
         self.identity
     }
 
-    /// Called when the inode has entered the table. Returns another inode of the same file, if the
-    /// index has one: the table may be dropping it.
+    /// Called when the inode has entered the table. Returns another inode of the same file, which
+    /// the table may be dropping.
     pub(super) fn index(self: &Arc<Self>) -> Option<Arc<Inode>> {
-        // ORDERING: Relaxed. The flag guards no data: it only selects the one thread that adds the
-        // inode.
+        // ORDERING: Relaxed. `is_indexed` guards no data: the swap only selects the one thread that
+        // adds the inode.
         if self.is_indexed.swap(true, Ordering::Relaxed) {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Another inode of the file may have changed it and left the index before. `evicted` is at
-        // least the end of that change (invariant H.3).
+        // Another inode of the file may have changed it and left the index before (invariant H.3).
         let mut state = self.state.lock();
-        // ORDERING: SeqCst. The destructor of another inode raises `evicted` before that inode
-        // leaves the index. This load comes after `add`, so it sees the value; otherwise old
+        // ORDERING: SeqCst. The destructor of another inode raises `evicted` and then removes the
+        // inode from the index. The load comes after `add`, so it sees the value; otherwise old
         // attributes would be cached.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
         drop(state);
@@ -168,7 +166,6 @@ impl Inode {
         self.shared.identities.replace(self, earlier)
     }
 
-    /// Returns true if the inode has the identity in `attr`, or if the back end has no identities.
     pub(super) fn is(&self, attr: &Attr) -> bool {
         self.identity == (attr.ino, attr.generation)
     }
@@ -189,8 +186,8 @@ impl Inode {
 impl Drop for Inode {
     fn drop(&mut self) {
         let changed = self.state.get_mut().changed;
-        // ORDERING: SeqCst. `new` and `index` load `evicted` after they find that this inode has
-        // left the index, so it is raised before. Otherwise a new inode would cache old attributes.
+        // ORDERING: SeqCst. `new` and `index` load `evicted` after the inode has left the index, so
+        // it must be raised before. Otherwise a new inode of the file would cache old attributes.
         self.shared.evicted.fetch_max(changed, Ordering::SeqCst);
         let (ino, generation) = self.identity;
         let forget = || {
@@ -281,8 +278,6 @@ impl AsyncNode {
         self.inode.state.lock().attr
     }
 
-    /// Caches `attr`, which was requested at the time `asked`. Returns false if it is no longer
-    /// current.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
         let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;

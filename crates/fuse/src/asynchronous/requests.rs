@@ -138,7 +138,6 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
                     }
                     Err(error) => reply(Err(accepted(error))),
                 },
-                // The client was killed, and does not get the answer.
                 None => {
                     request.set_stale();
                     if let Some(opened) = result.ok().and_then(|answer| answer.opened) {
@@ -151,7 +150,6 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// `flags` are the open flags for an answer that opens a file.
     async fn run(
         &self,
         owned: &OwnedMessage,

@@ -200,8 +200,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         if is_current { timeouts } else { timeouts.without_attributes() }
     }
 
-    /// Returns `None` if the name or the attributes are not cached, or if other programs may change
-    /// files.
+    /// Returns `None` if other programs may change files, because a cached answer may then be old.
     pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
         if !self.is_exclusive() {
             return None;
@@ -211,10 +210,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Some(Found { node, attr, is_current: true, is_entry_current: true })
     }
 
-    /// The caller holds the lock of the name, so the name does not change meanwhile.
-    ///
-    /// # Errors
-    /// The errors of [`InodeTable::entered_if`] and [`InodeTable::linked`].
     pub(super) fn enter(
         &self,
         dir: &AsyncNode,
@@ -247,7 +242,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let inode = Inode::new(&self.shared, attr, &known);
         let node = self.table.entered_if(&dir, name, attr.kind(), inode, is_same)?;
         let node = AsyncNode::new(self.table.owned(node));
-        // Another request may have entered the file by another name meanwhile.
         let mut other = node.inode().index();
         while let Some(inode) = other {
             if let Some(first) = self.usable(&inode, attr) {
@@ -259,7 +253,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    /// If the table cannot enter the further name, the next lookup asks the back end again.
     fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
@@ -366,7 +359,6 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64> {
         let mut numbers = self.shared.identities.numbers(ino);
-        // If the back end has no number for a file, `ino` is the number in the table.
         if self.node(ino).is_ok_and(|node| node.ino() == ino) {
             numbers.push(ino);
         }

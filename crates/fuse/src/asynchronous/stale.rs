@@ -19,7 +19,7 @@ use crate::notify::Notifier;
 
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// Node numbers. `Pages` says whether the content of the file changes too.
+    /// `Pages` says whether the content of the file changes too.
     pub(super) nodes: Vec<(u64, Pages)>,
     pub(super) names: Vec<(u64, Box<[u8]>)>,
 }

@@ -46,7 +46,6 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Blocks a thread of the runtime until the test opens the gate.
     fn pass(&self) {
         let mut is_closed = self.is_closed.lock();
         while *is_closed {
@@ -75,8 +74,8 @@ impl AsyncFileSystem for Fake {
         match name.as_bytes() {
             b"f" | b"g" => Ok(file()),
             b"turns" => Ok(Attr::file(8, 1)),
-            // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, which
-            // orders this load.
+            // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, so
+            // `lookup` sees the value.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
             b"slow" => {
                 self.gate.pass();
@@ -326,7 +325,8 @@ fn file_of_another_machine_is_not_opened_without_a_permission_check() {
 fn directory_that_another_machine_has_renamed_can_be_used() {
     let rig = Rig::new(Options::shared());
     let dir = rig.lookup(b"dir\0").unwrap();
-    // ORDERING: Relaxed. `Fake::lookup` loads `is_renamed` for a request that is sent later.
+    // ORDERING: Relaxed. `Fake::lookup` loads `is_renamed` for a request that the test sends later,
+    // so it sees the value.
     rig.fs.is_renamed.store(true, Ordering::Relaxed);
     assert_eq!(rig.lookup(b"dir\0"), Err(Errno::NOENT));
     rig.serve(Opcode::LOOKUP, dir, b"f\0").expect("a file in the directory");
@@ -513,7 +513,7 @@ fn inode_that_the_table_drops_leaves_the_index() {
     assert_eq!(rig.server.shared.identities.numbers(5), [again]);
 }
 
-/// The cache must refuse attributes that were requested before the end of a change.
+/// The cache must refuse attributes that were requested before a change has ended.
 #[test]
 fn trap_t25_only_current_attributes_are_stored() {
     let rig = Rig::new(Options::exclusive());

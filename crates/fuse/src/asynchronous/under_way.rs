@@ -43,8 +43,7 @@ pub(super) struct UnderWay {
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// Number of calls of `start_waiting` that are not handled yet. The thread that raises it from
-    /// 0 starts the queued requests for all of them.
+    /// Number of calls of `start_waiting` that are not handled yet.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
@@ -103,7 +102,8 @@ impl UnderWay {
         &self.stale
     }
 
-    /// Queues the future if too many run. The future answers by taking the reply from the request.
+    /// If too many futures run, queues this one. The future answers by taking the reply from the
+    /// request.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
         header: Header,
@@ -148,9 +148,9 @@ impl UnderWay {
     }
 
     fn start_waiting(&self) {
-        // ORDERING: SeqCst. The thread that reads 0 here starts the queued requests. If another
-        // thread adds to `starts`, the starting thread sees that in its `fetch_sub` below, and
-        // checks the queue again. Otherwise a queued request might never start.
+        // ORDERING: SeqCst. The thread that finds 0 starts the queued requests. Its `fetch_sub`
+        // sees each later addition to `starts`, and it checks the queue again. Otherwise a queued
+        // request might never start.
         if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
             return;
         }
@@ -159,9 +159,9 @@ impl UnderWay {
             while let Some(future) = self.next_waiting() {
                 self.spawn_caught(future);
             }
-            // ORDERING: SeqCst. `fetch_add` above counts a queued request. This subtraction returns
-            // the new count, and the loop checks the queue again; otherwise a queued request might
-            // never start.
+            // ORDERING: SeqCst. Another thread queues a request before its `fetch_add`. The
+            // `fetch_sub` returns the new count, and the loop checks the queue again; otherwise the
+            // request might never start.
             seen = self.starts.fetch_sub(seen, Ordering::SeqCst) - seen;
         }
     }
@@ -181,8 +181,8 @@ impl UnderWay {
         }
         let (request, future) = queue.waiting.pop_front()?;
         queue.running += 1;
-        // ORDERING: Relaxed. Only the future loads `runs`, in the destructor of `Running`. The
-        // runtime gets it after this store.
+        // ORDERING: Relaxed. Only the future loads `runs`, in the destructor of `Running`, and the
+        // runtime gets the future after the store.
         request.runs.store(true, Ordering::Relaxed);
         Some(future)
     }
@@ -309,7 +309,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         let mut state = self.request.state.lock();
         let reply = state.reply.take();
-        // The future was dropped or has panicked, if it has not answered.
         let is_stale = state.is_stale || reply.is_some();
         let error = if state.is_cancelled { Errno::INTR } else { Errno::IO };
         let touched = std::mem::take(&mut state.touched);
@@ -321,7 +320,8 @@ impl Drop for Running {
             self.under_way.stale.drop_later(touched);
         }
         self.under_way.interrupts.remove(self.request.unique);
-        // ORDERING: Relaxed. `next_waiting` stored `runs` before the runtime got this future.
+        // ORDERING: Relaxed. `next_waiting` stored `runs` before the runtime got the future, so the
+        // load sees the value.
         if self.request.runs.load(Ordering::Relaxed) {
             self.under_way.queue.lock().running -= 1;
             self.under_way.start_waiting();

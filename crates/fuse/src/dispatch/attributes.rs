@@ -67,7 +67,6 @@ impl Requests {
         let set_id = self.set_id(message.args().u32()?, Valid::KILL_SET_ID);
         let mut change = Change::new(set).with_handle(handle).with_set_id(set_id);
         if change.is_empty() && self.passthrough.as_ref().is_some_and(|all| all.has(header.node)) {
-            // The write that may follow does not reach the server.
             change.set_id = SetId::Clear;
         }
         let attr = self.server.setattr(header.caller, header.node, change)?;
@@ -127,7 +126,6 @@ impl Requests {
     }
 }
 
-/// The handle is that of the open file, if the request has one.
 pub(crate) fn attributes_to_set(message: &Message<'_>) -> Result<(SetAttr, Option<u64>), Errno> {
     let mut args = message.args();
     let (valid, _padding) = (Valid(args.u32()?), args.u32()?);

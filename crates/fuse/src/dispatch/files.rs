@@ -35,7 +35,6 @@ impl Requests {
         self.open_out((header.node, flags), opened, body)
     }
 
-    /// With passthrough, the answer names the file of the host that the kernel uses.
     pub(super) fn open_out(
         &self,
         (node, open_flags): (u64, u32),
@@ -211,7 +210,7 @@ pub(crate) fn offset(bytes: u64) -> Result<u64, Errno> {
     if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
-/// A listing that has failed after some entries succeeds with these entries: their lookups are
+/// If a listing fails after some entries, the kernel must get these entries: their lookups are
 /// counted.
 fn unless_entries_were_taken(listed: Result<(), Errno>, body: &Body<'_>) -> Result<(), Errno> {
     if body.len() > 0 { Ok(()) } else { listed }

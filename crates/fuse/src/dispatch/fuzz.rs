@@ -38,7 +38,6 @@ fn small() -> Arc<Dispatcher> {
     dispatcher
 }
 
-/// If the kernel expects no answer, the result is a success.
 fn serve(
     dispatcher: &Arc<Dispatcher>,
     message: Message<'_>,

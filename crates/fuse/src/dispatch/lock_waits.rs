@@ -81,7 +81,6 @@ impl LockWaits {
         }
     }
 
-    /// The back end has just refused the lock. `requests` runs the request again.
     pub(super) fn wait(&self, message: OwnedMessage, reply: Reply, requests: &Arc<Requests>) {
         let header = message.get().header;
         let signal = Arc::new(Signal {
@@ -114,7 +113,6 @@ impl LockWaits {
         }
     }
 
-    /// Called when a lock of the file was dropped.
     pub(super) fn unlocked(&self, node: u64) {
         let mut queue = self.shared.queue.lock();
         if let Some((asked, is_unlocked)) = &mut queue.asked
@@ -170,8 +168,6 @@ impl Shared {
             wait.due = Instant::now() + wait.pause;
             wait.pause = (wait.pause * 2).min(PAUSES[1]);
         }
-        // Other threads only add requests at the end of the queue while it is unlocked, so the
-        // index `at` is still right.
         queue.waits.insert(at, wait);
     }
 
@@ -202,8 +198,8 @@ impl Queue {
 
 impl Signal {
     fn has_come(&self) -> bool {
-        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag. The reader holds
-        // that lock, or calls the back end once more before it takes the lock, so it does not miss
+        // ORDERING: Relaxed. `cancel` sets the flag and then locks the queue. The reader holds the
+        // same lock, or calls the back end once more and then takes the lock. So it does not miss
         // the flag for ever.
         self.has_come.load(Ordering::Relaxed)
     }
@@ -219,8 +215,8 @@ impl Interruptible for Signal {
     }
 
     fn cancel(&self) {
-        // ORDERING: Relaxed. `cancel` locks the queue below before it notifies, so the thread that
-        // then loads the flag in `has_come` sees it.
+        // ORDERING: Relaxed. `cancel` locks the queue before it notifies. So the retrying thread,
+        // which loads the flag in `has_come` under the lock, sees it.
         self.has_come.store(true, Ordering::Relaxed);
         // After the lock was taken once, the retrying thread either sleeps or will see the flag. So
         // the notification is not lost.

@@ -92,18 +92,11 @@ impl Device {
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut *buffer))
     }
 
-    /// Writes an answer or a notification.
-    ///
-    /// # Errors
-    /// `ENODEV` or `ENOTCONN` if the mount has ended; for a notification, other errors of the
-    /// kernel.
     pub(crate) fn write(&self, message: &[u8]) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.0, message)).map(drop)
     }
 
     fn notify(&self, code: u32, body: &[u8]) -> Result<(), Errno> {
-        // The last two words are the number of a request. It is 0, because a notification answers
-        // none.
         let header = [16 + body.len() as u32, code, 0, 0];
         let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
         message.extend(body);
@@ -113,7 +106,7 @@ impl Device {
     /// Tells the kernel that an open file may have new events for poll(2).
     ///
     /// # Errors
-    /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the file was closed.
+    /// It is no error if the file was closed.
     pub(crate) fn notify_poll(&self, kernel_handle: u64) -> Result<(), Errno> {
         self.notify(NOTIFY_POLL, &kernel_handle.to_ne_bytes())
     }
@@ -121,8 +114,7 @@ impl Device {
     /// With `Pages::Drop`, the kernel drops the cached pages too.
     ///
     /// # Errors
-    /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the kernel does not know
-    /// the node.
+    /// It is no error if the kernel does not know the node.
     pub(crate) fn notify_inval_inode(&self, node: u64, pages: Pages) -> Result<(), Errno> {
         // Offset -1 tells the kernel to keep the pages. Length 0 stands for the rest of the file.
         let offset = if pages == Pages::Keep { u64::MAX } else { 0 };
@@ -134,8 +126,7 @@ impl Device {
     /// the holder of that lock may wait for a request.
     ///
     /// # Errors
-    /// `ENOTDIR` if `parent` is no directory. `ENODEV` or `ENOTCONN` if the mount has ended. It is
-    /// no error if the kernel does not know the name.
+    /// It is no error if the kernel does not know the name.
     pub(crate) fn notify_inval_entry(&self, parent: u64, name: &[u8]) -> Result<(), Errno> {
         let mut body = parent.to_ne_bytes().to_vec();
         body.extend((name.len() as u32).to_ne_bytes());
@@ -149,7 +140,7 @@ impl Device {
     /// kernel takes no lock.
     ///
     /// # Errors
-    /// `EINVAL` if the kernel is older than 6.16. `ENODEV` or `ENOTCONN` if the mount has ended.
+    /// `EINVAL` if the kernel is older than 6.16.
     pub(crate) fn notify_inc_epoch(&self) -> Result<(), Errno> {
         self.notify(NOTIFY_INC_EPOCH, &[])
     }
@@ -158,11 +149,9 @@ impl Device {
     /// dirty pages, for which it sends requests. Nodes in use stay in the kernel's cache.
     ///
     /// # Errors
-    /// `EINVAL` if the kernel does not know the notification. `ENODEV` or `ENOTCONN` if the mount
-    /// has ended.
+    /// `EINVAL` if the kernel does not know the notification.
     pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {
-            // The words are the count, and three reserved ones.
             let prune = [nodes.len() as u32, 0, 0, 0];
             let mut body: Vec<u8> = prune.iter().flat_map(|word| word.to_ne_bytes()).collect();
             body.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
@@ -374,7 +363,6 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Without a message of fusermount3(1), a default text is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();

@@ -19,7 +19,6 @@ use signal_hook::iterator::Signals;
 use super::{Mount, MountError, MountOptions, Mountpoint, Unmounted};
 use crate::options::Options;
 
-/// How long the process waits for the end of a mount that a signal has unmounted.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Mounts `fs` on the directory `path`, and serves it until it is unmounted or the process gets

@@ -41,7 +41,6 @@ pub(super) struct Identity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
     pub(super) identity: Identity,
-    /// The mount that has the directory on which this one is mounted.
     parent: u64,
     pub(super) path: PathBuf,
     pub(super) is_fuse: bool,

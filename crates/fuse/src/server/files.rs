@@ -46,7 +46,6 @@ impl Server {
         self.open_as(caller, node, flags, SetId::Unsaid)
     }
 
-    /// `set_id` says which bits of the mode a truncation clears.
     pub(crate) fn open_as(
         &self,
         caller: Caller,
@@ -257,7 +256,6 @@ impl Server {
         self.write_as(caller, (node, handle), offset, bytes, origin, SetId::Unsaid)
     }
 
-    /// `set_id` says which bits of the mode the write clears.
     pub(crate) fn write_as(
         &self,
         caller: Caller,
@@ -285,8 +283,6 @@ impl Server {
         }
     }
 
-    /// Returns true if another program may have appended to or truncated a file without informing
-    /// the kernel.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
@@ -294,9 +290,8 @@ impl Server {
 
     /// Clears set-user-ID and set-group-ID if the caller lacks the right to keep them.
     ///
-    /// The server reads the caller's groups and capabilities only if the file has one of the bits.
-    /// A kernel that checks permissions leaves only set-group-ID of a file that the group may not
-    /// execute.
+    /// The server reads the caller's groups and capabilities from `/proc` only if the file has one
+    /// of the bits.
     fn write_for(
         &self,
         caller: Caller,
@@ -317,8 +312,7 @@ impl Server {
         }
     }
 
-    /// Clears bits as `write_for` does. `end` is the end of the file in the kernel's cache, and the
-    /// true end may be higher.
+    /// `end` is the end of the file in the kernel's cache, and the true end may be higher.
     fn append_for(
         &self,
         caller: Caller,

@@ -125,10 +125,6 @@ fn to_fsxattr(flags: InodeFlags) -> u32 {
     FSXATTR_FLAGS.iter().filter(has).map(|(_, bit)| bit).sum()
 }
 
-/// Flags for which a `struct fsxattr` has no bit keep their old value.
-///
-/// # Errors
-/// `EINVAL` for a structure that is too short; `EOPNOTSUPP` if it sets anything but known flags.
 fn from_fsxattr(old: InodeFlags, input: &[u8]) -> Result<InodeFlags, Errno> {
     let (word, rest) = input.split_first_chunk().ok_or(Errno::INVAL)?;
     let mut left = u32::from_ne_bytes(*word);

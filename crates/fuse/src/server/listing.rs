@@ -58,8 +58,6 @@ pub struct Dirent<'a> {
 struct Names {
     answer_bytes: usize,
     bytes: Vec<u8>,
-    /// For each name in `bytes`, the offset at which it ends, and the entry that the back end
-    /// reported.
     ends: Vec<(usize, ListedEntry)>,
 }
 
@@ -216,8 +214,8 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        // With attributes that the kernel may keep for no time, it would also drop the entry that
-        // it has cached before. So report the entry without attributes.
+        // If the kernel got attributes with a time of zero, it would also drop the entry that it
+        // has cached before.
         let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
         let entry = match self.has_leases() && has_no_time {
             true => None,
@@ -240,7 +238,6 @@ impl Server {
         Ok(taken)
     }
 
-    /// If the back end reported no attributes, looks the name up.
     fn entry_of(
         &self,
         (dir, listing): (&InodeRef<'_>, &Listing<'_>),
@@ -258,7 +255,6 @@ impl Server {
         self.hand_out(found.inode, attr)
     }
 
-    /// Returns [`UNKNOWN_INO`] if the back end does not report an inode number.
     fn listed(&self, ino: u64) -> u64 {
         if ino == 0 { UNKNOWN_INO } else { self.translate(ino) }
     }

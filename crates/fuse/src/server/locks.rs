@@ -15,9 +15,6 @@ impl Server {
 
     /// Other machines may have written the file, so the kernel must drop its pages when a lock is
     /// taken.
-    ///
-    /// A new modification time in an answer would not make it do so reliably: it ignores attributes
-    /// in an answer if a write of the same mount ends meanwhile.
     pub(crate) fn locks_drop_pages(&self) -> bool {
         self.has_locks && self.options.ownership == Ownership::Shared
     }
@@ -55,8 +52,6 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the flock(2) locks of `flock_owner`, and the locks of owners that have taken them
-    /// through this open file.
     pub(super) fn end_locks_of_file(
         &self,
         inode: &InodeRef<'_>,

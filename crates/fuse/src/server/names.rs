@@ -89,8 +89,6 @@ impl Server {
         }
     }
 
-    /// Another program has created the file that a create request has found.
-    ///
     /// - The kernel believes that the file is new, and checks no permission to open it. So the
     ///   server does.
     /// - For a file that is not regular, the kernel would fail with `EIO` and return neither the

@@ -68,7 +68,6 @@ pub enum SetId {
 }
 
 impl Change {
-    /// `ctime`, which the kernel may send with any change, does not count as an attribute.
     pub(crate) fn is_empty(&self) -> bool {
         self.set.with_ctime(None) == SetAttr::default()
     }
@@ -91,7 +90,6 @@ impl Server {
                 .is_some_and(|(offered, _)| offered.0 & Features::CREATE_SUPP_GROUP != 0)
     }
 
-    /// True if requests say whether the server must clear set-user-ID and set-group-ID.
     pub(crate) fn has_kill_flags(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2)
     }
@@ -115,8 +113,6 @@ impl Server {
         if self.has_kill_flags() { self.vfs.remove_capability(inode) } else { Ok(()) }
     }
 
-    /// The closure gets the credentials that decide whether set-user-ID and set-group-ID are
-    /// cleared.
     pub(super) fn change<T>(
         &self,
         caller: Caller,
@@ -151,24 +147,20 @@ impl Server {
         }
     }
 
-    /// Called before a change of content. The cached mode may be old if other programs change it,
-    /// so the back end is asked again. Without the flags about these bits, the kernel clears them
-    /// itself.
+    /// Called before a change of content. If other programs may have changed the mode, the back end
+    /// is asked again.
     pub(super) fn refresh_set_id(&self, inode: &InodeRef<'_>) {
         if self.has_kill_flags() {
             self.refresh(inode);
         }
     }
 
-    /// True if a file with this mode may have bits that the server has to clear.
     pub(super) fn clears_bits_of(&self, mode: u32) -> bool {
         let is_lone = mode & (S_ISGID | 0o010) == S_ISGID;
         let is_any = mode & (S_ISUID | S_ISGID) != 0;
         mode & S_IFMT != S_IFDIR && (is_lone || is_any && self.clears_set_id())
     }
 
-    /// If the request precedes a write that the server will not see, the server clears the bits, as
-    /// `change` says.
     pub(super) fn set_nothing(
         &self,
         caller: Caller,
@@ -266,7 +258,6 @@ mod tests {
     /// `VFS_CAP_REVISION_2`, without any capability.
     const VALUE: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    /// Also returns the names of the attributes that the server has requested from the back end.
     fn server() -> (Server, Arc<Mutex<Vec<Vec<u8>>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&asked);

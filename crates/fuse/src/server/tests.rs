@@ -546,8 +546,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. The writer adds to `written` after each write, so a read that sees the
-    // addition also sees that write's effects. With Relaxed, the test could check the mode too
+    // ORDERING: SeqCst. The writer adds to `written` after each write, so a load that sees the
+    // addition also sees the effects of the write. With Relaxed, the test could check the mode too
     // early.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
@@ -556,7 +556,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
             // ORDERING: Relaxed. The stop flag publishes no data.
             while !is_over.load(Ordering::Relaxed) {
                 assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
-                // ORDERING: SeqCst. The load in `count` that sees this addition must also see the
+                // ORDERING: SeqCst. The load in `count` that sees the addition must also see the
                 // effects of the write before it. With Relaxed, the test could check the mode too
                 // early.
                 written.fetch_add(1, Ordering::SeqCst);

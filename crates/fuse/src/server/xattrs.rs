@@ -69,7 +69,6 @@ impl Server {
         self.setxattr_as(caller, node, name, value, flags, SetId::Unsaid)
     }
 
-    /// `set_id` says whether set-group-ID stays if the attribute is an ACL.
     pub(crate) fn setxattr_as(
         &self,
         caller: Caller,
@@ -88,8 +87,7 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, so the request must fail:
-            // `Create` fails if the attribute exists, and `Replace` if it does not.
+            // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, so the request must fail.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -143,9 +141,8 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// The credentials decide whether a new ACL clears set-group-ID. If the request says so, the
-    /// kernel has judged the caller. Otherwise the server reads the caller's groups and
-    /// capabilities.
+    /// If the request says whether set-group-ID stays, the kernel has judged the caller. Otherwise
+    /// the server reads the caller's groups and capabilities.
     fn acl_cred(&self, caller: Caller, set_id: SetId) -> Cred {
         let cred = match set_id {
             SetId::Unsaid => return self.cred_in_groups(caller),

@@ -18,7 +18,6 @@ use crate::mount::MountError;
 pub(super) struct Crew {
     threads: Vec<JoinHandle<io::Result<()>>>,
     orders: Vec<Sender<Order>>,
-    /// The receivers for the threads with a ring. Each gets the result of `Order::Register`.
     reports: Vec<Receiver<Registered>>,
 }
 
@@ -26,7 +25,6 @@ pub(super) struct Crew {
 enum Order {
     /// A thread without a ring does nothing.
     Register,
-    /// The thread uses its ring if the transport is io_uring.
     Serve(Transport),
 }
 
@@ -85,8 +83,8 @@ impl Crew {
     /// returns the error of the first refused ring.
     ///
     /// # Errors
-    /// After the error of a system call, the kernel delivers no requests: it waits until each of
-    /// its queues has a registered entry.
+    /// If a system call fails, the kernel delivers no requests: it waits until each of its queues
+    /// has a registered entry.
     pub(super) fn register(&mut self) -> Result<Option<Errno>, Errno> {
         self.order(Order::Register);
         let mut refused = None;

@@ -53,7 +53,6 @@ impl Thread {
         }
     }
 
-    /// The body of the answer comes after the space for the header.
     fn serve(&self, request: &[u8], answer: &mut [u8]) {
         let message = match Message::parse(request, self.features) {
             Ok(message) => message,

@@ -43,7 +43,6 @@ use crate::wire::{Features, OUT_HEADER_BYTES, Opcode};
 
 const STREAMS: u64 = 3;
 const REQUESTS: u64 = 2000;
-/// The handle of every open file of the back end `tmpfs_with_handles`.
 const HANDLE: u64 = 7;
 /// All features but `FUSE_INIT_RESERVED`, io_uring, and those that the adapter for fuser never
 /// chooses.
@@ -100,8 +99,7 @@ struct Case {
 /// A difference between the answers of the dispatcher and of fuser that is no bug.
 struct Difference {
     reason: &'static str,
-    /// Gets the dispatcher's and then fuser's answer. Returns true if `reason` alone explains why
-    /// they differ.
+    /// Returns true if `reason` alone explains why the dispatcher's and fuser's answer differ.
     explains: fn(&Request, &[u8], &[u8]) -> bool,
 }
 
@@ -157,7 +155,6 @@ const DIFFERENCES: [Difference; 6] = [
     },
 ];
 
-/// Both timeouts in `fuser` must be the shorter one of the two in `ours`.
 fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
         return false;
@@ -179,8 +176,6 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     without_timeouts(ours) == without_timeouts(fuser) && timeouts(fuser) == [entry.min(attr); 2]
 }
 
-/// Returns true if the listings differ only in entries whose lookup failed, and there is at least
-/// one. Attributes and timeouts are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
@@ -189,8 +184,8 @@ fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let (ours, fuser) = (&ours[OUT_HEADER_BYTES..], &fuser[OUT_HEADER_BYTES..]);
     let (entries, theirs) = (reply::entries(opcode, ours), reply::entries(opcode, fuser));
     let is_failed = |entry: &reply::Entry<'_>| {
-        // In the dispatcher's answer, such an entry has node number 0, but an inode number, because
-        // the C library skips an entry without one.
+        // The C library skips an entry without an inode number, so the server reports one even if
+        // the lookup failed.
         reply::u64_at(ours, entry.start) == 0 && reply::u64_at(ours, entry.dirent) != 0
     };
     let node = |body: &[u8], entry: &reply::Entry<'_>| reply::u64_at(body, entry.start);
@@ -278,7 +273,6 @@ impl Fronts {
         ours
     }
 
-    /// `opcodes` has one opcode for each server. A forget gets no answer.
     fn call_all(&mut self, request: &Request, opcodes: [Opcode; 3]) -> [Vec<u8>; 3] {
         self.unique += 2;
         for (front, opcode) in self.all.iter().zip(opcodes) {

@@ -83,8 +83,7 @@ struct Finished {
     waker: RingWaker,
 }
 
-/// Every queue of the kernel belongs to at least one ring. `payload_bytes` is the length of the
-/// longest request or answer without its header.
+/// Every queue of the kernel belongs to at least one ring.
 ///
 /// # Errors
 /// The errors of [`FuseRing::new`].
@@ -111,8 +110,6 @@ fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
 }
 
 impl Thread {
-    /// The thread reads the FUSE device with `successor` if the kernel does not use the ring, or
-    /// after the ring has ended.
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());

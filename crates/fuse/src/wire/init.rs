@@ -200,8 +200,6 @@ impl Init {
         bytes.div_ceil(rustix::param::page_size()) as u32
     }
 
-    /// A kernel with a newer major version repeats `FUSE_INIT` with the version that the answer
-    /// names.
     pub(crate) fn is_newer(&self) -> bool {
         self.major > MAJOR
     }

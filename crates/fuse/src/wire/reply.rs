@@ -56,11 +56,6 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// `fill` gets a buffer of at most `max` bytes, and returns the number of bytes that it has
-    /// written.
-    ///
-    /// # Errors
-    /// The error of `fill`; `EINVAL` if the buffer is shorter than `max`.
     pub(crate) fn fill(
         &mut self,
         max: usize,
@@ -197,10 +192,6 @@ impl<'a> Body<'a> {
         self.bytes(&[0; 8][..padding])
     }
 
-    /// `entry` is `None` if the attributes of the name are not known.
-    ///
-    /// # Errors
-    /// As [`Body::dirent`].
     pub(crate) fn direntplus(
         &mut self,
         limit: usize,

@@ -29,13 +29,11 @@ use async_memory::Later;
 const PATIENCE: Duration = Duration::from_secs(20);
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// Gets the names of a back-end call and of its file. Returns how long the call waits.
 type Delay = Box<dyn Fn(&'static str, &[u8]) -> Duration + Send + Sync>;
 
 type Site = AsyncSite<Later<Delay>>;
 
 impl Site {
-    /// Each call of the back end waits as long as `delay` says. `threads` threads read requests.
     fn of(
         options: Options,
         threads: usize,
@@ -128,7 +126,6 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     for at in 0..READS {
         fs::write(site.path(&format!("f{at}")), "text").expect("write a file");
     }
-    // The kernel has cached the pages that were written.
     let drop_pages = |name: &str| {
         let kernel = site.mount().kernel_cache();
         kernel.invalidate_inode_at(Path::new(name)).expect("drop the pages");
@@ -155,7 +152,6 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
         }
         count
     };
-    // Other programs may use the processors for a while.
     let counts: Vec<u32> = (0..10).map(|_| lookups()).collect();
     println!("{counts:?} lookups in 200 ms beside {READS} reads, {each} bytes for each read");
     assert!(counts.iter().any(|count| *count >= 100), "{counts:?} lookups in 200 ms");
@@ -342,7 +338,8 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let delay = move |call, name: &[u8]| match (call, name) {
         ("lookup", b"panics") => {
             thread::sleep(Duration::from_millis(100));
-            // ORDERING: Relaxed. Only one call at a time has this name.
+            // ORDERING: Relaxed. The calls for one name never overlap, so no other thread swaps
+            // `left` at the same time.
             assert!(left.swap(0, Ordering::Relaxed) == 0, "a panic of the test");
             Duration::ZERO
         }
@@ -366,7 +363,6 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let mut site = site;
     site.end_runtime();
     assert_eq!(hung.join().unwrap(), Some(Errno::IO));
-    // A request that comes after the end of the runtime.
     assert_eq!(fs::metadata(site.path("new")).map_err(errno_of).err(), Some(Errno::IO));
 }
 
@@ -535,7 +531,7 @@ fn async_back_end_is_asked_for_all_expired_names() {
         fs::metadata(site.path("d/f")).expect("the file exists");
         assert!(!site.path("d/none").exists());
         assert_eq!(fs::read_dir(site.path("d")).expect("list the folder").count(), 1);
-        // ORDERING: Relaxed. No call runs at this swap.
+        // ORDERING: Relaxed. The test reads the count when no call runs.
         calls.swap(0, Ordering::Relaxed)
     };
     use_all();
@@ -544,7 +540,6 @@ fn async_back_end_is_asked_for_all_expired_names() {
         Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
         expired => expired.expect("notify the kernel"),
     }
-    // The lookups of `d`, `f` and `none`, a page of the listing, and an empty page at its end.
     let asked = use_all();
     assert!((4..=5).contains(&asked), "{asked} calls");
     assert_eq!(use_all(), 0);
@@ -564,7 +559,7 @@ fn async_back_end_is_asked_once() {
         };
         let Some(site) = Site::of(options, 2, delay) else { return };
         let taken = |what: &str| {
-            // ORDERING: Relaxed. No call runs at this swap.
+            // ORDERING: Relaxed. The test reads the count when no call runs.
             let calls = calls.swap(0, Ordering::Relaxed);
             println!("{what}: {calls} calls");
             calls
@@ -593,7 +588,6 @@ fn async_back_end_is_asked_once() {
         assert!(taken("ls -l of 50") <= 52);
         forget();
         assert_eq!(fs::read_dir(site.path("thousand")).unwrap().count(), 1000);
-        // A lookup, the attributes, one page, and the empty page at the end.
         assert!(taken("ls -f of 1000") <= 4);
     }
 }

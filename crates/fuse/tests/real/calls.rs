@@ -34,7 +34,6 @@ impl Calls {
     }
 }
 
-/// The directory `d` has `files` files. On return, the kernel has already looked up the root.
 fn site(options: Options, files: usize, change: impl FnOnce(&mut Hooked)) -> Option<(Site, Calls)> {
     let calls = Calls::default();
     let noted = calls.clone();

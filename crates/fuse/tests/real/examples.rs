@@ -331,7 +331,6 @@ fn watch_shows_changes_whose_events_were_lost() {
     let before = [true, true, true, true, false, false];
     assert_eq!(all.map(exists), before);
     assert_eq!(names(site.root()), ["dir", "gone", "kept"]);
-    // Fill the queue of inotify(7), so that the events of the changes are lost.
     let max = read(Path::new("/proc/sys/fs/inotify/max_queued_events"));
     for _ in 0..=max.trim().parse::<u32>().expect("a number") / 2 {
         fs::write(at("dir/filler"), "").expect("write the file");

@@ -210,7 +210,6 @@ fn copy_is_retried_when_the_store_is_full() {
     fs.fill_for(2);
     assert_eq!(copy(), Ok(4));
     assert_eq!(fs::read(site.path("to")).expect("read the file"), b"text");
-    // Control: if the store stays full, the copy fails.
     fs.fill_for(u64::MAX);
     assert_eq!(copy(), Err(Errno::NOSPC));
 }
@@ -235,7 +234,6 @@ fn changes_are_retried_when_the_store_is_full() {
     ];
     let mut refused = Vec::new();
     for (what, change) in changes {
-        // Control: if the store stays full, each change fails.
         fs.fill_for(u64::MAX);
         assert_eq!(change(), Err(Errno::NOSPC), "{what}");
         fs.fill_for(2);

@@ -21,7 +21,6 @@ pub(crate) struct Hooked {
     /// no state for open files.
     handle: u64,
     open: AtomicU64,
-    /// Attributes cannot be read while a file is open.
     hides_attributes: bool,
     /// One call of `readdir` reports this many entries, with their attributes. If it is 0, each
     /// call reports all entries without attributes.
@@ -46,13 +45,13 @@ impl Hooked {
 
     pub(crate) fn fill_for(&self, changes: u64) {
         // ORDERING: Relaxed. The serving thread loads the value for the next request of the test,
-        // which the kernel orders after this store.
+        // and the kernel orders the request after the store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test has got the answer to its last request, which orders the
-        // server's stores of `full` before this load.
+        // ORDERING: Relaxed. The test has got the answer to its last request. The answer orders the
+        // server's stores of `full` before the load.
         self.full.load(Ordering::Relaxed)
     }
 

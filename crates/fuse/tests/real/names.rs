@@ -229,7 +229,6 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
     assert_eq!(after.4, ["new"]);
     let path = fs::read_link(inside).expect("the folder has a path");
     assert_eq!(path, site.path("a/b"), "a directory in use stays where it is");
-    // Without a change, names are answered from the cache again.
     let requests = site.counters().requests;
     assert_eq!(seen().0, after.0);
     let asked = site.counters().requests - requests;

@@ -94,7 +94,6 @@ impl Site {
         self.server().counters()
     }
 
-    /// Sends a request to the server between two checks.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {
@@ -141,7 +140,6 @@ impl<F: AsyncFileSystem> AsyncSite<F> {
         self.mount.as_ref().expect("only drop takes the mount")
     }
 
-    /// Dropping the runtime drops the futures of all requests.
     pub(crate) fn end_runtime(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

@@ -100,7 +100,6 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // The directories 50 to 99 are not in the dentry cache, so calls on them need new descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

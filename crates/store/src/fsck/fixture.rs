@@ -83,7 +83,6 @@ pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Moves the last record of `kind` to the key `to`, or adds an empty record there.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,

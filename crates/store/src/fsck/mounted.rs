@@ -181,10 +181,6 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The mount must refuse each of three kinds of damage:
-    // - The sum of the block counts overflows.
-    // - The generation in the superblock is the largest possible one.
-    // - The sum of the block counts exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {

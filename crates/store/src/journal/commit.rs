@@ -89,9 +89,9 @@ impl Journal {
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. `write_data` has set the flag before this call for each write that the
-        // sync has to cover. The file's data lock, the transaction barrier or the caller's own
-        // order makes that store visible.
+        // ORDERING: Relaxed. `write_data` sets the flag before the call of each sync that has to
+        // cover its write. The file's data lock, the transaction barrier or the caller's own order
+        // makes the store visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -247,9 +247,6 @@ impl Journal {
     }
 
     /// Returns false if the caller must write the transaction to the database instead.
-    ///
-    /// # Errors
-    /// The error of a sync of the data device, after which the store is read-only.
     fn append(&self, frozen: &Frozen) -> io::Result<bool> {
         if frozen.layer.bytes() > LOGGED_RECORDS_MAX {
             return Ok(false);
@@ -302,8 +299,6 @@ impl Journal {
         }
     }
 
-    /// Writes this transaction and the logged ones to the database, then starts a new generation of
-    /// the log.
     fn write_all(&self, frozen: &Frozen) -> io::Result<()> {
         self.sync_data_once()?;
         let mut log = self.log.lock();
@@ -325,15 +320,14 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If the load misses that the reserve was given up, `grow` allocates it
-        // later.
+        // ORDERING: Relaxed. If the load misses the store of `true` in `write_records`, `grow`
+        // allocates the reserve later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
         Ok(())
     }
 
-    /// `superblock` may differ from the current one only in `log_bytes`.
     pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
         let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
         let base = Arc::new(snapshot);
@@ -343,7 +337,6 @@ impl Journal {
         Ok(())
     }
 
-    /// The superblock among the records has the generation `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
@@ -357,9 +350,9 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. A thread that misses this store in `grow` may use up the free
-                // space of the host, but not that of the reserve, which this commit is about to
-                // use.
+                // ORDERING: Relaxed. A thread whose load in `grow` misses the value may use up the
+                // free space of the host. It cannot use the space of the reserve, which the commit
+                // is about to use.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
@@ -409,8 +402,6 @@ struct Turn<'a> {
 
 enum Done {
     Nothing,
-    /// The goal says whether all transactions up to this id are in the database, or some only in
-    /// the log.
     To(u64, Goal),
 }
 

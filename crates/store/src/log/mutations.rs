@@ -29,7 +29,6 @@ const LOG_BYTES: usize = 96 << 10;
 const SEED: u64 = 0x5EED;
 const GENERATION: u64 = 7;
 
-/// The bytes, and the number of the block that cannot be read.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -144,8 +143,6 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a store that was closed: end marks of `GENERATION`, and entries of the
-    /// generation before.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
@@ -157,8 +154,6 @@ impl Known {
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns None if the bytes at `at` are not those of a written entry, or if its generation is
-    /// too early.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -337,8 +332,7 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // The reader skips a block of which the log contains only the first bytes, so it may
-            // not notice the error.
+            // The reader may skip a block of which the log contains only the first bytes.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,

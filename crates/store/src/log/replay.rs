@@ -58,14 +58,11 @@ pub(crate) type Changes = BTreeMap<Key, Record>;
 pub(crate) struct Contents {
     pub(super) entries: u64,
     pub(super) is_unreadable: bool,
-    /// The records in the log that a mount needs: for an inode only the key.
     pub(crate) changes: Changes,
     pub(crate) data_end: u64,
 }
 
-/// Verifies the log, and returns a summary of it.
-///
-/// # Errors
+/// Fails with:
 /// - [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
 /// - [`OpenError::LogRead`], unless an end mark says that the log is empty.
 /// - The error of the device if the length of the log cannot be read.
@@ -92,10 +89,6 @@ pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents
     }
 }
 
-/// [`look`] has verified the entries. Returns the new superblock.
-///
-/// # Errors
-/// The error of a device.
 pub(crate) fn replay(
     devices: &Devices,
     database: &Database,
@@ -135,10 +128,6 @@ pub(crate) fn replay(
     Ok(next)
 }
 
-/// Returns the number of valid entries.
-///
-/// # Errors
-/// The errors of [`look`]. An end mark excuses no unreadable block here.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
@@ -165,9 +154,6 @@ fn survey(
 /// that generation.
 ///
 /// Older builds could leave an end mark beside entries.
-///
-/// # Errors
-/// [`OpenError::DatabaseBehind`]; the error of the device if the length of the log cannot be read.
 fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
     let mut reader = Reader::new(log, superblock)?;
     let (mut is_ended, mut is_begun) = (false, false);
@@ -210,9 +196,7 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Searches the blocks behind the last valid entry for entries that prove a loss of data.
-    ///
-    /// # Errors
+    /// Fails with:
     /// - [`OpenError::LogDamaged`] if an invalid entry is followed by a valid entry of the same
     ///   generation.
     /// - [`OpenError::DatabaseBehind`] if an entry has a later generation than the database.
@@ -237,7 +221,6 @@ impl<'a> Reader<'a> {
         damaged.map_or(Ok(()), Err)
     }
 
-    /// Returns None if the entry at `at` is invalid or of an earlier generation.
     fn read(&mut self, at: u64) -> io::Result<Option<(u64, u64)>> {
         let mut header = [0; HEADER_BYTES];
         if at + HEADER_BYTES as u64 > self.len {

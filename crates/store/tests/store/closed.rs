@@ -39,7 +39,6 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // In an empty log, a mount reads only the start of each block.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
         assert!(disks.contents()[LOG] == contents[LOG], "byte {at}: changed by a check");
@@ -113,7 +112,6 @@ fn older_database_of_a_closed_store_is_refused() {
     }
 }
 
-/// `fsck` repairs the database and replays the log only in memory.
 #[test]
 fn check_of_a_killed_store_changes_no_byte() {
     let disks = Disks::new();

@@ -53,7 +53,6 @@ struct Confirmed {
 
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// The inode number and the byte value of each write. A range that was zeroed has the byte value 0.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
@@ -162,7 +161,6 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // `fallocate` refuses a collapse or an insert behind the end of the file.
             let done = store.fallocate(node, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -190,7 +188,6 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // The transaction has changed the root directory, so an fsync of it commits everything.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, false).unwrap();
             store.sync().unwrap();
@@ -214,7 +211,6 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     for (device, content) in contents.iter_mut().enumerate() {
         let is_sync = |step: &Step| matches!(step, Step::Sync { device: at } if *at == device);
         let durable = log.iter().rposition(is_sync).unwrap_or(0);
-        // Draw for each device how many of its unsynced writes survive.
         let kept = rng.below(5);
         for (at, step) in log.iter().enumerate() {
             let is_last = at + 1 == log.len();
@@ -241,7 +237,6 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// The trees must be equal but for those bytes of a file for which `may` returns true.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -265,7 +260,6 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// `made` is the name of a file that was made after the crash, if there is one.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -363,8 +357,6 @@ enum First {
     Unread,
 }
 
-/// Uses a store while one block of `device` is unreadable. Then makes the block readable, and
-/// checks that nothing is lost.
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],

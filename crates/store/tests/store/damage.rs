@@ -91,7 +91,6 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Bytes 0 to 7 of an entry contain the hash, which covers all later ones.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -171,7 +170,6 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // Behind the last entry, a mount reads only the start of each block.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {

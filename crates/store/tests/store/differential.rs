@@ -45,7 +45,6 @@ pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 pub(crate) struct Leaf {
     shown: (u32, u32, u32, u32, u64, u64, u64, bool),
     pub(crate) bytes: Vec<u8>,
-    /// Start and end in bytes of each range with data.
     data: Vec<(u64, u64)>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     acls: [Option<Acl>; 2],
@@ -134,7 +133,6 @@ struct Run<'a> {
     tmpfs: &'a Tmpfs,
     rng: Rng,
     dirs: Vec<Both>,
-    /// All inodes but directories. Some of them may have been freed.
     files: Vec<Both>,
     seen: HashMap<String, u32>,
 }
@@ -378,7 +376,6 @@ impl Run<'_> {
     }
 }
 
-/// After each round, remounts the store and compares the trees again.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
     // tmpfs counts attributes in bytes and the store in blocks, so a limit on space would give

@@ -218,7 +218,6 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // With its extents loaded, `forget` reads only the attribute block of the file.
         assert_eq!(store.read(file, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -289,7 +288,6 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     }
 }
 
-/// Only the next `reads` reads of the host succeed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
@@ -342,7 +340,6 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // With a `len` of 100,000, the second write is too large for the log.
             store.write(file, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, true).unwrap();
             store.write(file, 5_000, &vec![byte + 100; len]).unwrap();

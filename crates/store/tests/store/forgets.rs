@@ -29,7 +29,6 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
         add(&store, name).unwrap();
     }
     let confirmed = tree(&store);
-    // The commit writes its pages, but cannot sync them.
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![LOG], vec![META]);
     drop(shared);
@@ -38,7 +37,6 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
     drop(shared);
-    // From now on the host works again and reports no error.
     let store = disks.open(&quiet());
     assert!(tree(&store) == confirmed);
     add(&store, "after").unwrap();

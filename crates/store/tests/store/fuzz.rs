@@ -60,7 +60,6 @@ impl Edit {
         Edit { place, at, how, number: u64::from_le_bytes(number) }
     }
 
-    /// The edit may change their length only if `may_resize` is true.
     fn apply(&self, bytes: &mut Vec<u8>, may_resize: bool) {
         let at = self.at % bytes.len().max(1);
         let width = 1 << (self.how % 4);

@@ -22,8 +22,7 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after one operation. `confirmed_at` is the number of device calls when
-/// the fsync that has confirmed it returned.
+/// `confirmed_at` is the number of device calls when an fsync has confirmed the operation.
 struct State {
     tree: Tree,
     numbers: Numbers,
@@ -32,7 +31,6 @@ struct State {
     confirmed_at: Option<usize>,
 }
 
-/// Returns the inode to sync, and the file and the byte value (`tag`) of what was written.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -65,8 +63,6 @@ fn change(
     }
 }
 
-/// Returns the device calls, the number of calls after which all directories existed, and the
-/// states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());

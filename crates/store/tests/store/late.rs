@@ -40,7 +40,6 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino(), 0);
 }
 
-/// The last value of file number `number` is `value(number)`.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -86,7 +85,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns true if the step leaves no inode queued.
 fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) -> bool {
     match *step {
         Step::Set(number, value) => set(store, file(store, number), value).unwrap(),
@@ -182,7 +180,6 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Without this test, `private_block_is_not_found_when_it_is_read` might test no private block.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();

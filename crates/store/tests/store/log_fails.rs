@@ -86,7 +86,6 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // Only unconfirmed changes may be missing after the crash.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -94,7 +93,6 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
     }
 }
 
-/// Returns the devices of a store that has a file but never had a log.
 fn without_log() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet().with_log_bytes(0));

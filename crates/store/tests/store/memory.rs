@@ -29,9 +29,7 @@ pub(crate) struct Shared {
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
-    /// Device and offset of a byte that cannot be read.
     pub(crate) bad_byte: Option<(usize, u64)>,
-    /// Device and number of a block that cannot be read.
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     pub(crate) sync_takes: Duration,
@@ -41,7 +39,6 @@ pub(crate) struct Shared {
     lens: [u64; 4],
 }
 
-/// A device: its content in the host's page cache, and its content on disk.
 #[derive(Debug, Default)]
 struct Host {
     bytes: Vec<u8>,

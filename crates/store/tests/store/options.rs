@@ -25,7 +25,6 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Returns whether a read of the file and a read of the directory have updated the access time.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -43,7 +42,6 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // An access time far in the past, and one later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [

@@ -63,7 +63,6 @@ fn add_files(store: &Store, round: usize) {
     }
 }
 
-/// The second store was killed with entries in its log.
 fn load() -> [Victim; 2] {
     let disks = Disks::new();
     let mut older = Vec::new();
@@ -149,7 +148,6 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     (kind, how)
 }
 
-/// Makes all calls that a server makes, and returns those that failed.
 fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
     let mut failed = Vec::new();
     let root = Node::detached(1, FileKind::Directory);
@@ -323,7 +321,6 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let mut outcomes = Outcomes::default();
     let wanted = asked.unwrap_or(MUTATIONS);
     let mut counts = [0_u64; KINDS];
-    // Some changes change no byte and do not count.
     for number in 0..2 * wanted {
         if counts.iter().sum::<u64>() == wanted {
             break;

@@ -28,7 +28,6 @@ fn disks() -> Disks {
     disks
 }
 
-/// Returns the number of successful lookups; all others must fail with `EIO`.
 fn count_found(store: &Store) -> usize {
     let root = Node::detached(1, FileKind::Directory);
     let found = (0..FILES).filter(|&number| {
@@ -79,7 +78,6 @@ fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
     let store = disks.open(&quiet().with_cache_bytes(0));
     let root = Node::detached(1, FileKind::Directory);
-    // The inode in memory can be changed while reads of the database fail.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
     let first = Node::detached(first.ino, FileKind::Regular);
     assert_eq!(store.read(first, 0, &mut [0]), Ok(0));

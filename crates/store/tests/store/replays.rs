@@ -51,8 +51,6 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// `change` edits the device calls of a mount that replays the log. Then a crash is simulated after
-/// each call.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -66,7 +64,8 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // Drop all calls from the last sync of the log on, so that every crash is during the replay.
+    // The last sync of the log ends the replay. Drop it and all later calls, so that every crash is
+    // during the replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);

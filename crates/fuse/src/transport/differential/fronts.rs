@@ -28,7 +28,6 @@ use crate::wire::{
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const MESSAGE_BYTES: usize = 256 << 10;
-/// io_uring delivers the fixed arguments in a buffer of this length.
 const OP_IN_BYTES: usize = 128;
 const SCRATCH_BYTES: usize = 64 << 10;
 /// These numbers mean "no node" on all servers, so they are not replaced by symbols.
@@ -41,8 +40,6 @@ pub(super) struct Front {
     kernel: OwnedFd,
     thread: JoinHandle<()>,
     numbers: Numbers,
-    /// If true, the length of the fixed arguments is sent before each message, which the thread of
-    /// this front splits.
     gets_parts: bool,
 }
 
@@ -54,7 +51,6 @@ struct Numbers {
 
 impl Numbers {
     fn new() -> Numbers {
-        // Symbol 0 means "no node", and symbol 1 the root directory, whose node number is 1.
         Numbers { numbers: vec![0, 1], symbols: HashMap::from([(1, 1)]) }
     }
 
@@ -144,8 +140,8 @@ impl Front {
         answer
     }
 
-    /// Gives the symbols of nodes that exist only on `other` the meaning `NO_NODE` here. So the
-    /// next new node gets the same symbol on both fronts.
+    /// The next new node must get the same symbol on both fronts, even if some nodes exist only on
+    /// `other`.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }
@@ -157,7 +153,6 @@ impl Front {
     }
 }
 
-/// The first end is for the test, which plays the kernel, and the second for the server.
 fn sockets() -> (OwnedFd, OwnedFd) {
     let (kernel, front) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -202,7 +197,6 @@ fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
         }
         let (header, args) = received[4..len].split_at(IN_HEADER_BYTES);
         let (fixed, rest) = args.split_at(reply::u32_at(&received, 0) as usize);
-        // As in a ring, bytes of an earlier request follow the fixed arguments.
         let mut op_in = [0xa5; OP_IN_BYTES];
         op_in[..fixed.len()].copy_from_slice(fixed);
         let buffer = if rest.is_empty() { &mut payload } else { &mut scratch };

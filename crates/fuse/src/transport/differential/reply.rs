@@ -91,8 +91,7 @@ pub(super) fn nodes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     nodes
 }
 
-/// Sets times that come from the clock to 0, since each server reads it at another instant. They
-/// are those close to `now_secs`.
+/// Each server reads the clock at another instant, so times close to `now_secs` are set to 0.
 pub(super) fn mask_times(opcode: Opcode, body: &mut [u8], now_secs: u64) {
     for attr in attributes(opcode, body) {
         for time in 0..3 {

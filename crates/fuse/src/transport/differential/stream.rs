@@ -29,7 +29,6 @@ pub(super) struct Request {
     /// Over io_uring, the fixed arguments arrive in a separate buffer.
     pub(super) fixed: Vec<u8>,
     pub(super) rest: Vec<u8>,
-    /// The offsets of node numbers in `fixed` followed by `rest`.
     pub(super) nodes: Vec<usize>,
 }
 
@@ -48,7 +47,6 @@ impl Request {
         self
     }
 
-    /// Adds a fixed argument that is a node number.
     fn node(mut self, node: u64) -> Request {
         self.nodes.push(self.fixed.len());
         self.u64(node)
@@ -124,7 +122,6 @@ const KINDS: [Kind; 33] = [
 ];
 
 impl Kernel {
-    /// The kernel knows only the root directory at first. All open files have the handle `handle`.
     pub(super) fn new(rng: Rng, handle: u64) -> Kernel {
         Kernel { rng, held: BTreeMap::new(), cookie: 0, handle, pending: None }
     }

@@ -161,11 +161,8 @@ fn change_twice(caller: Caller, path: &Path, file: &File, change: Change) -> Str
     text
 }
 
-/// A mount cannot make these changes as the host does. The arguments are the caller, the name of
-/// the change, the mode, and whether the file has capabilities.
 pub(crate) type Skips = fn(Caller, &str, u32, bool) -> bool;
 
-/// Returns one line of text per change, with its result and the states.
 fn collect(at: &Path, caller: Caller, skips: Skips) -> Vec<String> {
     let dir = at.join("dir");
     fs::create_dir(&dir).expect("make the directory");
