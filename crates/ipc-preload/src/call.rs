@@ -18,7 +18,8 @@ use crate::errno::{self, Answer};
 use crate::process;
 
 thread_local! {
-    /// Above 1 if a signal handler has interrupted a call and makes a call itself.
+    /// The number of unfinished IPC calls of this thread. It is above 1 if a signal handler has
+    /// interrupted a call and makes a call itself.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 

@@ -69,7 +69,8 @@ struct Page {
     is_program: AtomicBool,
 }
 
-/// After a fork, the child has its parent's identity here, and [`Page::is_program`] is false.
+/// After a fork, the child has the identity of its parent's program here, and [`Page::is_program`]
+/// is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// True once a thread has changed its own credentials and not those of the other threads. The flag
@@ -93,12 +94,12 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// In a forked child: the parent's task, until the child has registered its own.
+/// In a forked child, at first the parent's task.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
-/// A child inherits this flag, but not the lock. If the flag is true in a child, the fork
-/// interrupted a change of the list of attached segments. The child then cannot rely on its copy of
-/// the list.
+/// A forked child inherits this flag, but not the lock of attached segments. If the flag is true in
+/// a child, the fork interrupted a change of the list of attached segments. The child then cannot
+/// rely on its copy of the list.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn resolve() {
@@ -130,7 +131,7 @@ extern "C" fn own() {
     }
 }
 
-/// Returns false in a child of vfork(2), which uses the memory of its parent.
+/// A child of vfork(2) uses its parent's memory, and gets false.
 pub(crate) fn is_own() -> bool {
     let Some(page) = known_page() else { return true };
     // ORDERING: Relaxed. See `own`.
@@ -168,7 +169,7 @@ pub(crate) fn known_task() -> Option<&'static Task> {
     unsafe { task.as_ref() }
 }
 
-/// A child of vfork(2) gets none, although it shares its parent's memory.
+/// None for a child of vfork(2), which has its parent's memory.
 pub(crate) fn own_task() -> Option<&'static Task> {
     known_task().filter(|task| task.pid() == pid())
 }
@@ -204,8 +205,8 @@ pub(crate) fn refresh_cred() {
     }
 }
 
-/// For a call that changes the credentials of this thread alone. From now on each thread reads its
-/// own credentials.
+/// For a call that changes the credentials of the calling thread alone. From now on each thread
+/// reads its own.
 pub(crate) fn refresh_thread_cred() {
     if crate::exit::is_alone() {
         return refresh_cred();
@@ -228,7 +229,7 @@ fn refresh_late(task: &Task) {
     }
 }
 
-/// Removes the address of the task from the wiped page, and returns the task.
+/// Removes the task's address from the page that a fork wipes.
 ///
 /// # Safety
 ///
@@ -283,8 +284,8 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// The child gets a hold of its own in place of its parent's, and a mark: a file that tells the
-/// next program after execve(2) to detach the segments.
+/// The child gets its own hold (a locked file), and a mark: a file that tells the next program
+/// after execve(2) to detach the segments.
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());
@@ -329,7 +330,7 @@ fn known_page() -> Option<&'static Page> {
     unsafe { page.as_ref() }
 }
 
-/// The page exists, because this process or its parent has a task.
+/// This process or its parent has a task.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
@@ -401,7 +402,7 @@ impl Drop for PageLock {
 pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
-    /// The page with the lock is mapped, because this process or its parent has a task.
+    /// The page with the lock is mapped already.
     pub(crate) fn take() -> Self {
         let lock = PageLock::take(&page().is_attaching);
         // ORDERING: Relaxed. Only a forked child reads `IS_ATTACHING`, and the child has a copy of
@@ -418,8 +419,8 @@ impl Drop for AttachLock {
     }
 }
 
-/// A child of vfork(2), which changes no table, takes no lock. Nor does a process that could not
-/// map the page with the lock.
+/// A child of vfork(2), which changes no table of signal handlers, takes no lock. Nor does a
+/// process that could not map the page with the lock.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
     // Block all signals first. `PageLock::take` blocks them, too, but the drop of the `PageLock`
     // restores the mask that `take` has found. With `blocked`, the signals stay blocked until the

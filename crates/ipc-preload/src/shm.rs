@@ -106,21 +106,21 @@ pub(crate) fn resolve() {
 
 /// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
-/// If the program cannot join the namespace, the mark stays, and the next program after execve(2)
-/// tries again. Until then nattch counts the old attaches. No error is printed, because the program
-/// may never make an IPC call.
+/// If the program cannot join the namespace, its mark (a file) stays, and the next program after
+/// execve(2) tries again. Until then nattch counts the old attaches. No error is printed, because
+/// the program may never make an IPC call.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
     }
 }
 
-/// After execve(2) the next program finds this file, and detaches the segments.
+/// The next program after execve(2) finds this file and detaches segments.
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Ignore an error. Without this file, execve(2) does not lower nattch, but the end of the
-    // process does.
+    // Ignore an error: without this file, nattch falls at the end of the process, and not at
+    // execve(2).
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
@@ -175,9 +175,6 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
     })
 }
 
-/// Maps a segment at the address that the program asks for, or at an address that the kernel
-/// chooses.
-///
 /// # Safety
 ///
 /// The caller meets the requirements of [`shmat`].

@@ -130,10 +130,11 @@ fn cell(signal: c_int) -> Option<usize> {
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// The new handler goes to the table of the entry that is not installed for `signal`. Until the
-/// kernel has installed that entry, a signal finds the old handler in the other table.
+/// The new handler goes to the table of the entry (the library's code before a handler) that is not
+/// installed for `signal`. Until the kernel has installed that entry, a signal finds the old
+/// handler in the other table.
 ///
-/// The caller keeps the guard until the kernel has installed the returned address.
+/// Keep the guard until the kernel has installed the address.
 fn begin(
     signal: c_int,
     cell: usize,
@@ -216,8 +217,6 @@ pub(crate) unsafe fn by_number(
     unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
-/// `handler` returns a reference to the field of an action that contains the handler.
-///
 /// # Safety
 ///
 /// If `call` returns 0 and `before` is not null, `call` has filled `before`.

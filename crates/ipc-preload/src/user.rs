@@ -161,8 +161,8 @@ impl Range {
 }
 
 impl Known {
-    /// Extends a remembered range that overlaps or touches `range`. Otherwise `range` replaces the
-    /// oldest one.
+    /// A remembered range that overlaps or touches `range` is extended. Otherwise `range` replaces
+    /// the oldest one.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {

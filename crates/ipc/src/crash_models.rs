@@ -288,8 +288,8 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // The tested call has the same phase bit as an earlier operation, whose log recovery
-            // must not mistake for that of the call.
+            // The log of an earlier operation is left here, and recovery must not mistake it for
+            // that of the tested call.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

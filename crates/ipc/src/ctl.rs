@@ -34,7 +34,7 @@ pub(crate) enum By {
 pub(crate) struct Totals {
     /// The number of objects.
     pub(crate) objects: u32,
-    /// For example, the number of semaphores in all sets. `Limits` bounds it.
+    /// For example, the number of semaphores in all sets.
     pub(crate) used: u64,
     /// The highest index in use, or 0.
     pub(crate) index_max: u32,
@@ -78,8 +78,7 @@ impl Task {
         }
     }
 
-    /// The task must have the permissions in `flag` on the object. Analogous to Linux's
-    /// `ipc_obtain_object_check`.
+    /// Analogous to Linux's `ipc_obtain_object_check`.
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,

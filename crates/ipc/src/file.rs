@@ -196,9 +196,9 @@ pub(crate) fn map(
     made
 }
 
-/// This function takes no lock. The maker of a namespace writes the magic number last, so a file
-/// with the magic number is complete. A flock(2) lock would not exclude a maker that shares its
-/// open file description with this process.
+/// Joining takes no lock. The maker of a namespace writes the magic number last, so a file with the
+/// magic number is complete. A flock(2) lock would not exclude a maker that shares its open file
+/// description with this process.
 fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     let (words, _) = read_header(file)?;
     if words[MAGIC_AT] != MAGIC {
@@ -243,7 +243,7 @@ fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Map
     Ok((region, layout, limits))
 }
 
-/// Also returns an error for a header from before the last boot or from another pid namespace.
+/// Refuses a header from before the last boot, or from another pid namespace.
 fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), OpenError> {
     refuse_if(words[MAGIC_AT] != MAGIC, OpenError::NotANamespace)?;
     refuse_if(words[VERSION_AT] != VERSION, OpenError::OtherVersion)?;
@@ -277,7 +277,8 @@ fn boot_id() -> [u64; 2] {
     [(id >> 64) as u64, id as u64]
 }
 
-/// A forked child may be in another pid namespace. Returns false if `/proc` cannot be read.
+/// `program` may be a child that was forked into another pid namespace. Returns false if `/proc`
+/// cannot be read.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own

@@ -79,7 +79,7 @@ const OWNER: usize = 2;
 const CREATOR: usize = 3;
 const PAYLOAD: usize = 4;
 const CTIME: usize = 5;
-/// The key of the object, and the next slot in the hash chain of that key.
+/// A word with the object's key, and the next slot in the hash chain of the key.
 const KEY: usize = 6;
 /// The owner, if `STATE` has [`IS_SECOND`].
 const SECOND_OWNER: usize = 7;
@@ -96,8 +96,7 @@ const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
 /// The word with the index of the newest object, plus one.
 const NEXT_INDEX: usize = 4;
-/// The word with the sum that a limit bounds: for semaphore sets the number of all semaphores, for
-/// segments the number of all pages.
+/// The sum that a limit bounds: the semaphores of all sets, or the pages of all segments.
 const USED: usize = 5;
 
 /// The bits of a word of the bitmap.
@@ -110,7 +109,7 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// The number of slots, a power of two.
     pub(crate) slots: u32,
-    /// The first line of the hash table. The bitmap is in the lines before it.
+    /// The first line of the hash table, after the bitmap.
     buckets: u32,
     /// The line of the first slot.
     first_slot: u32,
@@ -131,8 +130,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words are kept whole. If their parts were stored one by one, a load of several parts
-    /// would stall the processor.
+    /// The words of the slot are kept whole. If their parts were stored one by one, a load of
+    /// several parts would stall the processor.
     state: u64,
     owner: u64,
     creator: u64,
@@ -190,11 +189,11 @@ type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Err
 /// ids is shared.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after a task has died with the lock of this kind held. May complete the
-    /// object's removal. Returns the object's share of the total that `Limits` bounds.
+    /// Repairs an object after a task has died with the lock of the object's kind held. May
+    /// complete the object's removal. Returns the object's share of the total that `Limits` bounds.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
-    /// Returns true if all memory of the removed object is free. Before that, no new object gets
-    /// its slot.
+    /// Returns true if all memory of a removed object is free. Until then, no new object gets the
+    /// slot of the removed one.
     pub(crate) end: fn(Ids<'_>, u32) -> bool,
     /// Completes the repair after all slots were repaired.
     pub(crate) sweep: fn(Ids<'_>),
@@ -243,8 +242,7 @@ impl<'r> Ids<'r> {
         if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Does not check the generation, unlike a lookup by id. Analogous to Linux's
-    /// `ipc_obtain_object`.
+    /// Analogous to Linux's `ipc_obtain_object`. Does not check the generation.
     #[inline]
     pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
         if index >= self.layout().slots {
@@ -292,8 +290,8 @@ impl<'r> Ids<'r> {
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
     }
 
-    /// First ends the write section of a dead task, if there is one. The caller holds the lock of
-    /// the object kind.
+    /// Ends the write section of a dead task, if there is one. The caller holds the lock of the
+    /// object kind.
     fn closed(self, index: u32) -> &'r SeqCount {
         let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
@@ -343,8 +341,8 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }
 
-/// For a caller that holds the lock of one object. A full lookup may wait for the lock of the
-/// object kind, which comes first in the lock order.
+/// A caller that holds the lock of one object uses this function, since a full lookup may wait for
+/// the lock of the object kind. That lock comes first in the lock order.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);
@@ -493,7 +491,7 @@ impl IdsGuard<'_> {
         put(in_use, get(in_use).saturating_sub(1));
     }
 
-    /// Keeps the other bits of the object's mode. Analogous to Linux's `ipc_update_perm`.
+    /// Analogous to Linux's `ipc_update_perm`. Keeps the other bits of the mode.
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);

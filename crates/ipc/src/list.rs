@@ -18,9 +18,9 @@ use crate::field::{get, high, low, pair, put};
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
-    /// Index of the word with the links, in the first line of each member.
+    /// Word with the links, in the first line of each member.
     pub(crate) links: usize,
-    /// The number of lines of the members' pool, which bounds each walk.
+    /// Lines of the members' pool; bounds each walk.
     pub(crate) max: u32,
 }
 
@@ -63,13 +63,13 @@ impl<'s> List<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Reads no old word of the list, because these may be damaged.
+    /// The old words of the list may be damaged.
     pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
         put(self.ends, 0);
         lines.into_iter().for_each(|line| self.push(line));
     }
 
-    /// During the walk, the caller may unlink the member that was returned last.
+    /// During a walk over the list, the caller may unlink the member that was returned last.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
         let some = |line: u32| Some(line).filter(|line| *line != 0);

@@ -54,7 +54,7 @@ const NOBODY: u64 = SLEEPERS - 1;
 /// These attempts take about as long as a typical critical section.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
-/// After this first sleep, a thread checks whether the owner of the lock is alive.
+/// In nanoseconds. After its first sleep, a thread checks whether the owner of the lock is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
 /// The maximum length of a sleep. Each sleep is twice as long as the previous one, since hundreds

@@ -46,8 +46,7 @@ use crate::field::{get, put};
 use crate::lock::{Held, Owner, Wait, lock};
 use crate::shared::Shared;
 
-/// The number of cache lines of a pool's head. The head contains the pool's lock and its free
-/// lists.
+/// The pool's lock and its free lists.
 pub(crate) const HEAD_LINES: u32 = 4;
 
 /// Sizes of ranges: 1 to 65,536 lines.
@@ -59,7 +58,7 @@ const NEXT_FRESH: usize = 1;
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
-/// The number of lines, from the first one on, for which memory is reserved.
+/// Memory is reserved for this many lines of the pool.
 const RESERVED: usize = 4;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
@@ -87,11 +86,12 @@ pub(crate) struct Pool {
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// Does not zero the joined lines. A semaphore's line must keep the tag of its last set, since
-    /// the next set needs a newer tag. Freed lines of undo records are already zero.
+    /// Joined lines are not zeroed. A semaphore's line must keep the tag (version number) of its
+    /// last set, since the next set needs a newer tag. Freed lines of undo records are already
+    /// zero.
     Keeping,
-    /// Joins only if 1/256 of the pool's lines were freed since the last join. Zeroes the first
-    /// line of each new range, which may contain old text of a message.
+    /// Free ranges are joined only if 1/256 of the pool's lines were freed since the last join. The
+    /// first line of each new range is zeroed, since it may contain old text of a message.
     Clearing,
 }
 

@@ -71,7 +71,7 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Also true for a word that is no identity because it was damaged.
+    /// Also true if the word was damaged and is no identity.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -135,7 +135,7 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
 }
 
 /// A zombie counts as ended. If pidfd_open(2) fails, kill(2) tells whether the process exists, and
-/// a zombie counts as alive.
+/// a zombie then counts as alive.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
@@ -172,8 +172,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// The program's name may contain any character, so fields are counted from the last closing
-/// parenthesis.
+/// In `/proc/PID/stat`, the program's name may contain any character. So fields are counted from
+/// the last closing parenthesis.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();

@@ -50,8 +50,8 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaping may complete calls of other dead tasks, which are then reaped too. The caller holds no
-/// lock.
+/// Reaping (the cleanup after a dead task) may complete calls of other dead tasks, which are then
+/// reaped too. The caller holds no lock.
 ///
 /// Returns true if the task was dead. If a forked child still uses the segments of the task, the
 /// task's record stays in use (`shm::reap`).
@@ -62,8 +62,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// Returns the tasks whose calls the cleanup completed and that may have died. The caller must reap
-/// them.
+/// Returns the tasks whose calls the cleanup has completed and that may have died. The caller must
+/// reap them.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let is_other = index < shared.layout.tasks_max && index != owner.index;
@@ -80,7 +80,7 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Also reaps further dead tasks whose calls this completes. The caller holds no lock.
+/// Also reaps dead tasks whose calls the reaping completes. The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     // Each task is reaped (cleaned up after) at most once. So the number of tasks bounds the loop,
     // even if shared memory is damaged.
@@ -160,8 +160,8 @@ pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     with_reaper(shared, owner, owner.index, end)
 }
 
-/// Does not free the record. The returned flag is false if attaches of the task must stay, because
-/// a forked child uses the segments.
+/// The record of the task is not freed. The returned flag is false if attaches of the task must
+/// stay, because a forked child uses the segments.
 fn end_all(
     shared: &Shared,
     owner: Owner,

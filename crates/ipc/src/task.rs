@@ -71,8 +71,8 @@ pub struct Task {
     pub(crate) waiting: Waiting,
     /// The tasks that this process had before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
-    /// The memory of the last received message, or 0. Many calls write this field, so it has its
-    /// own cache lines.
+    /// The memory of the task's last received message, kept for its next message, or 0. Many calls
+    /// write this field, so it has its own cache lines.
     pub(crate) kept_message: CachePadded<AtomicU32>,
     /// The segments that the task has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
@@ -303,7 +303,7 @@ impl Task {
         self
     }
 
-    /// True in a forked child that continues a call of its parent.
+    /// True if a forked child continues a call of its parent.
     pub(crate) fn is_copy(&self) -> bool {
         // ORDERING: Relaxed. In a forked child, this same thread has stored the child's value.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)

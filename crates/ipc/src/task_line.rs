@@ -46,8 +46,8 @@ pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
 }
 
 impl Shared {
-    /// Also true if there is no such task, or if the number belongs to a later task than that of
-    /// `generation`.
+    /// True if the task is dead, if there is no such task, or if the number belongs to a later task
+    /// than that of `generation`.
     pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
         let line = task_line(self, index);
         let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
@@ -63,7 +63,7 @@ impl Shared {
         self.is_dead(index, generation) || self.scope == Scope::Shared && has_other_image()
     }
 
-    /// `look` says whether the check reads `/proc`, to detect a reused pid.
+    /// `look` says whether `/proc` is read to detect a reused pid.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }

@@ -36,7 +36,7 @@ use corewalk_base::primitives::thread;
 /// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// Set while another thread uses the wait node in this slot. The bits below are the number of the
+/// A bit of a slot: another thread uses the wait node in it. The bits below are the number of the
 /// node's first cache line.
 const LOOKED_AT: u32 = 1 << 31;
 

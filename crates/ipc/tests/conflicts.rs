@@ -122,7 +122,7 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// Leaked, so that its memory stays valid while the test records calls.
+/// Leaked, so that its memory stays valid during the recording.
 struct System {
     tasks: [Task; 2],
     ids: [SemId; 2],

@@ -34,7 +34,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A spinning call would make system calls that the test would count.
+/// Spinning would make system calls that the test counts.
 fn task(path: &Path) -> Task {
     let capacity = Capacity {
         sets: 4,

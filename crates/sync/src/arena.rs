@@ -385,7 +385,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// For a thread whose shard, the depot and the fresh memory had no slot.
+    /// Used if the thread's shard, the depot and the fresh memory have no slot.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();

@@ -310,9 +310,8 @@ impl Lockref {
         // ORDERING: Relaxed. Only the compare-exchange takes effect.
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
-            // ORDERING(lockref-unlock): Acquire. The last holder unlocks with Release, and other
-            // threads drop references with Release. Without this order, the new holder could miss
-            // their writes.
+            // ORDERING(lockref-unlock): Acquire. Unlocks and dropped references are Release.
+            // Without that, the new holder could miss the writes before them.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -490,7 +489,6 @@ impl LockrefGuard<'_> {
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
-    /// Returns the new word. If `next` returns None, returns the unchanged word as the error.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
         // ORDERING: Relaxed. This thread holds the lock, so only the bit for waiting threads can

@@ -102,7 +102,7 @@ impl Objects {
         generation.wrapping_mul(0x9e37_79b9)
     }
 
-    /// If another object is there, marks the new object dead and frees its slot.
+    /// If another object is at the place, the new object is marked dead, and its slot is freed.
     fn create(&self, place: usize) {
         let Some(index) = self.arena.alloc() else { return };
         let generation = (self.word(index, GENERATION) + 1) & u64::from(u32::MAX);
@@ -221,7 +221,7 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
 /// T52 in `traps.md`.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// The locker yields under the lock, and each yield may cost a time slice.
+    /// The locker yields while it holds the lock, and each yield may cost a time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));

@@ -141,15 +141,13 @@ impl Memory {
         self.entries * self.stride
     }
 
-    /// Returns the address of the head of the ring entry `index`. The whole head is inside the
-    /// mapped memory.
+    /// The whole head is inside the mapped memory.
     fn head_at(&self, index: usize) -> *mut Head {
         assert!(index < self.entries, "entry {index} of {}", self.entries);
         self.base.as_ptr().wrapping_add(index * self.stride).cast()
     }
 
-    /// Returns the address of the payload of entry `index`. The `payload_bytes` bytes from this
-    /// address on are inside the mapping.
+    /// The `payload_bytes` bytes from this address on are inside the mapping.
     fn payload_at(&self, index: usize) -> *mut u8 {
         self.head_at(index).cast::<u8>().wrapping_add(self.stride - self.payload_bytes)
     }

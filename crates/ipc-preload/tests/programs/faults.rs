@@ -31,7 +31,7 @@ fn call(number: c_long, arguments: &[usize]) -> Answer {
     answer(unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) })
 }
 
-/// The first page is writable, the second is read-only, and the third has no access.
+/// Three pages: the first is writable, the second is read-only, and the third has no access.
 struct Pages(usize);
 
 impl Pages {

@@ -26,8 +26,7 @@ enum Call {
     Send,
 }
 
-/// The waiting call uses semaphore 0 of `sems` or `queue`. Semaphore 1 counts the waiters that have
-/// started.
+/// Semaphore 1 counts the waiters that have started.
 #[derive(Clone, Copy)]
 struct Place {
     call: Call,

@@ -29,7 +29,6 @@ mod here {
 
     static PLACE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// Returns 0 when the function has returned, and 1 when a handler has called [`leave`].
     #[unsafe(naked)]
     extern "C" fn protect(place: &'static Place, call: extern "C" fn()) -> i32 {
         std::arch::naked_asm!(
@@ -148,8 +147,7 @@ mod here {
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
     }
 
-    /// A handler that waits. A second signal may jump out of this wait and out of the interrupted
-    /// call.
+    /// A second signal may jump out of the interrupted call, too.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -162,7 +160,7 @@ mod here {
 
     static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// A handler that waits. A second signal jumps out of this wait only.
+    /// A second signal jumps out of this wait only.
     extern "C" fn waiting_and_left(_signal: libc::c_int) {
         protect(&INSIDE, take_inside);
     }

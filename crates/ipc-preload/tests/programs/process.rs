@@ -166,7 +166,7 @@ pub(crate) fn run_on_linux(role: &str) {
     }
 }
 
-/// For a role whose calls the library passes on to the host kernel.
+/// For a role whose calls go to the host kernel.
 pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
     if has_own_linux() {
         run(role, namespace);

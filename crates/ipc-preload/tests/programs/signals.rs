@@ -166,8 +166,8 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // Wait for the second run of the new handler, because the first may be for a signal
-            // from before this `install`.
+            // Wait for the second run of the new handler: the first may be for a signal from before
+            // it was installed.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -360,7 +360,7 @@ pub(crate) fn is_traced() -> bool {
     is_traced
 }
 
-/// Returns true if the child has exited with 77, because it may not be traced.
+/// True if the child exited with 77, for lack of permission.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn exited_early(pid: i32) -> bool {
     let mut status = 0;

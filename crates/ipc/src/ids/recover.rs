@@ -9,7 +9,7 @@
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// The caller has taken over the lock of the object kind from a dead task.
+/// The caller has taken over the lock from a dead task.
 ///
 /// If a live process still uses a removed object, a later call frees the rest of the object's
 /// memory.

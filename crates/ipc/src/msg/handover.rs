@@ -31,7 +31,7 @@ use crate::shared::Shared;
 use crate::status::STATUS;
 use crate::task_line::Absent;
 
-/// The sender's polls of a passed message. Together they take some microseconds.
+/// After it has passed a message to a receiver, the sender polls the message for some microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
 /// The receivers to which a send has given an outcome.
@@ -40,7 +40,7 @@ const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 pub(super) struct Sent {
     /// The receivers whose buffers were too small.
     failed: Wakes,
-    /// If it is none, the caller must put the message into the queue.
+    /// If none, the caller must queue the message.
     pub(super) handed: Option<Handed>,
 }
 

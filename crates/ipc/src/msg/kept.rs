@@ -41,8 +41,8 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// A task without kept memory keeps that of a small message for the next message that it sends.
-    /// Otherwise the memory is freed.
+    /// A task that keeps no memory keeps that of a small message, for the next message that it
+    /// sends. Otherwise the memory is freed.
     ///
     /// The kept memory stays marked as a private message of the task, so that the cleanup after a
     /// dead task frees it.

@@ -55,8 +55,7 @@ pub(super) enum Truth {
     Private,
     /// It is in this queue.
     Queued(QueueName),
-    /// Passed to a waiting receiver. The fields are its queue and the first cache line of its wait
-    /// node.
+    /// Passed to a waiting receiver: its queue and its wait node.
     Delivered(QueueName, u32),
 }
 

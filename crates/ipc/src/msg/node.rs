@@ -30,7 +30,7 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 use crate::status::{self, DONE, INTERRUPTED, STATUS};
 
-// Indices of words in the first line of a wait node. Words 6 and 7 belong to the memory pool.
+// Words 6 and 7 belong to the memory pool.
 const TICKET: usize = 2;
 /// The pid and the number of the task.
 const TASK: usize = 3;
@@ -42,7 +42,7 @@ const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
 
-/// Set in every node in use. It lies above the bits of the role and the queue.
+/// Set in every node in use, above role and queue.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
@@ -164,11 +164,11 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// The status with the bits `DONE`, `INTERRUPTED` and `CALLED` cleared. The waiting task goes
-    /// to sleep by futex(2) only if the low half of the status word equals it.
+    /// The task goes to sleep by futex(2) if the low half of its status equals this value. The bits
+    /// that end a sleep (`DONE`, `INTERRUPTED`, `CALLED`) are cleared in it.
     ///
-    /// If one of the bits is set, futex(2) returns immediately. Other bits, which only damage of
-    /// shared memory can set, do not prevent the sleep.
+    /// Other bits of the status, which only damage of shared memory can set, do not prevent the
+    /// sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
@@ -212,8 +212,7 @@ impl<'s> Node<'s> {
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Clears `CALLED`, because the waiting task checks the queue now. The caller holds the queue's
-    /// lock.
+    /// For the waiting task, which checks the queue now. The caller holds the queue's lock.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);

@@ -48,8 +48,7 @@ const TAG: usize = 4;
 
 /// The new `QBYTES` of an `IPC_SET` that is under way.
 const NEXT_QBYTES: usize = 5;
-/// During an `IPC_SET`, this word contains [`IS_SETTING`] and the slot's state word before the
-/// change. Otherwise it is 0.
+/// During an `IPC_SET`: [`IS_SETTING`], and the slot's state word before the change. Otherwise 0.
 const SETTING: usize = 6;
 
 const IS_SETTING: u64 = 1 << 63;
@@ -59,7 +58,7 @@ const TAG_MASK: u32 = (1 << 20) - 1;
 
 const LINKS: usize = 1;
 
-/// A bit that is set in every payload, so that no payload is 0.
+/// Set in every payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
 /// The identity of a queue: the index of its slot, and a tag that differs from the tags of earlier
@@ -149,7 +148,7 @@ impl<'s> Queue<'s> {
         Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// The queue gets a new tag. The caller holds the slot's queue lock.
+    /// The caller holds the slot's queue lock.
     pub(super) fn init(self, qbytes: u64) -> Self {
         let last = self.last_of_slot().name.tag;
         let name = QueueName { tag: last.wrapping_add(1) & TAG_MASK, ..self.name };
@@ -171,13 +170,14 @@ impl<'s> Queue<'s> {
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// Without the queue's lock the payload is only a hint. It is 0 if there is no queue.
+    /// 0 if there is no queue. Without the lock, a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Without the queue's lock the ticket is a hint: if it changes, a message was probably sent.
+    /// Without the queue's lock, the newest ticket is a hint: if it changes, a message was probably
+    /// sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
@@ -220,7 +220,7 @@ impl<'s> QueueGuard<'s> {
         self.list(ends, self.queue.shared.layout.msg_waits)
     }
 
-    /// The id, the permissions and the ctime are left at their defaults.
+    /// Id, permissions and ctime are left at their defaults.
     pub(super) fn numbers(&self) -> MsgStat {
         let (line, second) = (self.queue.line(), self.queue.second());
         let pids = get(&second[PIDS]);
@@ -321,7 +321,7 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    /// The message goes to the position of its ticket (number in the order of arrival).
+    /// The message's ticket determines its position.
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();

@@ -175,8 +175,8 @@ pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64,
     }
 }
 
-/// Passes a message of the node on to another receiver. If that receiver may have died, returns its
-/// task, so that the caller can clean up after it.
+/// A message that was passed to the node goes to another receiver. If that receiver may have died,
+/// returns its task, so that the caller can clean up after it.
 ///
 /// # Errors
 ///

@@ -30,8 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// A sender that was told to check its queue again does not count as waiting, until it has found
-/// that its message still does not fit.
+/// A sender that checks its queue again does not count as waiting until it finds that its message
+/// still does not fit.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
@@ -431,7 +431,7 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// A range that a task keeps for its next message counts too.
+/// Includes the range that a task keeps for its next message.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }

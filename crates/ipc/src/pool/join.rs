@@ -52,8 +52,8 @@ const GIVEN_SHARE: u32 = 256;
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Does so only if enough cache lines were freed since the last join. Returns true if ranges
-    /// were joined. The caller holds the pool's lock.
+    /// Free ranges are joined only if enough cache lines were freed since the last join. Returns
+    /// true if ranges were joined. The caller holds the pool's lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
         let least = match self.joins {
@@ -91,8 +91,8 @@ impl Pool {
         true
     }
 
-    /// The range is in no free list. If no memory can be reserved for the header of the rest, the
-    /// range stays larger. The caller holds the pool's lock.
+    /// `line` begins a free range that is in no free list. If no memory can be reserved for the
+    /// header of the rest, the range stays larger. The caller holds the pool's lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;

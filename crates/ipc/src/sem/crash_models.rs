@@ -179,10 +179,11 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// Kills the victim in a call that grants the permit to dead tasks, and a second task in `GETVAL`,
-/// which takes the permit back.
+/// Kills the victim in a call that grants a semaphore unit to dead tasks, and a second task in
+/// `GETVAL`, which takes the unit back.
 ///
-/// Then the survivor tries to take the permit. If it is refused, recovery must leave no free unit.
+/// After both kills, the survivor tries to take the unit. If it is refused, recovery must leave no
+/// free unit.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

@@ -601,8 +601,8 @@ impl Task {
         Ok(set)
     }
 
-    /// If another task has frozen (locked) the word to change it, waits until the change is
-    /// complete.
+    /// If another task has frozen (locked) the semaphore's word to change it, waits until the
+    /// change is complete.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -618,8 +618,8 @@ impl Task {
         Ok(word)
     }
 
-    /// Counts waits for an increase with [`ALTER_LIST`], and for zero with [`CONST_LIST`]. Includes
-    /// calls with several operations.
+    /// [`ALTER_LIST`] counts waits for an increase, and [`CONST_LIST`] waits for zero. Calls with
+    /// several operations count, too.
     fn sem_count(&self, semid: SemId, semnum: i32, cmd: i32, list: usize) -> Result<i32, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -675,7 +675,8 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// The tag must be newer than those of earlier sets in the same cache lines.
+/// The tag (version number) of a new set must be newer than those of earlier sets in the same cache
+/// lines.
 ///
 /// Tags (version numbers of sets) increase and wrap around: if two tags are more than half of the
 /// range apart, the larger number is older.

@@ -69,8 +69,8 @@ mod tests {
         namespace.register(Cred::root(), pid).unwrap()
     }
 
-    /// Two sets that use a slot one after the other may have the same tag. An operation on the
-    /// second must not use the undo record of the first.
+    /// Two sets that use a slot one after the other may have the same tag (version number). An
+    /// operation on the second must not use the undo record of the first.
     #[test]
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);

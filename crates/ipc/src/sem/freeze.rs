@@ -37,8 +37,8 @@ impl SetGuard<'_> {
         Ok(word)
     }
 
-    /// Skips words that another task keeps frozen (locked). Returns true if all words are marked as
-    /// dead.
+    /// Words that another task keeps frozen (locked) are skipped. Returns true if all words are
+    /// marked as dead.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);

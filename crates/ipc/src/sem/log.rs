@@ -64,7 +64,7 @@ impl Log {
     }
 
     /// The log gets the phase bit of `word`, the semaphore's present word. By this bit, recovery
-    /// recognises the log of an earlier operation.
+    /// tells the log from that of an earlier operation.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;

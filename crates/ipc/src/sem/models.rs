@@ -52,7 +52,7 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The status of the node says that its task polls it and does not sleep yet.
+/// The task of the node polls and does not sleep yet.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     let node = Node::alloc(&task.shared, task.owner, call, 0).unwrap();

@@ -71,8 +71,7 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The position of the set's count `set::SETTINGS` in the word `SHAPE`, as it was when the waiting
-/// call was completed.
+/// In `SHAPE`: the set's count `set::SETTINGS` at the completion.
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a completed call that is being reverted, because its task has died or is
 /// ending (`reap`).
@@ -87,7 +86,7 @@ const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// Only a hostile process can have written a larger number of operations.
+/// Only a hostile process can have written more operations.
 const SOPS_MAX: usize = 1 << 15;
 
 /// A copy of the operations of a node.
@@ -183,19 +182,20 @@ impl<'s> Node<'s> {
         status::outcome(status::load(self.status()))
     }
 
-    /// True even if the task of the completed call has not returned yet.
+    /// Also true if the task has not returned yet.
     pub(super) fn is_granted(&self) -> bool {
         self.outcome() == Some(Ok(()))
     }
 
-    /// The low half of the status, without the bits that end a sleep. Other bits, which only a
-    /// hostile process sets, do not prevent the sleep.
+    /// The task sleeps in futex(2) if the low half of its status equals this value, in which the
+    /// bits that end a sleep are cleared. Other bits, which only a hostile process sets, do not
+    /// prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// For a caller that cannot take the set's lock to remove the wait node. No other task
-    /// completes the call any more. If the call already has an outcome, returns it.
+    /// For a caller that cannot take the set's lock to remove the wait node. Afterwards, no other
+    /// task completes the call. If the call already has an outcome, returns it.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -239,8 +239,7 @@ impl<'s> Node<'s> {
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
-    /// The oldest node has the lowest position. `next` is the ticket that the next waiting call
-    /// will get.
+    /// The oldest node has the lowest position. `next` is the ticket of the next waiting call.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
     }

@@ -289,7 +289,7 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// The timeout, a signal, or the removal of the semaphore set also ends the sleep.
+    /// A sleep also ends by the timeout, a signal, or the removal of the semaphore set.
     fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
@@ -360,12 +360,12 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Also reaps those of the tasks that have died, so the caller must hold no lock.
+    /// Woken tasks that have died are reaped (cleaned up after), so the caller must hold no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }
 
-    /// If another task has already completed the call, returns the outcome of the call instead.
+    /// If another task has already completed the call, returns the outcome of the call.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {

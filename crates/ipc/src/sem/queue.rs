@@ -30,7 +30,7 @@ use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::{get, put};
 use crate::list::List;
 
-/// [`ALTER_LIST`] or [`CONST_LIST`] of semaphore `num`, or of the set if `num` is none.
+/// Returns [`ALTER_LIST`] or [`CONST_LIST`] of semaphore `num`, or of the set if `num` is none.
 fn queue(set: Set<'_>, num: Option<u16>, list: usize) -> List<'_> {
     let (line, links) = num.map_or((set.line(), SET_LINKS), |num| (set.sem(num), SEM_LINKS));
     let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
@@ -99,7 +99,8 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     }
 }
 
-/// After a task has died, makes the bits in the semaphores' words match the queues.
+/// After a task has died, makes the bits in the semaphores' words match the queues of waiting
+/// calls.
 pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     for node in waiting(guard.set) {
         let sops = node.sops(guard.set.place.nsems);

@@ -35,7 +35,8 @@ pub(crate) const SETS: &Kind = &Kind {
 };
 
 impl<'s> Set<'s> {
-    /// If the last holder has died, first completes or reverts the change that it left unfinished.
+    /// If the last holder of the lock has died, its unfinished change is first completed or
+    /// reverted.
     ///
     /// # Errors
     ///
@@ -46,8 +47,8 @@ impl<'s> Set<'s> {
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
     }
 
-    /// Also locks a removed set whose memory is not free yet. Returns none if the set is freed and
-    /// all its waiting calls have ended.
+    /// A removed set whose memory is not free yet can be locked, too. Returns none if the set is
+    /// freed and all its waiting calls have ended.
     pub(super) fn lock_remains(
         self,
         owner: Owner,

@@ -64,8 +64,8 @@ pub(super) const SETTINGS_SHIFT: u32 = 8;
 // Indices of words in the cache line of a semaphore. [`ALTER_LIST`] and [`CONST_LIST`] are indices
 // in this line, too. Words 6 and 7 of the first semaphore's line belong to the memory pool.
 pub(super) const WORD: usize = 0;
-/// The time of the last operation. Its high bits contain the tag of the set, so a later set in the
-/// same memory ignores the time.
+/// The time of the last operation. Its high bits contain the tag (version number) of the set, so a
+/// later set in the same memory ignores the time.
 pub(super) const OTIME: usize = 1;
 /// The word with the log of an operation that changes the semaphore without the set's lock (module
 /// `log`).

@@ -58,7 +58,8 @@ enum Not {
     Possible(Option<Errno>),
 }
 
-/// Each entry has the number of the semaphore, the word before the freeze, and the new value.
+/// For each frozen word: the number of the semaphore, the word before the freeze, and the new
+/// value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -167,7 +168,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// In the order in which the words must be thawed: the last frozen one first.
+    /// The words come in the order in which they must be thawed (unlocked): the last frozen one
+    /// first.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

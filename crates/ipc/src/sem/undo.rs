@@ -46,7 +46,8 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 
 // Words 6 and 7 of the first line of an undo record belong to the memory pool.
-/// The task number (low half), the slot of the set (high half), and the bit [`IS_RECORD`].
+/// A word with the task number (low half), the slot of the set (high half), and the bit
+/// [`IS_RECORD`].
 ///
 /// In a later line of an undo record, this word is an undo adjustment, and [`IS_RECORD`] is never
 /// set.
@@ -109,8 +110,8 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) 
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// If the dead task had committed, stores the adjustment from the redo log. The semaphore's word
-/// stays frozen (locked).
+/// If the dead task had committed its transaction, the undo adjustment is stored from the redo log.
+/// The semaphore's word stays frozen (locked).
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {

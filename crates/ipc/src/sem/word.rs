@@ -148,7 +148,7 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Removes the mark of the freeze, and flips the phase bit (module `log`).
+    /// Also flips the phase bit (module `log`).
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

@@ -35,7 +35,7 @@ const THERE: usize = 0x20_000;
 /// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
 
-/// A word for each slot, with a bit for each serial number.
+/// One word for each slot; one bit for each serial number.
 struct Memory {
     file: Arc<OwnedFd>,
     there: [AtomicU64; SEGMENTS as usize],

@@ -20,7 +20,7 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// With two switches: the hold file of a dead task seems locked, and each removal of memory fails.
+/// Two switches: dead tasks' hold files seem locked, and memory removals fail.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 

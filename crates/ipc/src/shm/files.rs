@@ -152,8 +152,8 @@ impl SegmentFiles {
         }
     }
 
-    /// A process that reaches the folder only by a descriptor, or has another root directory, gets
-    /// false.
+    /// A process that reaches the folder only by a descriptor, or has another root directory,
+    /// cannot know that the folder is removed. It gets false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.0 else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);

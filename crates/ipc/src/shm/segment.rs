@@ -67,15 +67,14 @@ const COUNT: usize = 2;
 
 /// The segment was attached at least once.
 const WAS_ATTACHED: u64 = 1 << 63;
-/// Set when a segment is made, and cleared once its memory is removed.
+/// Set while the segment's memory exists.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// A bit that is set in every payload, so that no payload is 0.
+/// Set in every payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// Set in each attach record. The bits below it contain the serial number and the slot of the
-/// segment.
+/// Set in each attach record, above serial number and slot.
 const IS_RECORD: u64 = 1 << 63;
 
 /// Segments, for the code that all kinds share.
@@ -219,7 +218,7 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// If no attach is left, then removes the segment if it is marked for removal, or if
+    /// After the last detach, removes the segment if it is marked for removal, or if
     /// `is_shm_rmid_forced` is set.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();

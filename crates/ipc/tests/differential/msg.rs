@@ -59,7 +59,7 @@ impl MsgOp {
         !matches!(self, Self::Send { flags, .. } | Self::Receive { flags, .. } if flags & NOWAIT == 0)
     }
 
-    /// The flag is true for a send, and false for a receive.
+    /// True means a send, and false a receive.
     pub(crate) fn waits_at(&self) -> Option<(i32, bool)> {
         match self {
             Self::Send { id, .. } => Some((*id, true)),

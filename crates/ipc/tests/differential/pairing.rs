@@ -29,7 +29,7 @@ pub(crate) trait Side {
     /// Interrupts the waiting call.
     fn interrupt(&mut self);
 
-    /// The pid of the task, and its thread id if it has one.
+    /// The task's pid, and its thread id if any.
     fn numbers(&self) -> Vec<u32>;
 }
 
@@ -227,7 +227,7 @@ impl Pairing {
     }
 }
 
-/// The pid of a forked child has no number, and becomes -1.
+/// The pid of a forked child has no task number, and becomes -1.
 fn map_numbers(op: &Op, answer: &mut Answer, numbers: &HashMap<i64, i64>) {
     let known = |pid: i64| *numbers.get(&pid).unwrap_or(&-1);
     match op {
@@ -305,7 +305,7 @@ impl Pairing {
 pub(crate) struct Extent {
     /// A run may make a few more steps, because it always completes its last script.
     pub(crate) steps: u64,
-    /// The run makes at least these steps, even after its time limit.
+    /// Made even after the time limit.
     pub(crate) least: u64,
     pub(crate) limit: Duration,
 }

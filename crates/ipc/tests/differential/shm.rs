@@ -162,7 +162,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// If the list of attaches is shorter, returns an address at which nothing is attached.
+    /// A short list yields an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }

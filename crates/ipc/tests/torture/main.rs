@@ -37,7 +37,8 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// For a run without an argument, in which [`SHORT`] also limits the time for each arena.
+/// A run without an argument kills this many children, or ends after the time [`SHORT`] for each
+/// arena.
 const KILLS: usize = 900;
 const SHORT: Duration = Duration::from_secs(10);
 
@@ -208,7 +209,7 @@ impl Child {
     }
 }
 
-/// Counts in `met` the killed children by the work that they were doing.
+/// Counts the kills in `met` by the children's kind of work.
 fn torture<A: Arena>(
     kills: usize,
     limit: Duration,

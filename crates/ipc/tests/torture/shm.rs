@@ -25,7 +25,7 @@ use std::os::fd::OwnedFd;
 
 use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
-/// A task has one attach record for each segment that it has attached.
+/// A task has one attach record per attached segment.
 const SEGMENTS: u32 = 32;
 const ATTACHES: u32 = 96;
 
@@ -34,7 +34,7 @@ const ATTACHES: u32 = 96;
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// A word for each slot, with a bit for each serial number.
+/// One word for each slot; one bit for each serial number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,

@@ -11,8 +11,8 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// No other task has such a pid. The comparison replaces it by -1, like the pid of a forked child
-/// of the kernel.
+/// No other task has such a pid. The comparison replaces it by -1, like the pid of a child that was
+/// forked on the kernel's side.
 const CHILD_PIDS: u32 = 1 << 20;
 
 /// The attaches of a worker, and its forked children.
@@ -26,7 +26,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// If the list of attaches is shorter, returns an address at which nothing is attached.
+    /// A short list yields an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
