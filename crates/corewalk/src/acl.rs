@@ -325,8 +325,6 @@ impl Tag {
     }
 }
 
-/// Returns the shift of the permission bits of `tag` in a mode. None if a mode has no bits for
-/// `tag`. `group` is the tag to which the mode's group bits belong.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),

@@ -203,9 +203,8 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find_plain`], but compares only the first dentry with the name's tag (16 bits
-    /// of the hash). Calls `before` with the dentry's slot before it reads the dentry, so that the
-    /// caller can prefetch.
+    /// Compares only the first dentry whose entry in the hash table matches the name's hash. Calls
+    /// `before` with the dentry's slot before it reads the dentry, so that the caller can prefetch.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -248,12 +247,12 @@ impl Dcache {
     /// Returns None if the name is not cached, is negative, or changes during the call. The caller
     /// then looks up the directory and the name.
     ///
-    /// The answer is right at the instant at which this function loads the parent's child
-    /// generation, which each invalidation increments. The function reads the child's dentry before
-    /// this instant, and validates it afterwards.
+    /// The answer is right at the instant at which this function loads the parent's count of
+    /// invalidations. The function reads the child's dentry before this instant, and validates it
+    /// afterwards.
     ///
-    /// Compares only the first dentry with the name's tag (16 bits of its hash). The function has
-    /// so few instructions that the processor overlaps several lookups.
+    /// Compares only the first dentry whose entry in the hash table matches the name's hash. The
+    /// function has so few instructions that the processor overlaps several lookups.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         if name.len() <= INLINE_MAX {
             let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -308,8 +307,8 @@ impl Dcache {
     }
 
     /// `key` comes from a child's dentry, which the caller validates afterwards. A valid child held
-    /// a reference on its parent when this function loaded the child generation. So the parent's
-    /// inode number could not change (invariants D.3 and D.4 of `dentry`).
+    /// a reference on its parent during this function. So the parent's inode number could not
+    /// change (invariants D.3 and D.4 of `dentry`).
     ///
     /// A removal of the directory changes the child generation, too.
     #[inline]
@@ -318,8 +317,8 @@ impl Dcache {
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// The key does not contain the directory's child generation, so a name keeps its lock after an
-    /// invalidation.
+    /// The key does not contain the directory's count of invalidations, so a name keeps its lock
+    /// after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }

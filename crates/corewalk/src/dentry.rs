@@ -122,8 +122,8 @@ pub(crate) struct DirectoryWords {
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot of a dentry: its parent key and its body word (inode, name length, flags), with the
-/// sequence at which they were read.
+/// A snapshot of a dentry: its parent key (its directory) and its body word (inode, name length,
+/// flags). The words are valid if the dentry's sequence is still the one in the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -367,8 +367,7 @@ impl Dentries {
         Cold::of(&self.cold.get(slot)[1])
     }
 
-    /// Prefers the slot of the inode `beside`, on which the caller holds a reference. Otherwise
-    /// allocates a new slot of `group`.
+    /// Prefers the slot of the inode `beside`, on which the caller holds a reference.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -378,16 +377,15 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot, whose other half may still hold an inode. The next dentry
-    /// in the slot continues with the sequence of this one, so readers of this one notice the
-    /// reuse.
+    /// The other half of the slot may still hold an inode. The next dentry in the slot continues
+    /// with the sequence of the freed dentry, so readers notice the reuse.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
     /// Prefers the slot of the dentry `beside`, on which the caller holds a reference. A directory
-    /// ([`Group::Few`]) gets a new slot if possible, so that directories are close together.
+    /// gets a new slot if possible, so that directories are close together.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {

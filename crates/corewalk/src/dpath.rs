@@ -77,8 +77,8 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// All names existed at one instant. The caller holds a reference on the dentry at which
-    /// `route` begins.
+    /// All collected names existed at one instant. The caller holds a reference on the dentry at
+    /// which `route` begins.
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -102,8 +102,8 @@ impl<const N: usize> PathBuffer<'_, N> {
     }
 }
 
-/// Writes the path to the end of `buf`, and returns the index at which it begins, and its kind. All
-/// names existed at one instant. Allocates no memory.
+/// Writes the path to the end of `buf`. Returns the index at which the path begins, and its kind.
+/// All names on it existed at one instant. Allocates no memory.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if the path does not fit.
@@ -154,8 +154,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias has no path: for example, its directory was removed. So try
-            // the other aliases.
+            // The first dentry of the inode has no path: for example, its directory was removed. So
+            // try the others.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -237,8 +237,8 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // The dentry `first` has no path: for example, its directory was removed. So try the
-            // other dentries of the inode.
+            // The first dentry of the inode has no path: for example, its directory was removed. So
+            // try the others.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }

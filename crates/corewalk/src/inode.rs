@@ -130,8 +130,8 @@ pub(crate) struct Entered {
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version of the permission record at which an attribute change began, or at which a thread
-/// asked the back end for the attributes.
+/// The version of an inode's attributes when a change began, or when a thread asked the back end
+/// for them.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -247,7 +247,7 @@ impl Inodes {
         };
         loop {
             // A lookup without a lock may miss an entry (guarantee T.1 of `table`). So repeat it
-            // under the lock of the table's stripe.
+            // under the lock.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -307,7 +307,7 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // A dead inode leaves the table, under the stripe's lock, before its slot is freed. So an
+        // A dead inode leaves the table under the table's lock, before its slot is freed. So an
         // inode that is found under this lock keeps its slot until the lock is released.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
@@ -415,8 +415,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Makes a dentry the first alias of an inode, because the back end has just confirmed its
-    /// name.
+    /// Makes a dentry the first of the inode's dentries, from which the inode's path is built. The
+    /// back end has just confirmed its name.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -461,9 +461,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Returns false, and keeps `dentry`, if it is the only alias of an inode with other users. One
-    /// lock covers the check and the removal. Otherwise two threads could each see the other's
-    /// alias, and remove both.
+    /// Returns false, and keeps `dentry`, if it is the only dentry of an inode with other users.
+    /// One lock covers the check and the removal. Otherwise two threads could each see the other's
+    /// dentry, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -607,8 +607,8 @@ impl Inodes {
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Stores the back end's answer `perm` in the permission record, unless a change has begun
-    /// since `ticket` was taken. The caller took the ticket before it asked the back end.
+    /// Stores the back end's answer `perm`, unless a change has begun since `ticket` was taken. The
+    /// caller took the ticket before it asked the back end.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);

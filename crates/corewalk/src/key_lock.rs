@@ -172,16 +172,16 @@ impl Shard {
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
         // ORDERING(key-lock): Acquire. The last holder stored 0 with Release in `release` or
-        // `unlist`. With Relaxed, the new holder could miss what the last one did. ORDERING:
-        // Relaxed on failure. The caller then takes the shard's mutex.
+        // `unlist`. With Relaxed, the new holder could miss what the last one did.
+        // ORDERING: Relaxed on failure. The caller then takes the shard's mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[inline]
     fn release(&self, key: u64) {
         // ORDERING(key-lock): Release. The next holder takes the lock with Acquire in `take_alone`
-        // or `list`. With Relaxed, it could miss what this holder did. ORDERING: Relaxed on
-        // failure. This thread then takes the shard's mutex.
+        // or `list`. With Relaxed, it could miss what this holder did.
+        // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
         if given.is_err() {
@@ -239,15 +239,13 @@ impl Shard {
 }
 
 impl KeyGuard<'_> {
-    /// Returns true if an invalidation has cancelled this lock's fill (has forbidden to cache the
-    /// back end's answer).
+    /// Returns true if an invalidation forbids the holder to cache the back end's answer.
     ///
     /// Call this function inside the critical section that changes the name in the cache: under the
     /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// Suppose that an invalidation cancels the fill after this function has returned false. The
-    /// invalidation then looks the name up, waits until the critical section has ended, and finds
-    /// the holder's change.
+    /// An invalidation that comes later looks the name up, waits until the critical section has
+    /// ended, and finds the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

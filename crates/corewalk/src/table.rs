@@ -56,7 +56,7 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// Number of low bits of a hash that are the number of its stripe.
+/// The low bits of a hash are the number of its stripe (a group of buckets with one lock).
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 pub(crate) struct Table<K> {
@@ -156,8 +156,7 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Looks only at the first entry with a matching tag in the first cache line of a bucket.
-    /// `extent` may be out of date.
+    /// Looks only at the first cache line of a bucket. `extent` may be out of date.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -282,7 +281,7 @@ impl<K: Copy> Stripe<'_, K> {
             && let Some(index) = self.link_of(before)
         {
             // Readers may still follow a link to the freed overflow line. They find it empty, or
-            // with entries of another bucket, which do not match their hash.
+            // with entries of other hashes.
             // ORDERING: Relaxed. Links change only under the lock of the bucket's stripe.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
@@ -430,8 +429,6 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Rebuilds the bits of an entry's hash that a split needs: the tag, the eight bits of `rest_of`,
-/// and the stripe's number.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;

@@ -1,5 +1,5 @@
-//! A test first gets each path in a vector, and then has it written into buffers of many sizes. A
-//! translation writes at the end of its buffer. So if the path fits, the buffer must end with it.
+//! Tests of translations into buffers of many sizes. A translation writes at the end of its buffer.
+//! So if the path fits, the buffer must end with the path that a translation into a vector returns.
 //! Otherwise the result must be an error.
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.

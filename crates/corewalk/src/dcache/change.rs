@@ -74,9 +74,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // Directories have slots of their own group, and a negative dentry has a slot
-                    // of the other group. So evict it, if possible, rather than turn it into a
-                    // directory.
+                    // Directories have slots of their own group, so a negative dentry is in the
+                    // wrong group for a directory. Evict it, if possible, rather than turn it into
+                    // a directory.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -153,12 +153,12 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Check for a cancelled fill (an invalidation forbids caching this answer) and insert the
-        // entry under the same stripe lock.
+        // Check for a cancelled fill (the caching of an answer) and insert the entry under one
+        // lock.
         //
-        // A later invalidation looks the name up under the stripe's lock. So it waits for the
-        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache
-        // (guarantee C.1 of `dcache`).
+        // An invalidation that comes later takes the same lock. So it waits for the insertion,
+        // finds the entry, and makes it stale. No stale answer stays in the cache (guarantee C.1 of
+        // `dcache`).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -210,8 +210,8 @@ impl Dcache {
         }
     }
 
-    /// If `key` is stale, returns all dentries of the name. Otherwise returns those with another
-    /// parent key.
+    /// If `key` is stale, returns all dentries of the name. Otherwise leaves out those with the
+    /// parent key `key`.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -234,7 +234,7 @@ impl Dcache {
         seen.is_some()
     }
 
-    /// The dentry may be stale: the child generation in its parent key does not matter.
+    /// The dentry may be stale, that is, invalidated with its directory.
     fn snapshot_as(
         &self,
         slot: DentrySlot,
@@ -363,9 +363,8 @@ impl Dcache {
         }
     }
 
-    /// Hides a name from lookups: its dentry gets a stale parent key. The users of the inode still
-    /// need the dentry, because children refer to it as their parent. Drops the caller's reference
-    /// on the dentry.
+    /// Hides a name from lookups. The users of the inode still need the dentry, because children
+    /// refer to it as their parent. Drops the caller's reference on the dentry.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -458,8 +457,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since its
-            // lookup. Then there is nothing to rename.
+            // An invalidation takes no in-lookup lock. So it may have removed the dentry from the
+            // hash table since the lookup. Then there is nothing to rename.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -532,7 +531,7 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // Since `hash_now`, another thread may have unhashed or renamed one of the two dentries.
+        // Since `hash_now`, another thread may have removed or renamed one of the two dentries.
         // Then swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
@@ -573,8 +572,6 @@ impl Dcache {
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // `this` also takes the parent key of `other`, or a stale key if the directory of `other`
-        // was invalidated.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -639,8 +636,8 @@ impl Dcache {
         }
     }
 
-    /// A directory's child generation is incremented too, so no lookup finds the negative dentries
-    /// below the removed directory.
+    /// Invalidates the names in a removed directory too, so no lookup finds the negative dentries
+    /// below it.
     fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {

@@ -5,8 +5,8 @@ use crate::dentry::{Image, LookupKey, ParentKey};
 use crate::slot::{DentrySlot, InodeSlot};
 
 impl Dcache {
-    /// Increments the directory's child generation, which is a part of its children's keys. So one
-    /// step invalidates all names, however large the directory is.
+    /// Invalidates all names in one step, however large the directory is. Each child's dentry has a
+    /// copy of the directory's child generation, which this function increments.
     pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
         let mut are_retired = false;
         loop {
@@ -30,17 +30,16 @@ impl Dcache {
         }
     }
 
-    /// Gives all children a stale parent key before the low 32 bits of the directory's child
-    /// generation wrap around. Parent keys contain only these bits, so lookups would otherwise find
-    /// old children again.
+    /// Hides all children from lookups before the low 32 bits of the child generation wrap around.
+    /// Dentries contain only these bits, so lookups would otherwise find old children again.
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The snapshot was read without a lock, and the slot may hold another dentry by now. So
-            // read the parent key again under the dentry's lock.
+            // The dentry was read without a lock, and the slot may hold another by now. So read it
+            // again under the dentry's lock.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -99,7 +98,7 @@ impl Dcache {
     }
 }
 
-/// Parent keys contain the low 32 bits of a child generation, where 0 marks a stale dentry. So this
+/// Dentries contain the low 32 bits of a child generation, where 0 marks a stale dentry. So this
 /// function skips generations whose low 32 bits are 0.
 pub(super) fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;

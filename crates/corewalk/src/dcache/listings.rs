@@ -135,8 +135,7 @@ impl Dcache {
     /// lookup finds that answer, so the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
         // The order matters (invariant L.2): increment the count of changes, then cancel the fill.
-        // A listing that compares the count after the increment does not cache its old entry. A
-        // listing that has compared it before meets the cancellation.
+        // A listing that compares the count before the increment is cancelled afterwards.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

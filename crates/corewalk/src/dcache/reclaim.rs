@@ -320,17 +320,15 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // The dentry is unhashed now. The call below reads the inode's reference count under the
-        // inode's lock. The count includes every reference that was taken through this dentry
-        // before. A thread that takes its reference later sees that the dentry has changed, and
-        // drops the reference.
+        // No lookup finds the dentry any more. The call below reads the inode's reference count
+        // under the inode's lock. The count includes every reference that was taken through this
+        // dentry before. A later thread sees that the dentry has changed, and drops its reference.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // The inode is in use, so make the hidden dentry visible again. If the name was
-                // invalidated meanwhile, no answer for the name may be cached. In that case store a
-                // stale parent key, for which no lookup searches.
+                // invalidated meanwhile, give it a stale key, so that no lookup finds it.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

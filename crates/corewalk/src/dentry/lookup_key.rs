@@ -99,8 +99,8 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // In a directory's dentry, the last pair of words is the inode number and the child
-        // generation. So compare it only for a name that is long enough to have words there.
+        // In a directory's dentry, the last pair of words is no part of the name. So compare it
+        // only for a name that is long enough to have words there.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,

@@ -28,9 +28,8 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Adds an inode to the list, before the caller inserts the new inode in the inode table. The
-    /// caller holds a reference on the old inode, and the lock of the table's stripe for this
-    /// number.
+    /// The caller then inserts the new inode in the inode table. It holds a reference on the old
+    /// inode, and the table's lock for this number.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));

@@ -280,7 +280,7 @@ impl Xattrs {
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // The change is a repeated one only if the previous change is in the running epoch. A
+        // An epoch ends about once per second. Only a second change in one epoch is queued. A
         // previous time after `now` does not count: the clock was set back, or a caller has set the
         // time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
@@ -321,7 +321,6 @@ pub struct XattrStats {
 }
 
 fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 counts as 1970, and so is before the running epoch.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 

@@ -112,9 +112,9 @@ impl Vfs {
         let attr = self.ask(inode, |fs, node| {
             Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
         })?;
-        // A client must not get attributes that are newer than the cached permission record (mode,
-        // owner and ACL flag). So invalidate a record that differs. Ignore a difference in
-        // `has_acl` alone: a back end may set it without checking for an ACL.
+        // A client must not get attributes that are newer than the cached mode and owner. So
+        // invalidate these if they differ. Ignore a difference in `has_acl` alone: a back end may
+        // set it without checking for an ACL.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -252,7 +252,7 @@ impl Vfs {
         }
     }
 
-    /// The inode's permission record is unknown while `change` runs. Afterwards it is set from the
+    /// The cached mode and owner are unknown while `change` runs. Afterwards they are set from the
     /// back end's answer, unless another change overlapped.
     pub(super) fn change(
         &self,
@@ -397,16 +397,15 @@ impl Vfs {
             return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
-        // Check that no attribute change came between the two reads: first of the permission record
-        // (the cached mode and owner), then of the ACL. A change takes three steps:
+        // Check that no attribute change came between the two reads: first of the cached mode and
+        // owner (the record), then of the ACL. A change takes three steps:
         // 1. It increments the count of changes, and marks the record as unknown.
         // 2. It calls the back end.
         // 3. It increments the count again, and sets the new record.
         //
-        // Suppose that the ACL is from after a change, and the record from before it. If the change
-        // has not ended, the record is marked as unknown by now. If the change has ended, the count
-        // of changes has grown. Comparing the record first and the count last notices both cases.
-        // Changes of other inodes also raise the count, and cause needless repetitions.
+        // If a change that came in between has not ended, the record is marked as unknown. If it
+        // has ended, the count has grown. So comparing the record first and the count last notices
+        // both. Changes of other inodes only cause needless repetitions.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }

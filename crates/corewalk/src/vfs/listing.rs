@@ -165,9 +165,9 @@ impl Vfs {
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // Register the listing before reading the parent key. Every later invalidation of the
-            // directory changes that key. So `enter` notices the invalidation and does not cache an
-            // outdated entry.
+            // Register the listing before reading the directory's key. Every later invalidation of
+            // the directory changes that key. So `enter` notices it, and does not cache an outdated
+            // entry.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });

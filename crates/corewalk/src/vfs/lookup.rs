@@ -178,8 +178,8 @@ impl Vfs {
 
     /// `changes` is the count of attribute changes before the back end was asked.
     ///
-    /// A client must not get attributes that are newer than the cached permission record (mode and
-    /// owner). So a record that differs from `attr` is invalidated.
+    /// A client must not get attributes that are newer than the cached mode and owner. So these are
+    /// invalidated if they differ from `attr`.
     ///
     /// The back end counts the hidden name of an unlinked open file as a link. Whether the file had
     /// a hidden name when the back end answered is not known here. So if `attr` may count a hidden

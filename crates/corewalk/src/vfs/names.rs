@@ -347,8 +347,8 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // `publish` fails if the directory was invalidated since `key` was read. Then use a stale
-        // parent key, under which no lookup finds the dentry.
+        // `publish` fails if the directory was invalidated since `key` was read. Then enter a
+        // dentry that no lookup finds.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -699,8 +699,7 @@ impl Vfs {
         }
     }
 
-    /// If the name was invalidated meanwhile, the dentry gets a stale parent key (child generation
-    /// 0), so no lookup finds it.
+    /// If the name was invalidated meanwhile, no lookup finds the dentry.
     fn publish_change(
         &self,
         dir: &Dir<'_>,
@@ -733,9 +732,9 @@ impl Vfs {
 
     /// If `error` says that the directory is not empty, invalidates all names in the directory.
     ///
-    /// Another thread may be making an entry in the directory: the back end has it already, and the
-    /// cache still has a negative dentry. This function invalidates the negative dentry. A later
-    /// lookup of the entry then waits for the in-lookup lock of the other thread.
+    /// Another thread may have made an entry of the directory in the back end, while the cache
+    /// still has a negative dentry. This function invalidates the negative dentry. A later lookup
+    /// of the entry then waits for the other thread.
     ///
     /// Rejected: a list of names that are being made, because every creation would have to write
     /// it.

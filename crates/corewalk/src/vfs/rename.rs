@@ -35,8 +35,7 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the list of in-flight renames. Renames in different directories seldom share
-/// one.
+/// Renames in different directories seldom share one of these shards.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -321,8 +320,8 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// If one of the names was invalidated meanwhile, the dentry gets the new name with a stale
-    /// parent key, so no lookup finds it.
+    /// If one of the names was invalidated meanwhile, no lookup finds the dentry under its new
+    /// name.
     fn commit(
         &self,
         source: &FoundName<'_>,

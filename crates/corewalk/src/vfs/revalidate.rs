@@ -130,8 +130,8 @@ impl Vfs {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
-    /// Makes a cached name, which the back end has confirmed, the first alias of its inode, from
-    /// which the inode's path is built.
+    /// Makes the dentry, which the back end has confirmed, the one from which the inode's path is
+    /// built.
     pub(super) fn prefer(&self, found: &FoundName<'_>) {
         if let Ok(slot) = found.dentry() {
             self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);

@@ -75,9 +75,9 @@ struct FastCursor<'a> {
 impl FastCursor<'_> {
     /// Calls `before` with the slot of the child before it loads the child's dentry.
     ///
-    /// Returns false if the child lacks a flag in `needed`; the child is not the first entry of the
-    /// bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
-    /// (empty, a dot, too long).
+    /// Returns false if the child lacks a flag in `needed`, if the name is invalid, or if the read
+    /// set is full. Also returns false if an entry of another name is the first match in the hash
+    /// table.
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
         if component.start >= component.path.len() {
@@ -106,8 +106,8 @@ struct Cursor<'p> {
 }
 
 impl Cursor<'_> {
-    /// Walks on as long as three conditions hold. The next name is short. Its entry is the first
-    /// one in the bucket with its tag (16 bits of the hash). The read set has an inline place.
+    /// Stops at a long name, and when the read set has no inline place. Also stops if an entry of
+    /// another name is the first match in the hash table.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;

@@ -174,8 +174,8 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // `windows`, `disturbed` and `wrong` change only after the next barrier `ends`, so all
-        // threads read the same values.
+        // `windows`, `disturbed` and `wrong` change only after the next barrier, so all threads
+        // read the same values.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;

@@ -1,4 +1,4 @@
-//! The depot of an inode table: the free slots that are in no shard's free list, by segment (64
+//! The depot: free slots of an inode table that are in no shard's free list, grouped by segment (64
 //! slots that are allocated together).
 //!
 //! A segment whose 64 slots are all in the depot (the pool of free slots) has no inodes, and can be
